@@ -1,0 +1,157 @@
+"""Every error fxpool raises, in one place.
+
+    FxpoolError
+    ├── ConfigurationError            a setting, option or mode that does not exist or does not parse
+    ├── UnsupportedTorchError         torch, Python or platform outside the supported range
+    ├── PoolError
+    │   ├── PoolUnavailableError      the server could not be started or reached, or went away
+    │   ├── ProtocolError             a frame that is malformed, too long or of another version
+    │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
+    │   ├── JobTimeoutError           a job went over its wall time
+    │   └── JobCancelledError         the asker withdrew the job
+    ├── CompileError
+    │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
+    │   ├── CannotReturnError         a result that can't be sent back, with the reason
+    │   └── NoCompilerError           no working C++ compiler
+    └── StoreError
+        ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, somebody else
+        └── CorruptEntryError         bytes whose digest does not hold (callers turn it into a miss)
+
+Fields are plain strings and numbers, so that an error can cross a process boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FxpoolError(Exception):
+    """Root of everything fxpool raises.
+
+    `remedy` says what the reader can do; it is part of the message.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        self.message = message
+        self.remedy = remedy
+        super().__init__(f"{message}\n  {remedy}" if remedy else message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default would call the class with the joined message and lose the fields.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[FxpoolError], args: tuple[object, ...], state: dict[str, object]) -> FxpoolError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(FxpoolError):
+    """A setting, option or mode that is not known or does not parse."""
+
+
+class UnknownNameError(ConfigurationError):
+    """An option, mode or setting name nobody knows; lists the known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        super().__init__(f"unknown {kind} {name!r}", remedy=f"known: {', '.join(self.known)}")
+
+
+class UnsupportedTorchError(FxpoolError):
+    """torch, Python or the platform is outside the range fxpool was tested with."""
+
+
+class PoolError(FxpoolError):
+    """Something went wrong between the asker and the worker, not in the job's own code."""
+
+
+class PoolUnavailableError(PoolError):
+    """The server could not be started or reached, or went away while a job waited."""
+
+
+class ProtocolError(PoolError):
+    """A frame that is malformed, longer than the cap, or of another protocol version."""
+
+
+class WorkerDiedError(PoolError):
+    """A worker process ended before it answered, as often as the job may be tried."""
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        worker: int | None = None,
+        signal: int | None = None,
+        exit_code: int | None = None,
+        attempts: int = 1,
+        log_path: str | None = None,
+        reason: str = "",
+    ) -> None:
+        self.job, self.worker, self.signal, self.exit_code = job, worker, signal, exit_code
+        self.attempts, self.log_path, self.reason = attempts, log_path, reason
+        how = f"was killed by signal {signal}" if signal is not None else f"exited with code {exit_code}"
+        message = f"worker {worker} {how} while it ran {job!r} (attempt {attempts})"
+        if reason:
+            message += f": {reason}"
+        super().__init__(message, remedy=f"its output is in {log_path}" if log_path else "")
+
+
+class JobTimeoutError(PoolError):
+    """A job ran longer than its wall-time limit and was killed with its process group."""
+
+    def __init__(self, job: str, seconds: float, *, worker: int | None = None, log_path: str | None = None) -> None:
+        self.job, self.seconds, self.worker, self.log_path = job, seconds, worker, log_path
+        super().__init__(
+            f"job {job!r} in worker {worker} was killed after its limit of {seconds:g} s",
+            remedy=f"its output is in {log_path}" if log_path else "",
+        )
+
+
+class JobCancelledError(PoolError):
+    """The asker withdrew the job, or the pool was closed while it waited."""
+
+
+class CompileError(FxpoolError):
+    """A graph could not be compiled by fxpool's own means."""
+
+
+class CannotTravelError(CompileError):
+    """A graph can't be sent to a worker at this level; `reason` is the name it is counted under."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"the graph can't travel ({reason})" + (f": {detail}" if detail else ""))
+
+
+class CannotReturnError(CompileError):
+    """A compiled graph can't be sent back from the worker; `reason` is the name it is counted under."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"the compiled graph can't be sent back ({reason})" + (f": {detail}" if detail else ""))
+
+
+class NoCompilerError(CompileError):
+    """No C++ compiler that works."""
+
+    def __init__(self, tried: Iterable[str], detail: str = "") -> None:
+        self.tried = list(tried)
+        super().__init__(
+            f"no working C++ compiler (tried {', '.join(self.tried)})" + (f": {detail}" if detail else ""),
+            remedy="install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it",
+        )
+
+
+class StoreError(FxpoolError):
+    """The cache directory can't be used for this operation."""
+
+
+class UnsafeDirectoryError(StoreError):
+    """The cache directory belongs to somebody else, or others can write to it: entries are code."""
+
+
+class CorruptEntryError(StoreError):
+    """Bytes on disk whose digest does not hold. Never leaves the store: a lookup turns it into a miss."""
