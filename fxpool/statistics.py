@@ -1,0 +1,103 @@
+"""What this process's graphs went through: counters, and a short record per graph.
+
+Every room counts here, under names that `fxpool.stats()` shows. A name counted with a reason
+(`count("bypasses", "has_custom_hop")`) is a table of reason to count; one counted without is a number.
+This module covers one process and nothing on disk; what a store holds is the store's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
+
+KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
+
+# Present from the start, so that a reader need not ask whether a name exists.
+_NUMBERS = ("hits", "misses", "guard_misses", "entries_written", "corrupt_entries", "restarts")
+_TABLES: dict[str, tuple[str, ...]] = {
+    "bypasses": (),
+    "fallbacks": (),
+    "compiles": ("worker", "in_process"),
+    "eager_calls": (),
+}
+
+_lock = threading.Lock()
+_numbers: dict[str, int] = {}
+_tables: dict[str, dict[str, int]] = {}
+_graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
+_seconds_saved = 0.0
+
+
+def count(name: str, reason: str | None = None, n: int = 1) -> None:
+    """Add `n` to the counter `name`, under `reason` where the counter is a table of reasons.
+
+    A name is either a number or a table: ValueError when it is used as both.
+    """
+    with _lock:
+        if reason is None:
+            if name in _tables:
+                raise ValueError(f"the counter {name!r} needs a reason")
+            _numbers[name] = _numbers.get(name, 0) + n
+        else:
+            if name in _numbers:
+                raise ValueError(f"the counter {name!r} takes no reason")
+            table = _tables.setdefault(name, {})
+            table[reason] = table.get(reason, 0) + n
+
+
+def record_graph(record: Mapping[str, Any]) -> None:
+    """Remember what became of one graph; the last `KEPT_GRAPHS` are kept.
+
+    Plain data. Usual fields: `label`, `key`, `how` (`hit`, `worker`, `in_process`, ...), `level` (`aot` or `fx`),
+    `seconds` (phase to seconds), `reasons` (list of names that were also counted).
+    """
+    with _lock:
+        _graphs.append(dict(record))
+
+
+def add_seconds_saved(seconds: float) -> None:
+    """Add what the first compile of a graph took, less what it took to load it now. Never counts down."""
+    global _seconds_saved
+    with _lock:
+        _seconds_saved += max(0.0, seconds)
+
+
+def snapshot() -> dict[str, Any]:
+    """A copy of everything counted: numbers, tables of reasons, `seconds_saved` and `graphs`."""
+    with _lock:
+        result: dict[str, Any] = dict(_numbers)
+        result.update({name: dict(table) for name, table in _tables.items()})
+        result["seconds_saved"] = _seconds_saved
+        result["graphs"] = [dict(record) for record in _graphs]
+        return result
+
+
+def reset() -> None:
+    """Set every counter to zero and forget the graphs."""
+    with _lock:
+        _clear()
+
+
+def _clear() -> None:
+    global _seconds_saved
+    _numbers.clear()
+    _numbers.update(dict.fromkeys(_NUMBERS, 0))
+    _tables.clear()
+    _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
+    _graphs.clear()
+    _seconds_saved = 0.0
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+_clear()
+# A child forked while another thread counted would wait for a lock that nobody holds any more.
+os.register_at_fork(after_in_child=_new_lock)
