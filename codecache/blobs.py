@@ -1,0 +1,366 @@
+"""Files that nobody else could have written, and immutable blobs kept in them.
+
+Everything the store writes goes through `write_private` (temporary name in the destination's directory, fsync,
+rename) and everything it reads through `read_private`, which refuses a file that another user owns or can write to,
+because entries and blobs are code.
+
+    write_private(path, data) ──▶ .tmp-<host>-<pid>-<random> ──fsync──rename──▶ path, fsync of the directory
+    read_private(path)        ◀── O_NOFOLLOW, regular file, our uid, no write bit for others
+
+Importing this module imports neither torch nor anything heavy: the command line reads the cache with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import grp
+import hashlib
+import os
+import pwd
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
+
+TEMPORARY_PREFIX = ".tmp-"
+#: a writer that has not renamed its file for this long is gone, or is stuck in a way that a retry will repair
+TEMPORARY_MAX_AGE = 3600.0
+
+_BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
+# Errors that mean "the directory went away under us" (a concurrent clear): worth another try.
+_VANISHED = (errno.ENOENT, errno.ESTALE)
+_ATTEMPTS = 20
+
+
+class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of a blob: sha256 (lower-case hex) and size in bytes of its content."""
+
+    digest: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The file name, `<digest>-<size>`."""
+        return f"{self.digest}-{self.size}"
+
+    def relative_path(self) -> str:
+        """Where it lies below the store's root.
+
+        Raises CorruptEntryError if the reference is not a digest and a size (it would name another place).
+        """
+        if _BLOB_NAME.match(self.name) is None:
+            raise CorruptEntryError(f"{self.name!r} is not a blob's name")
+        return os.path.join("blobs", self.digest[:2], self.name)
+
+    @classmethod
+    def of(cls, content: bytes) -> BlobRef:
+        return cls(digest=hashlib.sha256(content).hexdigest(), size=len(content))
+
+    @classmethod
+    def from_name(cls, name: str) -> BlobRef | None:
+        """The reference that a file name stands for; None for any other name."""
+        match = _BLOB_NAME.match(name)
+        return cls(digest=match[1], size=int(match[2])) if match else None
+
+
+class UnsafeFileError(StoreError):
+    """A file in the store that somebody else owns or can write to. Never leaves the store: it is a miss."""
+
+
+class StoreWriteError(StoreError):
+    """Writing to the store failed; `reason` is the errno's name (`ENOSPC`, `EROFS`, ...), to be counted under."""
+
+    def __init__(self, what: str, reason: str, detail: str = "", *, remedy: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{what}: {reason}" + (f" ({detail})" if detail else ""), remedy=remedy)
+
+
+_REMEDIES = {
+    "ENOSPC": "free some space, or set FXPOOL_CACHE_DIR to another disk",
+    "EDQUOT": "the quota is used up: free some space, or set FXPOOL_CACHE_DIR to another disk",
+    "EROFS": "the disk is read-only: set FXPOOL_CACHE_DIR to a directory that can be written",
+    "EACCES": "set FXPOOL_CACHE_DIR to a directory that you can write to",
+    "EPERM": "set FXPOOL_CACHE_DIR to a directory that you can write to",
+}
+
+
+def write_error(what: str, error: OSError) -> StoreWriteError:
+    """The StoreWriteError that stands for an OSError, with the errno by name and what to do about it."""
+    reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=_REMEDIES.get(reason, ""))
+
+
+@functools.cache
+def _host_tag() -> str:
+    # A digest, since node names may hold characters that a file name should not.
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:10]
+
+
+def make_private_directory(path: str) -> None:
+    """Create `path` and what is missing above it, mode 0700 each whatever the umask. Raises OSError."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        make_private_directory(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
+    """Put `data` at `path`, whole or not at all, readable and writable by us alone.
+
+    A directory that is removed while this runs is made again. Raises StoreWriteError, and leaves no temporary file.
+    """
+    directory = os.path.dirname(path)
+    for attempt in range(_ATTEMPTS):
+        try:
+            if make_parents:
+                make_private_directory(directory)
+            _write_once(directory, path, data)
+            return
+        except OSError as error:
+            if error.errno in _VANISHED and make_parents and attempt + 1 < _ATTEMPTS:
+                time.sleep(0.0005 * attempt)
+                continue
+            raise write_error(f"can't write {path}", error) from error
+
+
+def _write_once(directory: str, path: str, data: bytes) -> None:
+    temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{_host_tag()}-{os.getpid()}-{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: str) -> None:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return  # cleared meanwhile
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # some network file systems refuse; the rename stands
+    finally:
+        os.close(fd)
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Ours, and writable by nobody else."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def open_private(path: str) -> tuple[int, os.stat_result]:
+    """A read-only descriptor of a regular file that is ours alone, and its status.
+
+    Raises UnsafeFileError if it is a link, no regular file, or open to others; FileNotFoundError and other OSErrors
+    as they come.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO that somebody put here must not hang.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeFileError(f"{path} is a symbolic link") from error
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeFileError(f"{path} is no regular file")
+        if not is_private(status):
+            raise UnsafeFileError(f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
+def read_private(path: str, *, size: int | None = None) -> tuple[bytes, os.stat_result]:
+    """Content and status of a file that is ours alone.
+
+    With `size`, a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (size), OSError.
+    """
+    fd, status = open_private(path)
+    try:
+        if size is not None and status.st_size != size:
+            raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {size}")
+        chunks = []
+        while chunk := os.read(fd, 1 << 24):
+            chunks.append(chunk)
+    finally:
+        os.close(fd)
+    return b"".join(chunks), status
+
+
+def check_directory(path: str) -> None:
+    """Refuse a cache directory that somebody else could have written to: what is in it is run.
+
+    The directory must be ours and not writable by group or others; a symbolic link to it must be ours or root's; no
+    directory above may let others rename what is in it (writable without the sticky bit). One that does not exist yet
+    passes if what exists above it does. Raises UnsafeDirectoryError.
+    """
+    user = os.geteuid()
+    path = os.path.abspath(path)
+    for link in _ancestors(path):
+        try:
+            status = os.lstat(link)
+        except OSError:
+            continue
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (user, 0):
+            raise UnsafeDirectoryError(
+                f"{link}, on the way to the cache directory {path}, is a symbolic link of {_user_name(status.st_uid)}",
+                remedy="remove the link, or set FXPOOL_CACHE_DIR to a directory of your own",
+            )
+    real = os.path.realpath(path)
+    try:
+        status = os.stat(real)
+    except OSError:
+        pass  # made by the first publish
+    else:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        if not stat.S_ISDIR(status.st_mode):
+            raise UnsafeDirectoryError(f"the cache directory {path} is no directory", remedy="set FXPOOL_CACHE_DIR")
+        if not is_private(status):
+            owner = _user_name(status.st_uid)
+            ours = status.st_uid == user
+            raise UnsafeDirectoryError(
+                f"the cache directory {path} belongs to {owner} and has mode {mode}; entries in it are run as code, "
+                f"so it must belong to {_user_name(user)} and be writable by nobody else",
+                remedy=f"chmod go-w {real}" if ours else "set FXPOOL_CACHE_DIR to a directory of your own",
+            )
+    for parent in _ancestors(os.path.dirname(real)):
+        try:
+            status = os.stat(parent)
+        except OSError:
+            continue
+        if not status.st_mode & stat.S_ISVTX and _others_can_write(status):
+            raise UnsafeDirectoryError(
+                f"{parent}, above the cache directory {path}, belongs to {_user_name(status.st_uid)} and has mode "
+                f"{stat.S_IMODE(status.st_mode):04o}: others could put another cache directory in its place",
+                remedy=f"chmod go-w {parent} (or chmod +t), or set FXPOOL_CACHE_DIR to another directory",
+            )
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """`path` and all directories above it."""
+    while True:
+        yield path
+        parent = os.path.dirname(path)
+        if parent == path:
+            return
+        path = parent
+
+
+def _others_can_write(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether a group holds nobody but us (and root), as with umask 002 and one group per user."""
+    if gid == 0:
+        return True
+    try:
+        group, name = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return gid == os.getegid() and group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+# (device, inode, size, mtime, ctime) of blobs whose digest held in this process. ctime is in it because a file's owner
+# can set mtime back, but not ctime.
+_verified: dict[tuple[int, int, int, int, int], str] = {}
+_verified_lock = threading.Lock()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def read_blob_file(path: str, ref: BlobRef) -> bytes:
+    """A blob's content. Raises CorruptEntryError if size or digest do not hold, UnsafeFileError, OSError."""
+    data, status = read_private(path, size=ref.size)
+    if hashlib.sha256(data).hexdigest() != ref.digest:
+        raise CorruptEntryError(f"the digest of {path} does not hold")
+    with _verified_lock:
+        _verified[_identity(status)] = ref.digest
+    return data
+
+
+def verify_blob_file(path: str, ref: BlobRef) -> None:
+    """As `read_blob_file`, but reads a file that has not changed since only once per process."""
+    fd, status = open_private(path)
+    os.close(fd)
+    if status.st_size != ref.size:
+        raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {ref.size}")
+    with _verified_lock:
+        if _verified.get(_identity(status)) == ref.digest:
+            return
+    read_blob_file(path, ref)
+
+
+def sweep_temporaries(directory: str, *, now: float | None = None) -> int:
+    """Remove temporary files of dead writers from one directory; how many. Never raises for what it can't read."""
+    now = time.time() if now is None else now
+    removed = 0
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(TEMPORARY_PREFIX)]
+    except OSError:
+        return 0
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            if now - os.lstat(path).st_mtime < TEMPORARY_MAX_AGE or _writer_lives(name):
+                continue
+            os.unlink(path)
+            removed += 1
+        except OSError:
+            pass
+    return removed
+
+
+def _writer_lives(name: str) -> bool:
+    """Whether the writer named in a temporary file's name is a running process of this host."""
+    parts = name[len(TEMPORARY_PREFIX) :].split("-")
+    if len(parts) != 3 or parts[0] != _host_tag() or not parts[1].isdigit():
+        return False
+    try:
+        os.kill(int(parts[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return False  # a process of somebody else has got the number since
+    return True

@@ -1,0 +1,142 @@
+"""The record of one compiled graph, and its bytes.
+
+    fxpool-entry 1\\n          magic line with the format's version
+    32 bytes                  sha256 of the magic line and of all that follows the digest
+    1 byte                    how the body is packed: 0 as it is, 1 zstandard
+    body                      msgpack of `Entry`
+
+The digest is checked before anything is decoded. This frame stays the same in later versions, so that a program can
+tell an entry of another version (not its business) from a damaged one. Nothing in an entry is a path or names a host,
+so a cache directory can be copied anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+from fxpool.codecache.blobs import BlobRef
+from fxpool.codecache.guards import digest as guards_digest
+
+from fxpool.errors import CorruptEntryError, StoreError
+
+FORMAT_VERSION = 1
+
+_MAGIC = re.compile(rb"fxpool-entry ([0-9]{1,9})\n")
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_PLAIN, _ZSTD = 0, 1
+# Below this, compressing costs more than the file system block it saves.
+_COMPRESS_FROM = 4096
+_MAX_BODY = 1 << 30
+_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Component(msgspec.Struct, frozen=True, array_like=True):
+    """One named part of a key: its digest, and a short text that tells a person what it was."""
+
+    name: str
+    digest: str
+    text: str = ""
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """For people and for statistics; nothing is decided by it. `created` is Unix time, seconds."""
+
+    label: str = ""
+    created: float = 0.0
+    compile_seconds: float = 0.0
+    torch_version: str = ""
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache knows about one graph compiled under one set of guards.
+
+    `guards` is a list of encoded guards (`codecache.guards.encode`), `effects` is plain data that only `lowering`
+    understands, `blobs` maps a role to the blob that plays it.
+    """
+
+    key: str
+    components: list[Component] = msgspec.field(default_factory=list)
+    guards: list[Any] = msgspec.field(default_factory=list)
+    effects: Any = None
+    blobs: dict[str, BlobRef] = msgspec.field(default_factory=dict)
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def name(self) -> str:
+        """The digest of its guards, by which it is told from other entries of the same key."""
+        return guards_digest(self.guards)
+
+
+class OtherVersionError(StoreError):
+    """An undamaged entry in a format this program does not read; the store ignores it and lets it be."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def is_hex_digest(text: str) -> bool:
+    """Whether `text` is a lower-case sha256."""
+    return _HEX64.match(text) is not None
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The bytes of an entry. Raises StoreError if its guards, effects or metadata are not plain data."""
+    try:
+        body = _encoder.encode(entry)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(f"the entry {entry.metadata.label or entry.key} can't be written: {error}") from error
+    packing = _PLAIN
+    if len(body) > _COMPRESS_FROM:
+        import zstandard
+
+        packing, body = _ZSTD, zstandard.ZstdCompressor(level=3).compress(body)
+    magic = b"fxpool-entry %d\n" % entry.format_version
+    rest = bytes([packing]) + body
+    return magic + hashlib.sha256(magic + rest).digest() + rest
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The entry that `data` is.
+
+    Raises CorruptEntryError if anything about the bytes does not hold, OtherVersionError if they are intact but of
+    another format.
+    """
+    match = _MAGIC.match(data)
+    if match is None:
+        raise CorruptEntryError("no entry: the magic line is missing")
+    magic, digest, rest = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
+    if hashlib.sha256(magic + rest).digest() != digest:
+        raise CorruptEntryError("the digest of the entry does not hold")
+    if int(match[1]) != FORMAT_VERSION:
+        raise OtherVersionError(f"entry of format {int(match[1])}, this program reads {FORMAT_VERSION}")
+    try:
+        entry = _decoder.decode(_unpack(rest))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptEntryError(f"the entry does not decode: {error}") from error
+    if not is_hex_digest(entry.key):
+        raise CorruptEntryError("the entry's key is no digest")
+    for ref in entry.blobs.values():
+        ref.relative_path()  # raises CorruptEntryError for a reference that is none
+    return entry
+
+
+def _unpack(rest: bytes) -> bytes:
+    if not rest or rest[0] not in (_PLAIN, _ZSTD):
+        raise CorruptEntryError("the entry is packed in an unknown way")
+    if rest[0] == _PLAIN:
+        return rest[1:]
+    import zstandard
+
+    try:
+        # Frames carry their size; one that claims more than any real entry is not unpacked.
+        if zstandard.frame_content_size(rest[1:]) > _MAX_BODY:
+            raise CorruptEntryError("the entry claims to be larger than any entry")
+        return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=_MAX_BODY)
+    except zstandard.ZstdError as error:
+        raise CorruptEntryError(f"the entry does not unpack: {error}") from error

@@ -1,0 +1,459 @@
+"""The local store: a directory of entries and the blobs they need.
+
+    <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry     records, see `entry.py`
+    <root>/blobs/<digest[:2]>/<digest>-<size>                       immutable content, shared between entries
+    <root>/aside/                                                   what did not verify, kept for a look
+
+There is no index and no lock: a record is complete or absent (write, fsync, rename), its blobs are written before it,
+and names are digests, so publishers of the same content can't harm one another. The digest of every byte is checked
+before it is used. What does not verify is a miss, is counted, and never raises; what can't be written raises
+`StoreError`, which callers count and live with.
+
+What this does not do: evict (`cache gc` does, by `scan` and `remove`), fetch from elsewhere, or evaluate guards.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fxpool.codecache.blobs import (
+    BlobRef,
+    StoreWriteError,
+    UnsafeFileError,
+    check_directory,
+    make_private_directory,
+    read_blob_file,
+    read_private,
+    sweep_temporaries,
+    verify_blob_file,
+    write_error,
+    write_private,
+)
+from fxpool.codecache.entry import Entry, OtherVersionError, decode_entry, encode_entry, is_hex_digest
+
+from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
+
+ENTRY_SUFFIX = ".entry"
+_SWEEP_INTERVAL = 3600.0
+# Damaged files are kept for a look, but a disk that damages everything must not fill up with them.
+_MAX_ASIDE = 64
+
+
+def default_cache_dir() -> str:
+    """$FXPOOL_CACHE_DIR, else fxpool below $XDG_CACHE_HOME, else ~/.cache/fxpool; absolute."""
+    if chosen := os.environ.get("FXPOOL_CACHE_DIR"):
+        return os.path.abspath(os.path.expanduser(chosen))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says that a relative value is to be ignored.
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "fxpool")
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One entry record as `scan` finds it. `entry` is None if it could not be decoded; `used` is Unix time."""
+
+    key: str
+    name: str
+    path: str
+    size: int
+    used: float
+    entry: Entry | None
+
+
+@dataclass(frozen=True)
+class StoredBlob:
+    """One blob as `scan_blobs` finds it, not verified. `written` is Unix time of its last publication."""
+
+    ref: BlobRef
+    path: str
+    written: float
+
+
+class LocalStore:
+    """A cache directory. Cheap to make; safe to use from many threads and processes at once."""
+
+    def __init__(self, root: str) -> None:
+        """Raises UnsafeDirectoryError if the directory, or one above it, is open to others."""
+        self.root = os.path.abspath(os.path.expanduser(root))
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._write_failures: Counter[str] = Counter()
+        self._checked: tuple[int, ...] | None = None
+        self._next_sweep = 0.0
+        self._check_root()
+
+    # ---------------------------------------------------------------- writing
+
+    def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:
+        """Store `blobs` (role to content) and then `entry`, which names them; what was stored is returned.
+
+        References that `entry` has already are kept, for blobs which are in the store. An entry of the same key and
+        guards is replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError); nothing is half there then.
+        """
+        if not is_hex_digest(entry.key):
+            raise ValueError(f"{entry.key!r} is no key: a lower-case sha256 is")
+        try:
+            self._prepare_root()
+            references = {role: self._put_blob(content) for role, content in blobs.items()}
+            entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
+            write_private(self._entry_path(entry.key, entry.name), encode_entry(entry))
+        except StoreError as error:
+            with self._lock:
+                self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
+            raise
+        self._count("published")
+        self._sweep_now_and_then()
+        return entry
+
+    def put_blob(self, content: bytes) -> BlobRef:
+        """Store one blob, for an entry that will name it. Raises StoreError."""
+        try:
+            self._prepare_root()
+            return self._put_blob(content)
+        except StoreError as error:
+            with self._lock:
+                self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
+            raise
+
+    def _put_blob(self, content: bytes) -> BlobRef:
+        ref = BlobRef.of(content)
+        path = self._blob_path(ref)
+        try:
+            verify_blob_file(path, ref)
+            # An eviction that runs now must see that somebody wants it again.
+            os.utime(path)
+        except (OSError, CorruptEntryError, UnsafeFileError):
+            write_private(path, content)
+            self._count("blobs_written")
+        else:
+            self._count("blobs_shared")
+        return ref
+
+    def mark_used(self, entry: Entry) -> None:
+        """Note that an entry was served: `entries` puts it first, eviction takes it last. Never raises."""
+        try:
+            os.utime(self._entry_path(entry.key, entry.name))
+        except OSError:
+            pass
+
+    # ---------------------------------------------------------------- reading
+
+    def entries(self, key: str) -> list[Entry]:
+        """Every well-formed entry under a key, most recently used first.
+
+        Whether its guards hold and its blobs are there is not known yet. Damaged files are set aside and counted.
+        """
+        if not is_hex_digest(key):
+            raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+        if not self._root_is_safe():
+            return []
+        directory = self._key_directory(key)
+        found = []
+        for name in _names(directory):
+            if name.endswith(ENTRY_SUFFIX):
+                loaded = self._load(key, os.path.join(directory, name))
+                if loaded is not None:
+                    found.append(loaded)
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        return [entry for _, entry in found]
+
+    def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
+        """(time of last use, entry) of a record that verifies, else None; counts, and sets aside what is damaged."""
+
+        def read() -> tuple[int, Entry]:
+            data, status = read_private(path)
+            entry = decode_entry(data)
+            if entry.key != key or entry.name + ENTRY_SUFFIX != os.path.basename(path):
+                raise CorruptEntryError(f"{path} holds the entry of another key or other guards")
+            return status.st_mtime_ns, entry
+
+        try:
+            return self._guarded(path, read)
+        except OtherVersionError:
+            self._count("other_version")
+            return None
+
+    def read_blob(self, ref: BlobRef) -> bytes | None:
+        """A blob's content, its digest verified; None if it is not there or not sound."""
+        try:
+            path = self._blob_path(ref)
+        except CorruptEntryError:
+            return None
+        if not self._root_is_safe():
+            return None
+        return self._guarded(path, lambda: read_blob_file(path, ref))
+
+    def blob_path(self, ref: BlobRef) -> str | None:
+        """Where a blob is, for `dlopen`; None if it is not there or not sound.
+
+        Its digest is verified once per process and version of the file.
+        """
+        try:
+            path = self._blob_path(ref)
+        except CorruptEntryError:
+            return None
+        if not self._root_is_safe():
+            return None
+
+        def verify() -> str:
+            verify_blob_file(path, ref)
+            return path
+
+        return self._guarded(path, verify)
+
+    def complete(self, entry: Entry) -> bool:
+        """Whether all blobs of an entry are there and sound; an entry that is not complete is a miss."""
+        return all(self.blob_path(ref) is not None for ref in entry.blobs.values())
+
+    def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
+        """What `read` returns, or None for a file that is missing, damaged, unsafe or unreadable."""
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except CorruptEntryError:
+            self._count("corrupt")
+            self._set_aside(path)
+        except UnsafeFileError:
+            self._count("unsafe")
+        except OSError:
+            self._count("unreadable")
+        return None
+
+    def _set_aside(self, path: str) -> None:
+        """Move a damaged file out of the way; delete it if that fails. Never raises."""
+        aside = os.path.join(self.root, "aside")
+        try:
+            make_private_directory(aside)
+            if len(os.listdir(aside)) < _MAX_ASIDE:
+                os.rename(path, os.path.join(aside, f"{os.path.basename(path)}.{secrets.token_hex(4)}"))
+                return
+        except OSError:
+            pass
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+    # ---------------------------------------------------------------- keeping house
+
+    def counters(self) -> dict[str, Any]:
+        """What this object has seen: counts by name, and `write_failed` by the errno's name."""
+        names = ("published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version")
+        with self._lock:
+            return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
+
+    def sizes(self) -> dict[str, int]:
+        """How many `entries` and `blobs` there are, and their `bytes` together."""
+        counts = {"entries": 0, "blobs": 0, "bytes": 0}
+        for kind, paths in (("entries", self._entry_paths()), ("blobs", self._blob_paths())):
+            for path in paths:
+                try:
+                    counts["bytes"] += os.lstat(path).st_size
+                    counts[kind] += 1
+                except OSError:
+                    pass
+        return counts
+
+    def scan(self) -> Iterator[StoredEntry]:
+        """Every entry record, in no order; damaged ones with `entry=None`, left where they are."""
+        for path in self._entry_paths():
+            key = os.path.basename(os.path.dirname(path))
+            name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
+            entry: Entry | None = None
+            try:
+                data, status = read_private(path)
+                entry = decode_entry(data)
+                if entry.key != key or entry.name != name:
+                    entry = None
+            except (CorruptEntryError, UnsafeFileError, OtherVersionError):
+                try:
+                    status = os.lstat(path)
+                except OSError:
+                    continue
+            except OSError:
+                continue
+            yield StoredEntry(key, name, path, status.st_size, status.st_mtime, entry)
+
+    def scan_blobs(self) -> Iterator[StoredBlob]:
+        """Every blob, in no order, not verified."""
+        for path in self._blob_paths():
+            ref = BlobRef.from_name(os.path.basename(path))
+            try:
+                written = os.lstat(path).st_mtime
+            except OSError:
+                continue
+            if ref is not None:
+                yield StoredBlob(ref, path, written)
+
+    def remove(self, key: str, name: str | None = None) -> int:
+        """Remove the entries of a key (or the one called `name`), not their blobs; how many. Raises StoreError."""
+        if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
+            raise ValueError("keys and names of entries are lower-case sha256")
+        directory = self._key_directory(key)
+        names = [entry for entry in _names(directory) if entry.endswith(ENTRY_SUFFIX)]
+        removed = sum(
+            _unlink(os.path.join(directory, entry)) for entry in names if name is None or entry == name + ENTRY_SUFFIX
+        )
+        _rmdir(directory)
+        return removed
+
+    def remove_blob(self, ref: BlobRef) -> bool:
+        """Remove a blob; whether it was there. Entries that need it become misses. Raises StoreError."""
+        return _unlink(self._blob_path(ref))
+
+    def clear(self) -> None:
+        """Remove all entries and blobs. Publishers that run meanwhile are not disturbed. Raises StoreError."""
+        self._check_root()
+        # Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
+        failures = [error for part in ("entries", "blobs", "aside") for error in _clear(os.path.join(self.root, part))]
+        if failures:
+            raise write_error(f"can't clear {self.root}", failures[0])
+
+    def _sweep_now_and_then(self) -> None:
+        """Remove what dead writers left, at most once an hour for all processes together."""
+        now = time.time()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_INTERVAL
+        stamp = os.path.join(self.root, ".swept")
+        try:
+            if now - os.lstat(stamp).st_mtime < _SWEEP_INTERVAL:
+                return
+        except OSError:
+            pass
+        try:
+            write_private(stamp, b"")
+        except StoreWriteError:
+            return
+        self.sweep()
+
+    def sweep(self) -> int:
+        """Remove temporary files of writers that are gone; how many."""
+        removed = sweep_temporaries(self.root)
+        for top in _names(os.path.join(self.root, "blobs")):
+            removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
+        for top in _names(os.path.join(self.root, "entries")):
+            for key in _names(os.path.join(self.root, "entries", top)):
+                removed += sweep_temporaries(os.path.join(self.root, "entries", top, key))
+        return removed
+
+    # ---------------------------------------------------------------- places
+
+    def _key_directory(self, key: str) -> str:
+        return os.path.join(self.root, "entries", key[:2], key)
+
+    def _entry_path(self, key: str, name: str) -> str:
+        return os.path.join(self._key_directory(key), name + ENTRY_SUFFIX)
+
+    def _blob_path(self, ref: BlobRef) -> str:
+        return os.path.join(self.root, ref.relative_path())
+
+    def _entry_paths(self) -> Iterator[str]:
+        top = os.path.join(self.root, "entries")
+        for prefix in _names(top):
+            for key in _names(os.path.join(top, prefix)):
+                if not is_hex_digest(key):
+                    continue
+                directory = os.path.join(top, prefix, key)
+                for name in _names(directory):
+                    if name.endswith(ENTRY_SUFFIX) and is_hex_digest(name[: -len(ENTRY_SUFFIX)]):
+                        yield os.path.join(directory, name)
+
+    def _blob_paths(self) -> Iterator[str]:
+        top = os.path.join(self.root, "blobs")
+        for prefix in _names(top):
+            directory = os.path.join(top, prefix)
+            for name in _names(directory):
+                if BlobRef.from_name(name) is not None:
+                    yield os.path.join(directory, name)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    # ---------------------------------------------------------------- is it safe?
+
+    def _prepare_root(self) -> None:
+        try:
+            make_private_directory(self.root)
+        except OSError as error:
+            raise write_error(f"can't create {self.root}", error) from error
+        self._check_root()
+
+    def _root_is_safe(self) -> bool:
+        try:
+            self._check_root()
+        except UnsafeDirectoryError:
+            self._count("unsafe")
+            return False
+        return True
+
+    def _check_root(self) -> None:
+        """Check the directory, unless it is the one that was checked before, unchanged. Raises UnsafeDirectoryError."""
+        try:
+            status = os.stat(self.root)
+        except OSError:
+            state = None
+        else:
+            state = (status.st_dev, status.st_ino, status.st_uid, status.st_mode)
+            if state == self._checked:
+                return
+        check_directory(self.root)
+        self._checked = state
+
+
+def _names(directory: str) -> list[str]:
+    """What is in a directory; nothing if it can't be listed."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise write_error(f"can't remove {path}", error) from error
+    return True
+
+
+def _rmdir(directory: str) -> None:
+    """Remove a directory if nothing is in it."""
+    try:
+        os.rmdir(directory)
+    except OSError:
+        pass
+
+
+def _clear(top: str) -> list[OSError]:
+    """Remove a tree as far as it stands still; what failed for another reason than a neighbour's doing."""
+    failures = []
+    for directory, _, names in os.walk(top, topdown=False):
+        try:
+            for name in names:
+                path = os.path.join(directory, name)
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    pass
+            os.rmdir(directory)
+        except OSError as error:
+            # Removed by somebody else, or published into meanwhile: both are fine.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                failures.append(error)
+    return failures
