@@ -10,12 +10,12 @@ import sys
 import msgspec
 import pytest
 import sympy
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-
 from fxpool.codecache import guards
 from fxpool.codecache.guard_arithmetic import FUNCTIONS, LAZY
 from fxpool.codecache.guards import UnknownGuardError
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
 from fxpool.torch_compat.sympy_functions import function_classes, integer_infinities
 
 F = function_classes()
@@ -305,7 +305,8 @@ def test_what_is_not_on_the_list_is_not_saved(expr):
 @pytest.mark.parametrize(
     "data",
     [
-        None, "s0 > 1", 1.5, [], ["__import__", "os"], ["symbol"], ["symbol", 3], ["Add", 1, "os"], ["torch.FloorDiv", 1],
+        None, "s0 > 1", 1.5, [], ["__import__", "os"], ["symbol"], ["symbol", 3], ["Add", 1, "os"],
+        ["torch.FloorDiv", 1],
         ["float", 1], ["float", 0, "x", 1, 2], ["big", "zz"], ["constant", "e"], ["constant", []], ["rational", 1, 0],
         ["Piecewise", ["Add", 1, 2]], ["Equality", 1], ["torch.eval", 1], ["sympify", "1"], {"Add": 1}, [["Add"], 1],
         ["Not", 3], ["And", 1, 2], ["float", 0, 1, 10**9, 53], ["Pow", 10, ["big", hex(10**30)]],
