@@ -1,3 +1,92 @@
-"""fxpool: a compile service for torch.compile."""
+"""fxpool: a compile service for `torch.compile`.
+
+    torch.compile(model, backend="fxpool")
+
+hashes each graph and looks into a guarded cache; on a miss it hands the whole job after Dynamo to a warm worker
+process and loads what comes back. No import of this package is needed for that: torch finds the backend by its
+entry point. Import it to configure it, to see what it did, or to end it early:
+
+    import fxpool
+
+    fxpool.configure(cache_dir="/data/fxpool", strict=True)
+    fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
+    fxpool.close()                  # ends the worker pool now instead of at exit
+
+Where a line of code belongs, in three rooms behind this front door:
+
+    fxpool.codecache   Has this been compiled before, and may it be served here?
+                       Keys, guards, entries, stores, toolchain facts. Knows torch; knows no process.
+    fxpool.pool        Who runs a job, where, and what if it dies?
+                       Zygote, workers, protocol, limits. Moves opaque jobs; never imports torch.
+    fxpool.lowering    How does a graph become something callable?
+                       Capture, compile in a worker, link, load. Uses the other two.
+
+Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
+`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`.
+
+Importing this module imports neither torch nor anything else that takes time.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxpool import errors
+    from fxpool.config import configure
+
+__all__ = ["__version__", "close", "configure", "errors", "stats"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: a program that only trains should not pay for the parser of a settings file.
+    if name == "configure":
+        from fxpool.config import configure
+
+        return configure
+    if name == "errors":
+        import fxpool.errors
+
+        return fxpool.errors
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def stats() -> dict[str, Any]:
+    """What this process's graphs went through, and how much its store holds, as plain data.
+
+    `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
+    graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
+    with their entries. `graphs`: one record per graph, the latest ones. `store`: the sizes of the store in the
+    configured cache directory, or None where there is none yet. Raises `errors.ConfigurationError` where a
+    setting does not parse, `errors.UnsafeDirectoryError` where the store may not be used.
+    """
+    from fxpool import statistics
+
+    result = statistics.snapshot()
+    result["store"] = _store_sizes()
+    return result
+
+
+def _store_sizes() -> dict[str, Any] | None:
+    from fxpool import config
+
+    cache_dir = config.current().cache_dir
+    if not cache_dir.is_dir():
+        return None  # asking how large it is must not create it
+    from fxpool.codecache.store import LocalStore
+
+    return dict(LocalStore(cache_dir).sizes())
+
+
+def close() -> None:
+    """End this process's worker pool now, rather than at exit. The next miss starts another."""
+    service = sys.modules.get("fxpool.lowering.service")
+    if service is not None:
+        service.close()

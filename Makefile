@@ -1,0 +1,62 @@
+# Everything a newcomer or CI runs. Needs python3 with venv, g++ and make; nothing else of the machine's.
+#
+#   make demo        GPT-2 and BERT beside stock Inductor, a few minutes
+#   make test        the quick tests           make test-slow   all of them
+#   make lint        ruff, and mypy on the installed package
+#   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
+#
+# VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
+
+PYTHON ?= python3
+VENV ?= .venv
+BENCH ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.fxpool-installed
+LINTERS := $(VENV)/.fxpool-linters
+
+.PHONY: all demo test test-slow lint bench clean
+all: demo
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "fxpool needs Python 3.10 to 3.13; choose one with: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "python3-venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	@echo "installing fxpool and what its tests, demo and benchmarks need into $(VENV); torch is large"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
+	@touch $@
+
+$(LINTERS): $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lint]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/python -m fxpool demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+# mypy sees the installed package, because only there are the rooms where their import names say.
+lint: $(LINTERS)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	@rm -rf build
+	@set -e; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch" build' EXIT; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
+	    --no-build-isolation --target "$$scratch" .; \
+	  echo "mypy -p fxpool"; \
+	  MYPYPATH="$$scratch" $(BIN)/python -m mypy --config-file pyproject.toml -p fxpool
+
+bench: $(INSTALLED)
+	$(BIN)/python bench/run.py $(BENCH)
+
+clean:
+	rm -rf .venv build dist bench/out .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,286 @@
+"""The demonstration: two models, two kinds of step, three backends, cold and warm, and a table.
+
+Every measurement is a process of its own (`demo_child`). Each backend gets one temporary cache directory for the
+whole demonstration, as on a user's machine: its first run finds nothing at all, the later cold runs find what is
+known about compiler and processor but not their graph, the warm runs find their graph. Nothing of the user's is read or
+written, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fxpool.errors import ConfigurationError, FxpoolError
+
+__all__ = ["ChildError", "Run", "child_environment", "plan", "run_child", "run_demo", "table"]
+
+MODELS = {"gpt2": "GPT-2", "bert": "BERT"}
+WHATS = {"infer": "inference", "train": "training"}
+# Float32 on both sides and the same weights; a larger difference is a wrong result, not another order of summation.
+TOLERANCE = 1e-3
+CHILD_LIMIT = 900.0  # seconds; ten times what the slowest child takes on two slow cores
+KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement. `state` is `cold` (this graph was not compiled before) or `warm` (it was)."""
+
+    model: str
+    what: str
+    backend: str
+    state: str
+
+    def __str__(self) -> str:
+        what = f"{MODELS.get(self.model, self.model)} {WHATS.get(self.what, self.what)}"
+        return f"{what}, {self.backend}" + (f", {self.state}" if self.state else "")
+
+
+class ChildError(FxpoolError):
+    """A measurement's process failed; `output` is the last of what it wrote."""
+
+    def __init__(self, what: str, how: str, output: str) -> None:
+        self.what, self.how, self.output = what, how, output
+        super().__init__(f"{what}: the process {how}")
+
+
+def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]:
+    """What is measured, in order. `eager` traces and runs; nothing of it is ever warm."""
+    runs = []
+    for model in MODELS:
+        for what in WHATS:
+            for backend in backends:
+                states = ("",) if backend == "eager" else ("cold", "warm")
+                runs += [Run(model, what, backend, state) for state in states]
+    return runs
+
+
+def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child that keeps everything under `directory` and is not steered by the user's settings."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_"))
+    }
+    return {
+        **kept,
+        "FXPOOL_CONFIG": os.devnull,
+        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
+        "FXPOOL_RUNTIME_DIR": str(directory / "run"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        **(extra or {}),
+    }
+
+
+def run_child(
+    arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
+) -> dict[str, Any]:
+    """Run `python <arguments>` and return the JSON object on its last line of output. Raises `ChildError`."""
+    with tempfile.TemporaryFile() as errors:
+        # A session of its own, so that a child which has to be killed takes its compilers with it.
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        how = ""
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+            output, _ = process.communicate()
+            how = f"was killed after {limit:.0f} s"
+        except BaseException:
+            _kill_group(process)
+            process.wait()
+            raise
+        errors.seek(0)
+        noise = errors.read().decode(errors="replace")
+    text = output.decode(errors="replace")
+    if not how and process.returncode != 0:
+        code = process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    if not how:
+        with contextlib.suppress(IndexError, ValueError):
+            result = json.loads(text.strip().splitlines()[-1])
+            if isinstance(result, dict):
+                return result
+        how = "printed no result"
+    raise ChildError(what, how, (text + noise)[-KEPT_OUTPUT:].strip())
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> int:
+    """Measure, show and judge; the exit status: 0, or 1 if a process failed or a result was wrong."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigurationError(
+            "the demonstration builds its models with transformers, which is not installed",
+            remedy="pip install 'fxpool[bench]'",
+        )
+    runs = plan(backends)
+    console.print(
+        f"{len(runs)} measurements, each in a fresh process with temporary caches: "
+        f"{' and '.join(MODELS.values())} (2 layers, random weights, nothing is downloaded), "
+        f"{' and '.join(WHATS.values())}, with {', '.join(backends)}.",
+        soft_wrap=True,
+    )
+    started = time.monotonic()
+    results: list[tuple[Run, dict[str, Any]]] = []
+    failures: list[ChildError] = []
+    with tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory, _display(console, len(runs)) as step:
+        for run in runs:
+            arguments = ["-m", "fxpool.demo_child", "--model", run.model, "--what", run.what]
+            arguments += ["--backend", run.backend]
+            with step(str(run)) as say:
+                try:
+                    result = run_child(arguments, child_environment(Path(directory, run.backend)), str(run))
+                except ChildError as error:
+                    failures.append(error)
+                    say(f"failed: the process {error.how}")
+                else:
+                    results.append((run, result))
+                    say(f"first call {result['first_call_seconds']:.1f} s")
+    console.print(table(results))
+    console.print(
+        "cold: this graph was not compiled before; the very first cold run of a backend also finds out about "
+        "compiler and processor. eager: Dynamo traces, nothing is compiled.",
+        soft_wrap=True,
+    )
+    console.print(f"{time.monotonic() - started:.0f} s in all", highlight=False)
+    for failure in failures:
+        console.print(f"\n[red]{escape(failure.message)}[/red]; the last of its output:")
+        console.print(failure.output or "(none)", markup=False, highlight=False)
+    wrong = [run for run, result in results if not result["difference"] <= TOLERANCE]
+    for run in wrong:
+        console.print(f"[red]{escape(str(run))}: the results differ from eager's by more than {TOLERANCE:g}[/red]")
+    return 1 if failures or wrong else 0
+
+
+@contextlib.contextmanager
+def _display(
+    console: Console, total: int
+) -> Iterator[Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]]:
+    """Yields `step(what)`, a context manager whose value is told the outcome: a bar on a terminal, else lines."""
+    done = 0
+    progress = None
+    if console.is_terminal:
+        progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+    task = progress.add_task("", total=total) if progress else None
+
+    @contextlib.contextmanager
+    def step(what: str) -> Iterator[Callable[[str], None]]:
+        nonlocal done
+        outcome = ""
+
+        def say(text: str) -> None:
+            nonlocal outcome
+            outcome = text
+
+        if progress is not None and task is not None:
+            progress.update(task, description=what)
+            yield say
+            progress.advance(task)
+        else:
+            # Said before it is done: a log that stands still for a minute should say what it stands at.
+            console.print(f"[{done + 1}/{total}] {what} ...", markup=False, highlight=False, soft_wrap=True)
+            yield say
+        done += 1
+        console.print(f"[{done}/{total}] {what}: {outcome}", markup=False, highlight=False, soft_wrap=True)
+
+    with progress or contextlib.nullcontext():
+        yield step
+
+
+def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+    """What was measured, one row per process."""
+    shown = Table(title="First call in a fresh process")
+    for name in ("model", "step", "backend", "state"):
+        shown.add_column(name)
+    for name in ("first call", "of inductor", "hits", "misses"):
+        shown.add_column(name, justify="right")
+    shown.add_column("compiled")
+    shown.add_column("largest difference", justify="right")
+    rival = {
+        (run.model, run.what, run.state): result["first_call_seconds"]
+        for run, result in results
+        if run.backend == "inductor"
+    }
+    previous: tuple[str, str] | None = None
+    for run, result in results:
+        group = (run.model, run.what)
+        if previous is not None and group != previous:
+            shown.add_section()
+        previous = group
+        seconds, base = result["first_call_seconds"], rival.get((*group, run.state))
+        ratio = f"{seconds / base:.2f} x" if base and run.backend != "inductor" else ""
+        stats = result.get("stats") or {}
+        shown.add_row(
+            MODELS.get(run.model, run.model),
+            WHATS.get(run.what, run.what),
+            run.backend,
+            run.state,
+            f"{seconds:.2f} s",
+            ratio,
+            str(stats.get("hits", "")),
+            str(stats.get("misses", "")),
+            _where(result),
+            f"{result['difference']:.1e}",
+        )
+    return shown
+
+
+def _where(result: Mapping[str, Any]) -> str:
+    """Where the graphs of one process were compiled: fxpool's own count, and lowerings seen in that process."""
+    here = result["graph_lowerings"]
+    parts = []
+    stats = result.get("stats")
+    if stats is not None:
+        compiles = stats.get("compiles", {})
+        names = {"worker": "in a worker", "in_process": "in the process"}
+        parts = [f"{compiles[key]} {name}" for key, name in names.items() if compiles.get(key)]
+        if here and not compiles.get("in_process"):
+            parts.append(f"{here} lowered in the process, not counted")
+        if stats.get("hits") and not parts:
+            parts = ["from the cache"]
+        reasons = {**stats.get("bypasses", {}), **stats.get("fallbacks", {})}
+        parts += [f"{reason}: {count}" for reason, count in reasons.items()]
+    elif here:
+        parts = [f"{here} in the process"]
+    elif result["backend"] == "inductor":
+        parts = ["from its cache"]
+    return ", ".join(parts) or "nothing"
