@@ -1,1 +1,36 @@
-"""See the modules."""
+"""Who runs a job, where, and what if it dies? Opaque jobs in forked workers; no torch in here.
+
+    the user's process                 server (asyncio)                 zygote (one thread, preloaded)
+    ┌────────────────┐  Submit        ┌──────────────────┐  Fork+fd    ┌──────────────────┐
+    │ PoolClient     │ ─────────────> │ scheduler        │ ──────────> │ fork, reap, kill │
+    │   Job.result() │ <───────────── │  queue, slots,   │ <────────── │                  │
+    │ replays logs,  │  Done, Failed, │  retries         │  Forked,    └──────────────────┘
+    │ warnings,      │  LogRecord,    │ (carries payload │  Exited          │ fork, one per job
+    │ exceptions     │  WarningRecord │  as it came)     │                  v
+    └────────────────┘                └──────────────────┘  Run+input  ┌──────────────────┐
+            Unix socket in a private        │      ^  └──────────────> │ worker           │─┐
+            directory, peer's uid checked   │      └────────────────── │ runs one job     │ │ g++, ...: its
+                                            │   Answer, LogRecord, ... └──────────────────┘ │ process group
+                                            │   Submit (a sub-job), Waiting, Resume         │
+                                            └──> sub-jobs run in workers like any other <───┘
+
+Every arrow is a socket whose end means the death of who was behind it, so nobody keeps a copy of another's end.
+
+    client    PoolClient, Job, PoolConfig            messages    what is said
+    server    the event loop around the scheduler    protocol    frames, and who the peer is
+    scheduler decisions: a state machine, no I/O     connection  frames in asyncio
+    zygote    the process that forks                 exceptions  an exception and its frames, across
+    zygote_link  the server's end of it              logs        records and warnings, across
+    worker    runs a job; current_job()              limits      how many workers: affinity, CPU quota
+    processes death signals, orphans, groups         runtime_dir where sockets and logs lie
+    config    what a server is started with
+"""
+
+from __future__ import annotations
+
+from fxpool.pool.client import Job, PoolClient, PoolConfig
+from fxpool.pool.exceptions import RemoteError
+from fxpool.pool.limits import default_workers
+from fxpool.pool.worker import JobContext, current_job
+
+__all__ = ["Job", "JobContext", "PoolClient", "PoolConfig", "RemoteError", "current_job", "default_workers"]

@@ -1,0 +1,102 @@
+"""How many workers this process may keep busy: the CPUs it may run on, and its cgroups' CPU quota.
+
+os.cpu_count() names the host's cores; a container that has two of 64 would start 64 workers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Mount", "cpu_quota", "default_workers"]
+
+
+class Mount(NamedTuple):
+    """A cgroup file system: which directory of the hierarchy (`root`) is seen at `point`."""
+
+    root: str
+    point: Path
+    version: int
+
+
+def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/self") -> tuple[int, str]:
+    """(workers, the limit that set the number). At least 1; half a CPU of quota counts as one, 1.5 as two."""
+    count = affinity if affinity is not None else len(os.sched_getaffinity(0))
+    rule = "CPU affinity"
+    quota = cpu_quota(proc)
+    if quota is not None and math.ceil(quota[0]) < count:
+        count, rule = math.ceil(quota[0]), quota[1]
+    return max(1, count), rule
+
+
+def cpu_quota(proc: str | Path = "/proc/self") -> tuple[float, str] | None:
+    """(CPUs, the file that says so) of the tightest quota on this process, or None without one."""
+    try:
+        groups = (Path(proc) / "cgroup").read_text().splitlines()
+        mounts = _mounts((Path(proc) / "mountinfo").read_text())
+    except OSError:
+        return None
+    found: list[tuple[float, str]] = []
+    for line in groups:
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            found += _along(mounts.get("2"), path)
+        elif "cpu" in controllers.split(","):
+            found += _along(mounts.get("cpu"), path)
+    return min(found, default=None)
+
+
+def _mounts(mountinfo: str) -> dict[str, Mount]:
+    """The cgroup2 mount under "2" and the v1 mount of the cpu controller under "cpu" (proc(5), mountinfo)."""
+    mounts: dict[str, Mount] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if len(left) < 5 or len(right) < 3:
+            continue
+        root, point = _unescape(left[3]), Path(_unescape(left[4]))
+        if right[0] == "cgroup2":
+            mounts.setdefault("2", Mount(root, point, 2))
+        elif right[0] == "cgroup" and "cpu" in right[2].split(","):
+            mounts.setdefault("cpu", Mount(root, point, 1))
+    return mounts
+
+
+def _unescape(path: str) -> str:
+    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+def _along(mount: Mount | None, path: str) -> list[tuple[float, str]]:
+    """The quotas of the group at `path` and of the groups above it, as far as the mount shows them."""
+    if mount is None:
+        return []
+    # Inside a container the mount may show only a part of the hierarchy, and `path` may be the host's.
+    if mount.root != "/" and (path == mount.root or path.startswith(mount.root + "/")):
+        path = path[len(mount.root) :]
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts or not mount.point.joinpath(*parts).is_dir():
+        parts = []
+    found = []
+    for depth in range(len(parts), -1, -1):
+        quota = _read(mount.point.joinpath(*parts[:depth]), mount.version)
+        if quota is not None:
+            found.append(quota)
+    return found
+
+
+def _read(group: Path, version: int) -> tuple[float, str] | None:
+    try:
+        if version == 2:
+            file = group / "cpu.max"
+            quota, period = file.read_text().split()[:2]
+            if quota == "max":
+                return None
+        else:
+            file = group / "cpu.cfs_quota_us"
+            quota, period = file.read_text(), (group / "cpu.cfs_period_us").read_text()
+        cpus = int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+    return (cpus, f"CPU quota in {file}") if cpus > 0 else None

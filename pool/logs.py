@@ -1,0 +1,167 @@
+"""Log records and warnings of workers: caught there, replayed by the asker through its own loggers and filters.
+
+In a worker, `Forwarder` replaces what loggers do with a record that passed their level: it is sent, and no handler that
+a preloaded module installed sees it. The levels are the asker's (`level_map`), so that nothing is sent for nothing.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool.pool import messages as m
+
+__all__ = ["Forwarder", "level_map", "replay"]
+
+# A job that logs in an endless loop must not fill the asker's memory.
+_RECORDS_KEPT = 10_000
+_TEXT_KEPT = 1 << 20
+
+
+def level_map() -> tuple[dict[str, int], int]:
+    """({logger: level} of the root ("") and of the loggers with a level of their own, the level of logging.disable)."""
+    levels = {"": logging.root.level}
+    for name, logger in logging.root.manager.loggerDict.copy().items():
+        if isinstance(logger, logging.Logger) and logger.level:
+            levels[name] = logger.level
+    return levels, logging.root.manager.disable
+
+
+class Forwarder:
+    """Catches the records and warnings of this process, from `install` on. For a process that serves one job."""
+
+    def __init__(self, send: Callable[[m.LogRecord | m.WarningRecord], None]) -> None:
+        self._send = send
+        self._left = _RECORDS_KEPT
+
+    def install(self, levels: dict[str, int], disabled: int) -> None:
+        for name, logger in list(logging.root.manager.loggerDict.items()):
+            if isinstance(logger, logging.Logger):
+                logger.setLevel(levels.get(name, logging.NOTSET))
+        for name, level in levels.items():
+            logging.getLogger(name or None).setLevel(level)
+        logging.disable(disabled)
+        # Not a handler on the root: loggers that do not propagate would never reach it.
+        logging.Logger.callHandlers = lambda logger, record: self._log(record)  # type: ignore
+        # "always": which of them count is for the asker's filters to say.
+        warnings.resetwarnings()
+        warnings.simplefilter("always")
+        warnings.showwarning = self._warn
+
+    def _log(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception as error:
+            text = f"{record.msg!r} (could not be formatted: {error!r})"
+        exc_text = record.exc_text
+        if exc_text is None and record.exc_info:
+            exc_text = logging.Formatter().formatException(record.exc_info)
+        self._forward(
+            m.LogRecord(
+                0,
+                record.name,
+                record.levelno,
+                _text(text),
+                _text(record.pathname),
+                record.lineno,
+                record.funcName or "",
+                record.process or 0,
+                record.threadName or "",
+                record.created,
+                None if exc_text is None else _text(exc_text),
+            )
+        )
+
+    def _warn(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        kind = f"{category.__module__}:{category.__qualname__}"
+        self._forward(m.WarningRecord(0, _text(str(message)), kind, _text(filename), lineno, _module_of(filename)))
+
+    def _forward(self, record: m.LogRecord | m.WarningRecord) -> None:
+        self._left -= 1
+        if self._left < 0:
+            return
+        if not self._left:
+            text = f"more than {_RECORDS_KEPT} records and warnings in one job: the rest is dropped"
+            record = m.LogRecord(0, __name__, logging.WARNING, text, __file__, 0, "", 0, "", 0.0, None)
+        self._send(record)
+
+
+def _text(text: str) -> str:
+    # Lone surrogates are no UTF-8.
+    return text[:_TEXT_KEPT].encode("utf-8", "backslashreplace").decode()
+
+
+def _module_of(filename: str) -> str:
+    """The module a warning was attributed to: filters name modules, `showwarning` is told only the file."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == filename:
+            return name
+    return ""
+
+
+# What the "default" and "once" actions remember, per module of a worker.
+_registries: dict[str, dict[Any, Any]] = {}
+
+
+def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
+    """Put records and warnings through this process's loggers and filters.
+
+    Returns the first exception that this led to: a filter that makes a warning an error, or a handler that raises.
+    """
+    raised: Exception | None = None
+    for record in records:
+        try:
+            if isinstance(record, m.LogRecord):
+                _replay_log(record)
+            else:
+                _replay_warning(record)
+        except Exception as error:
+            raised = raised or error
+    return raised
+
+
+def _replay_log(record: m.LogRecord) -> None:
+    logger = logging.getLogger(record.name)
+    if not logger.isEnabledFor(record.level):
+        return
+    made = logging.LogRecord(
+        record.name, record.level, record.pathname, record.lineno, record.message, (), None, record.function
+    )
+    made.exc_text = record.exc_text
+    made.process, made.threadName = record.process, record.thread
+    if record.created:
+        made.created = record.created
+        made.msecs = (record.created % 1) * 1000
+    logger.handle(made)
+
+
+def _replay_warning(record: m.WarningRecord) -> None:
+    module = record.module or None
+    registry = _registries.setdefault(record.module or record.filename, {})
+    warnings.warn_explicit(
+        record.message, _category(record.category), record.filename, record.lineno, module=module, registry=registry
+    )
+
+
+def _category(name: str) -> type[Warning]:
+    module, _, qualname = name.partition(":")
+    try:
+        found: Any = builtins if module == "builtins" else importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except Exception:
+        return UserWarning
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning

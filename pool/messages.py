@@ -1,0 +1,270 @@
+"""What is said over the sockets: one Struct per message, one union per direction.
+
+msgspec checks every field's type while it decodes, so that malformed input never runs code. Payloads (job input and
+output, pickled exceptions) are no fields: they travel behind the message, untouched (see `protocol`).
+
+| direction         | messages                                                                            |
+|-------------------|-------------------------------------------------------------------------------------|
+| client -> server  | Hello, Submit, Cancel, StatusQuery, Shutdown                                          |
+| server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed, Status |
+| server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
+| worker -> server  | Answer, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord         |
+| server -> zygote  | Prepare, Fork, Kill                                                                  |
+| zygote -> server  | Prepared, Forked, Exited                                                             |
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+# ---------------------------------------------------------------- handshake
+
+
+class Hello(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """First frame of a client."""
+
+    protocol: int
+    fxpool: str
+    pid: int
+
+
+class Welcome(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """First frame of the server to a client it serves."""
+
+    protocol: int
+    fxpool: str
+    pid: int
+    slots: int
+
+
+class Refused(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """First and last frame of the server to a client it does not serve."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- jobs
+
+
+class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job, or (from a worker) a sub-job; the payload is its input.
+
+    `job` is the asker's own number for it. A sub-job inherits environment, sys_path, cwd, levels and limits from its
+    parent; what a worker writes into those fields is ignored.
+    """
+
+    job: int
+    function: str
+    label: str
+    environment: dict[str, str | None] = {}
+    sys_path: list[str] = []
+    cwd: str | None = None
+    timeout: float | None = None
+    retries: int = 1
+    priority: int = 0
+    levels: dict[str, int] = {}
+    disabled: int = 0
+
+
+class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The asker no longer wants `job`; its worker's process group is killed."""
+
+    job: int
+
+
+class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """A worker was forked for `job`; from the second attempt on, `reason` says how the one before ended."""
+
+    job: int
+    worker: int
+    attempt: int
+    reason: str = ""
+
+
+class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The job's function returned; the payload is its result."""
+
+    job: int
+    worker: int
+    attempts: int
+    seconds: float
+
+
+class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The job has no result. For kind "exception" the payload is the exception (see `exceptions`)."""
+
+    job: int
+    kind: Literal["exception", "died", "timeout", "cancelled", "unavailable"]
+    worker: int | None = None
+    attempts: int = 0
+    seconds: float | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    limit: float = 0.0
+    log_path: str | None = None
+    reason: str = ""
+
+
+class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """A logging record of a worker. `job` is filled in by the server."""
+
+    job: int
+    name: str
+    level: int
+    message: str
+    pathname: str
+    lineno: int
+    function: str
+    process: int
+    thread: str
+    created: float
+    exc_text: str | None
+
+
+class WarningRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """A warning of a worker. `category` is "module:qualname"."""
+
+    job: int
+    message: str
+    category: str
+    filename: str
+    lineno: int
+    module: str
+
+
+# ---------------------------------------------------------------- about the pool
+
+
+class StatusQuery(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Answered by Status with the same number."""
+
+    number: int
+
+
+class Status(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Plain data about the server."""
+
+    number: int
+    facts: dict[str, Any]
+
+
+class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Ends an embedded server at once, with everything that runs in it."""
+
+
+class ZygoteState(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The zygote is ready for the first time ("ready") or will never be ("broken", with the reason)."""
+
+    state: Literal["ready", "broken"]
+    seconds: float = 0.0
+    reason: str = ""
+
+
+# ---------------------------------------------------------------- server and worker
+
+
+class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The one job of a worker; the payload is its input."""
+
+    job: int
+    function: str
+    label: str
+    attempt: int
+    slots: int
+    environment: dict[str, str | None] = {}
+    sys_path: list[str] = []
+    cwd: str | None = None
+    levels: dict[str, int] = {}
+    disabled: int = 0
+
+
+class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The job's function returned (`ok`; the payload is its result) or raised (the payload is the exception)."""
+
+    ok: bool
+    seconds: float
+    pid: int
+
+
+class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The worker is blocked in waiting for its sub-jobs and gives its slot back."""
+
+
+class Resume(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The worker has what it waited for and wants a slot again; answered by Granted with the same number."""
+
+    number: int
+
+
+class Granted(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The worker holds a slot again."""
+
+    number: int
+
+
+class SlotsQuery(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """How many slots are free? Answered by SlotsReply with the same number."""
+
+    number: int
+
+
+class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    number: int
+    free: int
+
+
+# ---------------------------------------------------------------- server and zygote
+
+
+class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """First message to the zygote: import these, in this order."""
+
+    preload: list[str]
+    sys_path: list[str]
+
+
+class Prepared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The zygote can fork, or (`failure`) says why it never will."""
+
+    pid: int
+    seconds: float
+    threads: int
+    failure: str = ""
+
+
+class Fork(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Fork a worker; the worker's end of its socket travels with this message."""
+
+    worker: int
+    log_path: str
+
+
+class Kill(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Kill a worker's process group. The zygote does it, as it alone knows that the pid was not reaped yet."""
+
+    worker: int
+
+
+class Forked(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    worker: int
+    pid: int
+    seconds: float
+
+
+class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """A worker process is gone and reaped, its process group killed. `failure`: it was never forked."""
+
+    worker: int
+    exit_code: int | None
+    signal: int | None
+    failure: str = ""
+
+
+ToServer = Hello | Submit | Cancel | StatusQuery | Shutdown
+ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status
+ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
+FromWorker = Answer | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+ToZygote = Prepare | Fork | Kill
+FromZygote = Prepared | Forked | Exited

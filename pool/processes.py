@@ -1,0 +1,89 @@
+"""What the pool asks of Linux about processes: death signals, adoption of orphans, killing groups.
+
+Every worker leads a process group, so that its compilers die with it. What left the group is adopted, when the worker
+dies, by the zygote (a child subreaper) and killed there; while the worker lives it adopts its own orphans, so that
+the zygote's unknown children are always those of the dead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+__all__ = ["adopt_orphans", "children", "die_with_parent", "kill_group", "name_process", "reap_strays"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Have the kernel send `signum` to this process when the thread that started it ends; exit now if it has already.
+
+    Only for a parent whose starting thread lives as long as the process: the server's and the zygote's main threads.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent died."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ps and top show (15 characters)."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0)
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL to the process group of a worker that was not reaped yet (so the number is still its own)."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def children() -> list[int]:
+    """The pids of this process's children, zombies included."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:  # microseconds; not in every kernel
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        import psutil
+
+        return [child.pid for child in psutil.Process(pid).children()]
+
+
+def reap_strays(known: set[int], seconds: float = 0.0) -> bool:
+    """Kill and reap every child but `known`; their children come to us and follow.
+
+    Returns whether none is left; goes on trying for `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        strays = [pid for pid in children() if pid not in known]
+        if not strays:
+            return True
+        for pid in strays:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                pass
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.002)

@@ -1,0 +1,225 @@
+"""Frames: how messages and payloads lie on a socket. No I/O of its own but for `Channel`.
+
+    magic "fxpl"   4 bytes
+    version        1 byte     of the protocol; the header's form never changes, so that versions can refuse each other
+    flags          1 byte     none is defined: a peer that sets one is refused
+    reserved       2 bytes    zero
+    meta length    4 bytes    big endian, at least 1
+    payload length 8 bytes    big endian, may be 0
+    meta           msgspec.msgpack of one tagged Struct (see `messages`)
+    payload        opaque bytes
+
+`FrameDecoder` hands out the buffer to receive into, so that a payload is written once, by the kernel; the server
+forwards it from there. `Outbox` holds what could not be sent yet, as views on the sender's own bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fxpool.errors import ProtocolError
+
+__all__ = [
+    "HANDSHAKE_CAP",
+    "META_CAP",
+    "PAYLOAD_CAP",
+    "PROTOCOL_VERSION",
+    "Channel",
+    "FrameDecoder",
+    "Outbox",
+    "check_peer",
+    "encode",
+    "peer_credentials",
+]
+
+PROTOCOL_VERSION = 1
+MAGIC = b"fxpl"
+HEADER = struct.Struct(">4sBBHIQ")
+
+PAYLOAD_CAP = 1 << 30
+META_CAP = 16 << 20
+HANDSHAKE_CAP = 1 << 20
+
+_IOV = 16
+_encoder = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+Buffer = bytes | bytearray | memoryview
+
+
+def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
+    """The frame of `message` as buffers to send one after the other; the payload is not copied.
+
+    Raises ProtocolError when the frame is longer than any peer takes.
+    """
+    meta = _encoder.encode(message)
+    size = len(payload)
+    if len(meta) > META_CAP or size > PAYLOAD_CAP:
+        raise ProtocolError(f"a {type(message).__name__} of {len(meta)} + {size} bytes is over the cap of a frame")
+    head = HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), size) + meta
+    return [head, payload] if size else [head]
+
+
+class FrameDecoder(Generic[M]):
+    """Takes bytes in any portions, gives messages of type `M`.
+
+    Receive into `buffer()`, report the number of bytes to `received()`; it returns (message, payload) when that
+    completed a frame, else None. Raises ProtocolError for anything that is no frame of this version within `cap`; the
+    stream is of no use afterwards.
+    """
+
+    def __init__(self, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
+        self.cap = cap
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
+        self._header = bytearray(HEADER.size)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._view = memoryview(self._header)
+        self._meta_length = -1
+        self._filled = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the stream would be cut if it ended now."""
+        return self._filled > 0 or self._meta_length >= 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong. Never empty."""
+        return self._view[self._filled :]
+
+    def received(self, count: int) -> tuple[M, memoryview] | None:
+        self._filled += count
+        if self._filled < len(self._view):
+            return None
+        if self._meta_length < 0:
+            self._open_body()
+            return None
+        body, split = self._view, self._meta_length
+        self._restart()
+        try:
+            return self._decoder.decode(body[:split]), body[split:]
+        # The second: msgspec raises it for text that is not UTF-8 in some versions.
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"a frame does not hold a known message: {error}") from None
+
+    def feed(self, data: Buffer) -> list[tuple[M, memoryview]]:
+        """`received` for bytes that are already somewhere else."""
+        frames = []
+        view = memoryview(data)
+        while view:
+            target = self.buffer()
+            count = min(len(target), len(view))
+            target[:count] = view[:count]
+            view = view[count:]
+            frame = self.received(count)
+            if frame is not None:
+                frames.append(frame)
+        return frames
+
+    def _open_body(self) -> None:
+        magic, version, flags, reserved, meta, payload = HEADER.unpack(self._header)
+        if magic != MAGIC:
+            raise ProtocolError(f"not a frame of fxpool: it begins with {magic!r}")
+        if version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the peer speaks version {version} of the pool's protocol, this process version {PROTOCOL_VERSION}",
+                remedy="client and server must run the same version of fxpool: stop the server, it starts again",
+            )
+        if flags or reserved or not meta:
+            raise ProtocolError(f"a frame's header has flags {flags}, reserved {reserved}, {meta} bytes of message")
+        if meta > META_CAP or meta + payload > self.cap + (META_CAP if self.cap >= PAYLOAD_CAP else 0):
+            raise ProtocolError(f"a frame of {meta} + {payload} bytes is over the cap of {self.cap}")
+        self._meta_length = meta
+        self._view = memoryview(bytearray(meta + payload))
+        self._filled = 0
+
+
+class Outbox:
+    """Bytes that wait for a non-blocking socket. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._parts: deque[memoryview] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def push(self, parts: list[Buffer]) -> None:
+        self._parts.extend(memoryview(part).cast("B") for part in parts if len(part))
+
+    def flush(self, sock: socket.socket) -> bool:
+        """Send what the socket takes; True when nothing is left. Raises OSError when the peer is gone."""
+        while self._parts:
+            batch = [self._parts[i] for i in range(min(_IOV, len(self._parts)))]
+            try:
+                sent = sock.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return False
+            while sent:
+                part = self._parts[0]
+                if sent < len(part):
+                    self._parts[0] = part[sent:]
+                    break
+                sent -= len(part)
+                self._parts.popleft()
+        return True
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+
+class Channel(Generic[M]):
+    """A blocking socket with frames on it. `send` may be called from any thread, `receive` from one."""
+
+    def __init__(self, sock: socket.socket, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
+        self.sock = sock
+        self._decoder: FrameDecoder[M] = FrameDecoder(kinds, cap=cap)
+        self._lock = threading.Lock()
+
+    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        """Raises OSError when the peer is gone."""
+        parts = encode(message, payload)
+        with self._lock:
+            for part in parts:
+                self.sock.sendall(part)
+
+    def receive(self) -> tuple[M, memoryview] | None:
+        """The next frame, or None at the stream's end. Raises ProtocolError, also for a stream cut inside a frame."""
+        while True:
+            try:
+                count = self.sock.recv_into(self._decoder.buffer())
+            except ConnectionError:
+                count = 0
+            if not count:
+                if self._decoder.mid_frame:
+                    raise ProtocolError("the connection ended inside a frame")
+                return None
+            frame = self._decoder.received(count)
+            if frame is not None:
+                return frame
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+_UCRED = struct.Struct("3i")
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, user id) of the process at the other end of a Unix socket, as the kernel noted it."""
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+def check_peer(sock: socket.socket, uid: int) -> int:
+    """The peer's pid. Raises ProtocolError when it is not a process of user `uid`."""
+    pid, peer = peer_credentials(sock)
+    if peer != uid:
+        raise ProtocolError(f"the peer runs as user {peer}, this process as user {uid}")
+    return pid

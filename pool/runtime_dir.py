@@ -1,0 +1,122 @@
+"""Where a server keeps its socket and logs: one private directory under a root that nobody else can write to.
+
+Whoever can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
+anything is put there, and links are refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from fxpool.errors import PoolUnavailableError
+
+__all__ = ["LOCK", "SOCKET", "hold", "make_private", "remove", "runtime_root", "sweep"]
+
+SOCKET = "socket"
+LOCK = "lock"
+PREFIX = "pool-"
+
+# sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
+_SOCKET_PATH_MAX = 107
+
+
+def runtime_root(configured: str | None = None) -> Path:
+    """The directory that holds private directories; made if it is missing. Raises PoolUnavailableError if unsafe."""
+    if configured is not None:
+        return _secure(Path(os.path.abspath(configured)), private=False)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isabs(base) and _is_ours(base):
+        root = Path(base) / "fxpool"
+    else:
+        root = Path(tempfile.gettempdir()).absolute() / f"fxpool-{os.getuid()}"
+    return _secure(root, private=True)
+
+
+def make_private(root: Path) -> Path:
+    """A fresh directory of mode 0700 under `root`, short enough for a socket in it."""
+    needed = len(os.fsencode(root)) + len(f"/{PREFIX}12345678/{SOCKET}")
+    if needed > _SOCKET_PATH_MAX:
+        raise PoolUnavailableError(
+            f"the path of a socket under {root} would be {needed} bytes long, over the limit of {_SOCKET_PATH_MAX}",
+            remedy="set FXPOOL_RUNTIME_DIR to a shorter path",
+        )
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+    except OSError as error:
+        raise PoolUnavailableError(f"no directory can be made in {root}: {error}") from error
+
+
+def hold(directory: Path) -> int:
+    """Lock a private directory for as long as this process lives; returns the descriptor that holds the lock."""
+    lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def remove(directory: Path) -> None:
+    """Remove a private directory, also while processes that are being killed still write into it."""
+    for _ in range(5):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.01)
+
+
+def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
+    """Remove the private directories of servers that were killed along with their clients; returns them.
+
+    `older_than` (seconds) spares those whose server has not taken its lock yet.
+    """
+    removed = []
+    for directory in root.glob(f"{PREFIX}*"):
+        try:
+            facts = directory.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+                continue
+            if time.time() - facts.st_mtime < older_than:
+                continue
+            lock = hold(directory)
+        except OSError:
+            continue  # held, or gone already
+        try:
+            remove(directory)
+            removed.append(directory)
+        finally:
+            os.close(lock)
+    return removed
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def _secure(root: Path, *, private: bool) -> Path:
+    try:
+        try:
+            os.mkdir(root, 0o700)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            os.makedirs(root, 0o700, exist_ok=True)
+        facts = os.lstat(root)
+    except OSError as error:
+        raise PoolUnavailableError(f"the runtime directory {root} can't be made: {error}") from error
+    remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory of your own"
+    if not stat.S_ISDIR(facts.st_mode):
+        raise PoolUnavailableError(f"the runtime directory {root} is no directory (links are refused)", remedy=remedy)
+    if facts.st_uid != os.getuid():
+        raise PoolUnavailableError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
+    if facts.st_mode & (0o077 if private else 0o022):
+        mode = stat.S_IMODE(facts.st_mode)
+        raise PoolUnavailableError(f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy)
+    return root

@@ -1,0 +1,302 @@
+"""A worker: runs one job and ends. Forked from the zygote, so it begins with all that the zygote imported.
+
+`main` is the process; `JobContext` is what the job's code sees of the pool (`current_job()`): sub-jobs, which run in
+workers of their own, and the number of slots. The receiving thread is started by the first use of it, so that a job
+without sub-jobs stays in a process of one thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import faulthandler
+import importlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool import exceptions, logs
+from fxpool.pool import messages as m
+from fxpool.pool.protocol import Buffer, Channel
+
+__all__ = ["EXIT_SETUP", "JobContext", "current_job"]
+
+EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
+EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
+
+_current: JobContext | None = None
+
+
+def current_job() -> JobContext | None:
+    """The job this process runs, or None outside a worker (a process that a job forked is outside, too)."""
+    return _current
+
+
+class _Link:
+    """The worker's connection: sends from any thread, receives in a thread of its own once somebody waits."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.channel: Channel[m.ToWorker] = Channel(sock, m.ToWorker)
+        self.lock = threading.Lock()
+        self.numbers = itertools.count(1)
+        self.futures: dict[int, SubJob] = {}
+        self.replies: dict[int, concurrent.futures.Future[int]] = {}
+        self._reader: threading.Thread | None = None
+        self._waiters = 0
+
+    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        try:
+            self.channel.send(message, payload)
+        except ProtocolError:
+            raise  # too long; the peer is still there
+        except OSError:
+            _lost()
+
+    def listen(self) -> None:
+        with self.lock:
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._receive, name="fxpool-worker", daemon=True)
+                self._reader.start()
+
+    def ask(self, make: Callable[[int], msgspec.Struct]) -> int:
+        """Send a question, wait for the number that answers it."""
+        self.listen()
+        number = next(self.numbers)
+        reply: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self.replies[number] = reply
+        self.send(make(number))
+        return reply.result()
+
+    @contextlib.contextmanager
+    def slot_given_back(self) -> Iterator[None]:
+        """Around a wait for sub-jobs. With several threads the slot is given back while any of them waits: one that
+        waits through another (a pool of threads, each with a sub-job) must not keep the slot its sub-job needs."""
+        with self.lock:
+            self._waiters += 1
+            if self._waiters == 1:
+                self.send(m.Waiting())
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._waiters -= 1
+                last = not self._waiters
+            if last:
+                self.ask(m.Resume)
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                frame = self.channel.receive()
+                if frame is None:
+                    _lost()
+                self._take(*frame)  # type: ignore[misc]
+        except BaseException as error:
+            print(f"the connection to the server broke: {error!r}", file=sys.stderr)
+            _lost()
+
+    def _take(self, message: m.ToWorker, payload: memoryview) -> None:
+        if isinstance(message, (m.Done, m.Failed)):
+            future = self.futures.pop(message.job, None)
+            if future is None or not future.set_running_or_notify_cancel():
+                return
+            if isinstance(message, m.Done):
+                future.set_result(bytes(payload))
+            else:
+                future.set_exception(exceptions.error_of(message, payload, future.label))
+        elif isinstance(message, m.Granted):
+            self.replies.pop(message.number).set_result(0)
+        elif isinstance(message, m.SlotsReply):
+            self.replies.pop(message.number).set_result(message.free)
+
+
+def _lost() -> None:
+    """Nobody is left to answer to: end, with the compilers that run for us."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_LOST)
+
+
+class SubJob(concurrent.futures.Future[bytes]):
+    """A sub-job's future. Waiting in `result` or `exception` gives the worker's slot back meanwhile.
+
+    Waiting by other means (`concurrent.futures.wait`, an event set by a callback) works too, but the server notices
+    only after a moment that it has to let the sub-job run beyond the slots.
+    """
+
+    def __init__(self, link: _Link, number: int, label: str) -> None:
+        super().__init__()
+        self.label = label
+        self._link = link
+        self._number = number
+
+    def result(self, timeout: float | None = None) -> bytes:
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._wait(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Withdraw the sub-job; its worker is killed if it has one."""
+        cancelled = super().cancel()
+        if cancelled and self._link.futures.pop(self._number, None) is not None:
+            self._link.send(m.Cancel(self._number))
+        return cancelled
+
+    def _wait(self, timeout: float | None) -> None:
+        # `done` first: a result that is here costs no message.
+        if not self.done() and timeout != 0:
+            over = (concurrent.futures.TimeoutError, concurrent.futures.CancelledError)  # told by the caller's own call
+            with self._link.slot_given_back(), contextlib.suppress(*over):
+                super().exception(timeout)
+
+
+class JobContext:
+    """The running job as its own code sees it."""
+
+    def __init__(self, run: m.Run, link: _Link) -> None:
+        self.id = run.job
+        self.label = run.label
+        self.attempt = run.attempt
+        self.slots = run.slots
+        self._link = link
+
+    def submit(
+        self, function: str, payload: bytes, *, label: str, retries: int = 1
+    ) -> concurrent.futures.Future[bytes]:
+        """Run `function` ("package.module:qualname") on `payload` in another worker; see `SubJob`.
+
+        The sub-job has this job's environment, sys_path, cwd and log levels, and ends with it.
+        """
+        link = self._link
+        link.listen()
+        number = next(link.numbers)
+        future = SubJob(link, number, label)
+        link.futures[number] = future
+        try:
+            link.send(m.Submit(number, function, label, retries=retries), payload)
+        except ProtocolError:
+            del link.futures[number]
+            raise
+        return future
+
+    def slots_free(self) -> int:
+        """How many more workers the server would run at this moment (others may take them in the next)."""
+        return self._link.ask(m.SlotsQuery)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def main(sock: socket.socket) -> None:
+    """Run the job that comes over `sock`, answer, end the process. Does not return."""
+    global _current
+    code = 0
+    try:
+        faulthandler.enable()  # a segfault leaves the Python frames in the log
+        link = _Link(sock)
+        frame = link.channel.receive()
+        if frame is None:
+            os._exit(EXIT_LOST)
+        run, payload = frame
+        if not isinstance(run, m.Run):
+            raise ProtocolError(f"a worker's first message is Run, not {type(run).__name__}")
+        os.register_at_fork(after_in_child=lambda: _leave_pool(link))
+        answer, result = _run(run, payload, link)
+        del payload, frame
+        _flush()
+        try:
+            link.channel.send(answer, result)
+        except ProtocolError as error:
+            link.channel.send(m.Answer(False, answer.seconds, answer.pid), exceptions.dump(error))
+    except BaseException:
+        code = EXIT_SETUP
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        _flush()
+        # Not sys.exit: what the zygote's modules registered for the interpreter's end is the zygote's.
+        os._exit(code)
+
+
+def _run(run: m.Run, payload: memoryview, link: _Link) -> tuple[m.Answer, bytes]:
+    global _current
+    start = time.perf_counter()
+    runner = sys._getframe()
+    try:
+        _settle(run)
+        logs.Forwarder(link.send).install(run.levels, run.disabled)
+        _current = JobContext(run, link)
+        data = bytes(payload)
+        payload.release()
+        result = _resolve(run.function)(data)
+        if type(result) is not bytes:
+            raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job returns bytes")
+        return m.Answer(True, time.perf_counter() - start, os.getpid()), result
+    except BaseException as error:
+        seconds = time.perf_counter() - start
+        trace = error.__traceback__
+        # Our own frame says nothing; keep it only if there is no other.
+        skip = 1 if trace is not None and trace.tb_frame is runner else 0
+        return m.Answer(False, seconds, os.getpid()), exceptions.dump(error, skip=skip)
+
+
+def _settle(run: m.Run) -> None:
+    """Take on the job's environment, import path and working directory."""
+    for name, value in run.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if "TZ" in run.environment:
+        time.tzset()
+    if run.cwd is not None:
+        os.chdir(run.cwd)
+    if run.sys_path:
+        sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
+    importlib.invalidate_caches()
+
+
+def _resolve(function: str) -> Callable[[bytes], Any]:
+    module, colon, qualname = function.partition(":")
+    if not colon:
+        raise ValueError(f"{function!r} does not name a function as package.module:qualname")
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+
+
+def _leave_pool(link: _Link) -> None:
+    """In a process that the job forked: not a worker, and no copy of the worker's socket."""
+    global _current
+    _current = None
+    link.channel.sock.close()
+    link.send = _not_here  # type: ignore[method-assign]
+
+
+def _not_here(message: msgspec.Struct, payload: Buffer = b"") -> None:
+    if isinstance(message, (m.LogRecord, m.WarningRecord)):
+        text = getattr(message, "message", "")
+        print(text, file=sys.stderr)
+        return
+    raise PoolUnavailableError("a process that a job forked can't speak for the job")

@@ -1,0 +1,251 @@
+"""The zygote: a fresh, single-threaded interpreter with the preloaded modules, from which every worker is forked.
+
+    python -m fxpool.pool.zygote CONTROL_FD SERVER_PID PROTOCOL_VERSION
+
+It is told what to do over a SOCK_SEQPACKET socket (one message a packet, a worker's socket attached to its Fork), and
+ends, with all workers and what they left behind, when that socket does. One thread only: a fork copies the calling
+thread and the locks of all others; that is checked before every fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import msgspec
+import psutil
+
+from fxpool.pool import messages as m
+from fxpool.pool import processes, worker
+from fxpool.pool.protocol import PROTOCOL_VERSION
+
+PACKET = 128 << 10
+# A traceback has to fit into a packet.
+_REASON_KEPT = 32 << 10
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygote)
+
+
+class Zygote:
+    """The loop between the server's requests and the workers' ends."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.pid = os.getpid()
+        self.workers: dict[int, int] = {}  # worker number by pid
+        self.foreign: set[int] = set()
+
+    def prepare(self) -> bool:
+        """Import what the server names; False if that can't be done (the server has been told why)."""
+        packet = self.control.recv(PACKET)
+        if not packet:
+            return False
+        order = _decoder.decode(packet)
+        assert isinstance(order, m.Prepare)
+        sys.path[:] = list(dict.fromkeys([*order.sys_path, *sys.path]))
+        before = _descriptors()
+        start = time.perf_counter()
+        failure = ""
+        try:
+            for name in order.preload:
+                importlib.import_module(name)
+        except BaseException:
+            failure = "a preload module failed:\n" + traceback.format_exc()[-_REASON_KEPT:]
+        threads = psutil.Process().num_threads()
+        if not failure and threads != 1:
+            failure = (
+                f"the preload modules ({', '.join(order.preload)}) started {threads - 1} threads, which makes it "
+                "unsafe to fork; with numpy among them, OPENBLAS_NUM_THREADS=1 belongs into the environment"
+            )
+        # Descriptors that preloaded modules opened belong to them; workers close all others but their own.
+        self.foreign = _descriptors() - before
+        # Collecting would write to the pages that workers share with us.
+        gc.collect()
+        gc.freeze()
+        seconds = time.perf_counter() - start
+        self.send(m.Prepared(os.getpid(), seconds, threads, failure))
+        return not failure
+
+    def serve(self) -> socket.socket | None:
+        """Until the server is gone: None. In a forked worker: its socket, everything else of the zygote's closed."""
+        self.control.setblocking(False)
+        # Python's handlers run between byte codes; the pipe makes select() return for them.
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.PollSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == wake:
+                        os.read(wake, 4096)
+                        self.reap()
+                        continue
+                    try:
+                        packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 4)
+                    except (BlockingIOError, InterruptedError):
+                        continue
+                    except ConnectionError:
+                        return None
+                    if not packet:
+                        return None
+                    ours = self.obey(_decoder.decode(packet), descriptors)
+                    if ours is not None:
+                        return ours
+
+    def obey(self, order: m.ToZygote, descriptors: list[int]) -> socket.socket | None:
+        if isinstance(order, m.Kill):
+            for pid, number in self.workers.items():
+                if number == order.worker:
+                    processes.kill_group(pid)
+        elif isinstance(order, m.Fork):
+            return self.fork(order, descriptors[0])
+        return None
+
+    def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
+        start = time.perf_counter()
+        threads = psutil.Process().num_threads()
+        if threads != 1:
+            os.close(descriptor)
+            self.send(m.Exited(order.worker, None, None, f"the zygote has {threads} threads, forking it is unsafe"))
+            return None
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            self.send(m.Exited(order.worker, None, None, f"fork failed: {error}"))
+            return None
+        if pid == 0:
+            return self.become_worker(order, descriptor)
+        os.close(descriptor)
+        try:
+            os.setpgid(pid, pid)  # the worker does it too: whoever comes first, a kill never comes before
+        except OSError:
+            pass
+        self.workers[pid] = order.worker
+        self.send(m.Forked(order.worker, pid, time.perf_counter() - start))
+        return None
+
+    def become_worker(self, order: m.Fork, descriptor: int) -> socket.socket:
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            processes.die_with_parent(signal.SIGKILL, self.pid)
+            processes.adopt_orphans()
+            processes.name_process("fxpool worker")
+            log = os.open(order.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            self.control.close()
+            # A copy of another process's socket end would keep its death from being seen.
+            keep = {0, 1, 2, descriptor, *self.foreign}
+            for number in _descriptors() - keep:
+                try:
+                    os.close(number)
+                except OSError:
+                    pass
+            os.set_inheritable(descriptor, False)
+            return socket.socket(fileno=descriptor)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(worker.EXIT_SETUP)
+
+    def reap(self) -> None:
+        """Tell of the workers that ended, kill what they left."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            pid = ended.si_pid
+            number = self.workers.get(pid)
+            if number is not None:
+                # Before it is reaped: the group's number can't have been given to anybody else yet.
+                processes.kill_group(pid)
+                del self.workers[pid]
+            os.waitpid(pid, 0)
+            if number is not None:
+                exited = ended.si_code == os.CLD_EXITED
+                status = ended.si_status
+                self.send(m.Exited(number, status if exited else None, None if exited else status))
+        processes.reap_strays(set(self.workers))
+
+    def end(self) -> None:
+        for pid in list(self.workers):
+            processes.kill_group(pid)
+        processes.reap_strays(set(), seconds=2.0)
+
+    def send(self, message: m.FromZygote) -> None:
+        self.control.setblocking(True)
+        try:
+            self.control.send(_encode(message))
+        except (BrokenPipeError, ConnectionError):
+            pass  # the next read sees the end
+        finally:
+            self.control.setblocking(False)
+
+
+def _descriptors() -> set[int]:
+    with os.scandir("/proc/self/fd") as entries:
+        found = {int(entry.name) for entry in entries}
+    # The one that listed them is in the list and closed again.
+    return {number for number in found if _is_open(number)}
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    control_fd, server, version = (int(word) for word in arguments)
+    if version != PROTOCOL_VERSION:
+        print(f"the server speaks version {version}, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Until the preload is done there are no workers: the default action, which needs no byte code, is right.
+    processes.die_with_parent(signal.SIGTERM, server)
+    processes.adopt_orphans()
+    processes.name_process("fxpool zygote")
+    # The directory of `-m`; it is empty, but it is on no path of a worker's.
+    if sys.path and sys.path[0] == os.getcwd():
+        del sys.path[0]
+    os.set_inheritable(control_fd, False)
+    zygote = Zygote(socket.socket(fileno=control_fd))
+    if not zygote.prepare():
+        return 1
+
+    def leave(*_: object) -> None:
+        zygote.end()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    ours = zygote.serve()
+    if ours is not None:
+        worker.main(ours)  # does not return
+    zygote.end()
+    # Preloaded modules may have registered slow things for the interpreter's end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

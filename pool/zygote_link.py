@@ -1,0 +1,177 @@
+"""The server's end of the zygote: starts the process, sends it requests, tells of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from fxpool.pool import messages as m
+from fxpool.pool.protocol import PROTOCOL_VERSION
+
+__all__ = ["Listener", "ZygoteLink"]
+
+_PACKET = 128 << 10
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[m.FromZygote] = msgspec.msgpack.Decoder(m.FromZygote)
+
+
+class _Config(Protocol):
+    start_timeout: float
+
+
+class Listener(Protocol):
+    """Who is told what the zygote says: the server."""
+
+    @property
+    def config(self) -> _Config: ...
+    def on_prepared(self, message: m.Prepared) -> None: ...
+    def on_forked(self, message: m.Forked) -> None: ...
+    def on_exited(self, message: m.Exited) -> None: ...
+    def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None: ...
+
+
+class ZygoteLink:
+    """One zygote, from its start to its end. Raises OSError when it can't be started."""
+
+    def __init__(self, listener: Listener, order: m.Prepare) -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._over = False
+        self.late = False
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "fxpool.pool.zygote"]
+                    + [str(number) for number in (theirs.fileno(), os.getpid(), PROTOCOL_VERSION)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                )
+            except OSError:
+                self._sock.close()
+                raise
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._deadline = self._loop.call_later(listener.config.start_timeout, self._too_late)
+        self.send(order)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: m.ToZygote, attached: socket.socket | None = None) -> None:
+        """`attached` is handed over: this process's copy is closed once it is sent."""
+        if self._over:
+            if attached is not None:
+                attached.close()
+            return
+        self._outgoing.append((_encode(message), attached))
+        if len(self._outgoing) == 1:
+            self._writable()
+
+    def poll(self) -> None:
+        """See whether it ended."""
+        if not self._over and self._process.poll() is not None:
+            self._end()
+
+    async def stop(self, seconds: float) -> None:
+        """End it with all its workers; killed if that takes longer than `seconds`."""
+        self._close()
+        self._process.terminate()  # a preload in progress does not read its socket
+        deadline = self._loop.time() + seconds
+        while self._process.poll() is None:
+            if self._loop.time() > deadline:
+                self._process.kill()
+                self._process.wait()
+                return
+            await asyncio.sleep(0.002)
+
+    def _too_late(self) -> None:
+        self.late = True
+        self._process.kill()
+
+    def _writable(self) -> None:
+        while self._outgoing:
+            data, attached = self._outgoing[0]
+            try:
+                socket.send_fds(self._sock, [data], [attached.fileno()] if attached is not None else [])
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+                return
+            except OSError:
+                break  # it is gone; the reader hears of it
+            self._outgoing.popleft()
+            if attached is not None:
+                attached.close()
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        while not self._over:
+            try:
+                packet = self._sock.recv(_PACKET)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                return self._end()
+            message = _decoder.decode(packet)
+            if isinstance(message, m.Prepared):
+                self._deadline.cancel()
+                self._listener.on_prepared(message)
+            elif isinstance(message, m.Forked):
+                self._listener.on_forked(message)
+            else:
+                self._listener.on_exited(message)
+
+    def _close(self) -> None:
+        if not self._over:
+            self._over = True
+            self._deadline.cancel()
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+            for _, attached in self._outgoing:
+                if attached is not None:
+                    attached.close()
+            self._outgoing.clear()
+
+    def _end(self) -> None:
+        if self._over:
+            return
+        if self._process.poll() is not None:
+            # What it said before it died counts.
+            self._drain()
+        self._close()
+        self._process.kill()  # the end of its socket is its end
+        code = self._process.wait()
+        if self.late:
+            how = "did not finish its preload in time and was killed"
+        elif code < 0:
+            how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        else:
+            how = f"exited with code {code}"
+        self._listener.on_zygote_end(self, f"the zygote (process {self.pid}) {how}")
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                packet = self._sock.recv(_PACKET)
+            except OSError:
+                return
+            if not packet:
+                return
+            message = _decoder.decode(packet)
+            if isinstance(message, m.Exited):
+                self._listener.on_exited(message)
+            elif isinstance(message, m.Forked):
+                self._listener.on_forked(message)
