@@ -15,6 +15,7 @@ forwards it from there. `Outbox` holds what could not be sent yet, as views on t
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
 import threading
@@ -34,6 +35,7 @@ __all__ = [
     "FrameDecoder",
     "Outbox",
     "check_peer",
+    "decoder_of",
     "encode",
     "peer_credentials",
 ]
@@ -66,6 +68,12 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
     return [head, payload] if size else [head]
 
 
+@functools.lru_cache(maxsize=None)
+def decoder_of(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
+    """The decoder for a union of messages. Kept: making one takes milliseconds, which a worker finds done."""
+    return msgspec.msgpack.Decoder(kinds)
+
+
 class FrameDecoder(Generic[M]):
     """Takes bytes in any portions, gives messages of type `M`.
 
@@ -76,7 +84,7 @@ class FrameDecoder(Generic[M]):
 
     def __init__(self, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
         self.cap = cap
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
+        self._decoder: msgspec.msgpack.Decoder[M] = decoder_of(kinds)
         self._header = bytearray(HEADER.size)
         self._restart()
 

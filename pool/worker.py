@@ -26,12 +26,15 @@ import msgspec
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
-from fxpool.pool.protocol import Buffer, Channel
+from fxpool.pool.protocol import Buffer, Channel, decoder_of
 
 __all__ = ["EXIT_SETUP", "JobContext", "current_job"]
 
 EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
 EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
+
+# Made in the zygote, once.
+decoder_of(m.ToWorker)
 
 _current: JobContext | None = None
 

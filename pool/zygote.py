@@ -40,6 +40,7 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.pid = os.getpid()
+        self.process = psutil.Process()
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
 
@@ -59,7 +60,7 @@ class Zygote:
                 importlib.import_module(name)
         except BaseException:
             failure = "a preload module failed:\n" + traceback.format_exc()[-_REASON_KEPT:]
-        threads = psutil.Process().num_threads()
+        threads = self.process.num_threads()
         if not failure and threads != 1:
             failure = (
                 f"the preload modules ({', '.join(order.preload)}) started {threads - 1} threads, which makes it "
@@ -113,7 +114,7 @@ class Zygote:
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
         start = time.perf_counter()
-        threads = psutil.Process().num_threads()
+        threads = self.process.num_threads()
         if threads != 1:
             os.close(descriptor)
             self.send(m.Exited(order.worker, None, None, f"the zygote has {threads} threads, forking it is unsafe"))
