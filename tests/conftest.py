@@ -1,0 +1,139 @@
+"""Every test has directories of its own, and leaves no process, socket or temporary file behind.
+
+Time limits and warnings-as-errors stand in pyproject.toml. Tests that compile may ask for `shared_pool`: they share
+one embedded pool, its runtime directory and Inductor's directory, because starting a pool and probing the
+processor take seconds each; their fxpool cache is still their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fxpool
+from fxpool import config, statistics
+
+# A server needs a moment to see that its client is gone; a loaded machine needs more of it.
+GRACE = 15.0
+# Started by libraries for the whole process, not by a test; they end with it.
+NOT_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+
+
+@pytest.fixture(scope="session")
+def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of the pool that the tests of this session share. It is closed, and checked, at the end."""
+    root = tmp_path_factory.mktemp("s")
+    _make_directories(root)
+    yield root
+    fxpool.close()
+    left = _wait_until_nothing_is_left(lambda: _processes_of(root) + _files_of(root))
+    assert not left, "the shared pool left behind: " + "; ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _own_directories_and_no_leaks(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    shared: Path | None = request.getfixturevalue("shared_pool") if "shared_pool" in request.fixturenames else None
+    _make_directories(tmp_path)
+    home = shared or tmp_path
+    for name in [name for name in os.environ if name.startswith("FXPOOL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("TORCHINDUCTOR_FX_COMPILE_MODE", raising=False)
+    monkeypatch.setenv("FXPOOL_CONFIG", os.devnull)
+    monkeypatch.setenv("FXPOOL_CACHE_DIR", str(tmp_path / "c"))
+    # One letter: a socket's path may have no more than 107 bytes.
+    monkeypatch.setenv("FXPOOL_RUNTIME_DIR", str(home / "r"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "i"))
+    monkeypatch.setenv("TMPDIR", str(home / "t"))
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "t"))
+    config.reset()
+    statistics.reset()
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    config.reset()
+
+    def left() -> list[str]:
+        if shared is not None:
+            # The pool lives on, in the session's directories; the test's own must still be empty.
+            return _files_of(tmp_path)
+        return _new_children(before) + _processes_of(tmp_path) + _files_of(tmp_path)
+
+    if shared is None and left():
+        fxpool.close()  # an embedded pool may live as long as the process; here that is the test
+    found = _wait_until_nothing_is_left(left)
+    if found:
+        pytest.fail("left behind: " + "; ".join(found), pytrace=False)
+
+
+def _make_directories(root: Path) -> None:
+    for name in "rt":
+        (root / name).mkdir(mode=0o700, exist_ok=True)
+
+
+def _wait_until_nothing_is_left(left: Callable[[], list[str]]) -> list[str]:
+    end = time.monotonic() + GRACE
+    while found := left():
+        if time.monotonic() > end:
+            return list(found)
+        time.sleep(0.05)
+    return []
+
+
+def _new_children(before: set[int]) -> list[str]:
+    """Children that a test started, but for those of processes which were there before it (a session's pool)."""
+    return [
+        text
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in before and not _ancestors(child) & before and (text := _describe(child))
+    ]
+
+
+def _ancestors(process: psutil.Process) -> set[int]:
+    try:
+        return {parent.pid for parent in process.parents()}
+    except psutil.Error:
+        return set()
+
+
+def _processes_of(directory: Path) -> list[str]:
+    """Processes that name the directory in their command line, whoever their parent is now."""
+    me = os.getpid()
+    return [
+        text
+        for process in psutil.process_iter()
+        if process.pid != me and str(directory) in (text := _describe(process))
+    ]
+
+
+def _describe(process: psutil.Process) -> str:
+    """Number and command line; empty if it has ended or is not ours to judge."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            # A child that ended and was not waited for is a leak only once; subprocess and asyncio reap late.
+            return ""
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+    return "" if any(name in line for name in NOT_OURS) else f"process {process.pid}: {line or process.pid}"
+
+
+def _files_of(root: Path) -> list[str]:
+    """What lies in the runtime directory, and fxpool's files in the temporary directory."""
+    runtime, temporary = root / "r", root / "t"
+    found = [*runtime.iterdir()] if runtime.is_dir() else []
+    found += temporary.glob("fxpool*") if temporary.is_dir() else []
+    return [f"file {path.relative_to(root)}" for path in found]
+
+
+@pytest.fixture
+def python() -> str:
+    """The interpreter, for tests that need a fresh process."""
+    return sys.executable

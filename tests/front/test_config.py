@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import fxpool
+from fxpool import config
+from fxpool.errors import ConfigurationError, UnknownNameError
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "fxpool.toml"
+    monkeypatch.setenv("FXPOOL_CONFIG", str(path))
+    return path
+
+
+def test_call_wins_over_environment_over_file_over_default(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_file.write_text("")
+    assert config.current().workers is None
+    settings_file.write_text("workers = 3")
+    assert config.current().workers == 3
+    monkeypatch.setenv("FXPOOL_WORKERS", "4")
+    assert config.current().workers == 4
+    assert fxpool.configure(workers=5).workers == 5
+    assert fxpool.configure(workers=None).workers == 4
+    monkeypatch.delenv("FXPOOL_WORKERS")
+    assert config.current().workers == 3
+
+
+def test_the_same_object_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = config.current()
+    assert config.current() is first
+    monkeypatch.setenv("FXPOOL_STRICT", "1")
+    assert config.current().strict and not first.strict
+
+
+def test_every_setting_has_a_row_a_variable_and_a_default() -> None:
+    fields = [field.name for field in dataclasses.fields(config.Settings)]
+    assert fields == list(config._TABLE)
+    assert "FXPOOL_CACHE_MAX_BYTES" in config._VARIABLES
+    assert config._VARIABLES["TORCHINDUCTOR_FX_COMPILE_MODE"] == "mode"
+    assert "FXPOOL_MODE" not in config._VARIABLES
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FXPOOL_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = config.current()
+    assert settings.cache_dir == tmp_path / "fxpool"
+    assert (settings.pool, settings.mode, settings.strict) == ("embedded", "subprocess", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert config.current().cache_dir == Path("/home/somebody/.cache/fxpool")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("FXPOOL_CACHE_MAX_BYTES", "2G", 2 << 30),
+        ("FXPOOL_CACHE_MAX_BYTES", "10 MiB", 10 << 20),
+        ("FXPOOL_CACHE_MAX_BYTES", "4096", 4096),
+        ("FXPOOL_CACHE_MAX_FILES", "7", 7),
+        ("FXPOOL_STRICT", "Yes", True),
+        ("FXPOOL_STRICT", "off", False),
+        ("FXPOOL_IDLE_TIMEOUT", "1.5", 1.5),
+        ("FXPOOL_WORKERS", "auto", None),
+        ("FXPOOL_POOL", "off", "off"),
+        ("TORCHINDUCTOR_FX_COMPILE_MODE", "SERIALIZE", "serialize"),
+    ],
+)
+def test_values_are_read_from_text(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
+    monkeypatch.setenv(name, text)
+    assert getattr(config.current(), config._VARIABLES[name]) == value
+
+
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXPOOL_STRICT", "")
+    assert config.current().strict is False
+
+
+def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert fxpool.configure(cache_dir="here").cache_dir == tmp_path / "here"
+    assert fxpool.configure(cache_dir="~/there").cache_dir == tmp_path / "home" / "there"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("FXPOOL_WORKERS", "0", "at least 1"),
+        ("FXPOOL_WORKERS", "many", "at least 1"),
+        ("FXPOOL_CACHE_MAX_BYTES", "10X", "such as 500M"),
+        ("FXPOOL_CACHE_MAX_BYTES", "0", "such as 500M"),
+        ("FXPOOL_CACHE_MAX_FILES", "-1", "at least 1"),
+        ("FXPOOL_STRICT", "maybe", "true"),
+        ("FXPOOL_IDLE_TIMEOUT", "nan", "seconds"),
+        ("FXPOOL_IDLE_TIMEOUT", "soon", "seconds"),
+        ("FXPOOL_POOL", "swimming", "embedded"),
+        ("FXPOOL_POOL", "host", "not built yet"),
+        ("FXPOOL_POOL", "tcp://there:1", "not built yet"),
+    ],
+)
+def test_a_bad_value_names_its_variable_and_what_is_expected(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigurationError) as caught:
+        config.current()
+    assert name in str(caught.value) and repr(text) in str(caught.value) and expected in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["async+subprocess", "progressive+async+normal", "progressive+serialize"])
+def test_modes_of_torch_that_are_not_built_are_recognised_and_refused(mode: str) -> None:
+    with pytest.raises(ConfigurationError, match="not built yet") as caught:
+        fxpool.configure(mode=mode)
+    assert all(working in str(caught.value) for working in config.WORKING_MODES)
+
+
+@pytest.mark.parametrize("mode", ["async", "subprocess+async", "async+progressive+normal", "", "fast"])
+def test_what_is_no_mode_of_torch_is_refused_with_the_grammar(mode: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"\[progressive\+\]\[async\+\]"):
+        fxpool.configure(mode=mode)
+
+
+def test_an_unknown_name_lists_the_known_ones(settings_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_file.write_text("")
+    with pytest.raises(UnknownNameError, match="cache_dir") as caught:
+        fxpool.configure(cachedir="/x")
+    assert caught.value.name == "cachedir"
+    settings_file.write_text("cachedir = '/x'")
+    with pytest.raises(UnknownNameError, match=r"fxpool\.toml"):
+        config.current()
+    settings_file.write_text("")
+    monkeypatch.setenv("FXPOOL_CACHEDIR", "/x")
+    with pytest.raises(UnknownNameError, match="FXPOOL_CACHE_DIR"):
+        config.current()
+
+
+def test_variables_that_kubernetes_injects_for_a_service_of_that_name_are_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("FXPOOL_SERVICE_HOST", "FXPOOL_PORT", "FXPOOL_PORT_80_TCP_ADDR", "FXPOOL_SERVICE_PORT_HTTP"):
+        monkeypatch.setenv(name, "x")
+    assert config.current().pool == "embedded"
+
+
+def test_configure_changes_all_or_nothing() -> None:
+    fxpool.configure(workers=2)
+    with pytest.raises(ConfigurationError):
+        fxpool.configure(workers=3, strict="maybe")
+    assert config.current().workers == 2
+
+
+def test_options_of_one_graph_go_over_the_settings() -> None:
+    settings = config.current()
+    assert config.override(settings, {"strict": True}).strict and not settings.strict
+    with pytest.raises(ConfigurationError, match=r"options\['mode'\]"):
+        config.override(settings, {"mode": "x"})
+
+
+@pytest.mark.parametrize(("content", "word"), [("workers = ", "TOML"), ("workers = true", "workers")])
+def test_a_bad_file_is_named(settings_file: Path, content: str, word: str) -> None:
+    settings_file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"fxpool\.toml") as caught:
+        config.current()
+    assert word in str(caught.value)
+
+
+def test_a_file_that_was_asked_for_must_exist(settings_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="FXPOOL_CONFIG"):
+        config.current()
+    monkeypatch.delenv("FXPOOL_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(settings_file.parent / "nowhere"))
+    assert config.current().pool == "embedded"
+
+
+def test_the_file_is_found_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FXPOOL_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "fxpool").mkdir()
+    (tmp_path / "fxpool" / "config.toml").write_text("strict = true\nidle_timeout = 5")
+    assert config.current().strict and config.current().idle_timeout == 5.0

@@ -1,0 +1,182 @@
+"""What the wheel holds, who may import whom, and where private names of torch may stand."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Where each folder is installed; fxpool first, because the others lie in it.
+ROOMS = {
+    "fxpool": "fxpool",
+    "pool": "fxpool/pool",
+    "lowering": "fxpool/lowering",
+    "codecache": "fxpool/codecache",
+}
+FORBIDDEN = {
+    "pool": ("torch", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat"),
+    "codecache": ("fxpool.pool", "fxpool.lowering"),
+    "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.statistics"),
+}
+# They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
+EXEMPT = {"fxpool/demo.py", "fxpool/demo_child.py"}
+
+
+def _sources(folder: str) -> list[Path]:
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def _package_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return ".".join((*ROOMS[parts[0]].split("/"), *parts[1:-1]))
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
+    """(line, local name, full dotted name) of every import, wherever it stands, relative ones resolved."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    yield node.lineno, alias.asname, alias.name
+                else:
+                    yield node.lineno, alias.name.split(".")[0], alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.lineno, "", node.args[0].value
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def _is_private(name: str) -> bool:
+    """Whether a dotted name is one that torch may change without notice."""
+    parts = name.split(".")
+    if parts[0] != "torch":
+        return False
+    private = any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in parts[1:])
+    return private or parts[1:3] == ["fx", "experimental"]
+
+
+def private_names(source: str, package: str = "fxpool") -> list[str]:
+    """`line: name` of every private name of torch that a module imports or reaches through an import."""
+    tree = ast.parse(source)
+    found = set()
+    local = {}
+    for line, name, full in _imports(tree, package):
+        if _is_private(full):
+            found.add((line, full))
+        if name:
+            # `import torch.fx` binds torch.
+            local[name] = full if not full.startswith(name + ".") else name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names = _dotted(node)
+            if names and names[0] in local:
+                full = ".".join([local[names[0]], *names[1:]])
+                if _is_private(full) and not _is_private(full.rpartition(".")[0]):
+                    found.add((node.lineno, full))
+    return [f"{line}: {name}" for line, name in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._inductor",
+        "import torch\ntorch._C._log_api_usage_once",
+        "from torch import _dynamo",
+        "from torch.fx.experimental.symbolic_shapes import ShapeEnv",
+        "from torch.utils._pytree import tree_map",
+        "import torch as t\nt.utils._pytree.tree_map",
+        "from torch.fx import Node\ndef f():\n    return Node._foo",
+        "import importlib\nimportlib.import_module('torch._inductor.graph')",
+        "def f():\n    import torch._functorch.config as c\n    return c",
+    ],
+)
+def test_the_scan_sees_private_names(source: str) -> None:
+    assert private_names(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.__version__",
+        "import torch.fx\ntorch.fx.Node",
+        "self._torch = 1",
+        "import _thread",
+        "x._private",
+    ],
+)
+def test_the_scan_lets_public_names_pass(source: str) -> None:
+    assert private_names(source) == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_private_names_of_torch_stand_in_torch_compat_only(folder: str) -> None:
+    found = []
+    for path in _sources(folder):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in EXEMPT and not name.startswith("fxpool/torch_compat/"):
+            found += [f"{name}:{line}" for line in private_names(path.read_text(), _package_of(path))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_who_may_import_whom(folder: str) -> None:
+    found = []
+    for path in _sources(folder):
+        for line, _, full in _imports(ast.parse(path.read_text()), _package_of(path)):
+            if any(full == name or full.startswith(name + ".") for name in FORBIDDEN[folder]):
+                found.append(f"{path.relative_to(ROOT)}:{line}: {full}")
+    assert not found, "\n".join(found)
+
+
+def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> None:
+    # Built from a copy: setuptools writes into the tree it builds, and takes what an earlier build left there.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ROOMS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy / name)
+    (copy / "README.md").touch()
+    build = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run([python, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "fxpool = fxpool.lowering.backend:fxpool_backend" in archive.read(entry_points).decode()
+    expected = set()
+    for folder, place in ROOMS.items():
+        for path in (copy / folder).rglob("*"):
+            if path.is_file():
+                expected.add(f"{place}/{path.relative_to(copy / folder).as_posix()}")
+    assert held == expected
+
+
+def test_nothing_generic_is_installed_at_the_top() -> None:
+    import importlib.metadata
+
+    names = {Path(str(file)).parts[0] for file in importlib.metadata.files("fxpool") or []}
+    assert not names & {"pool", "lowering", "codecache", "tests", "bench"}

@@ -1,0 +1,40 @@
+"""The check after every test must be able to fail."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+CASES = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+
+def test_leaves_a_process():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+
+def test_leaves_an_orphan(tmp_path):
+    start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)', sys.argv[1]])"
+    subprocess.run([sys.executable, "-c", start, str(tmp_path)], check=True)
+
+def test_leaves_a_socket_directory():
+    Path(os.environ["FXPOOL_RUNTIME_DIR"], "pool-1").mkdir()
+
+def test_leaves_a_temporary_file():
+    tempfile.mkstemp(prefix="fxpool")
+
+def test_leaves_nothing():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+def test_what_a_test_leaves_behind_fails_it(python: str, tmp_path: Path) -> None:
+    conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("GRACE = 15.0", "GRACE = 0.2"))
+    (tmp_path / "test_cases.py").write_text(CASES)
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run([*command, "--basetemp", str(tmp_path / "b")], capture_output=True, text=True, cwd=tmp_path)
+    assert "5 passed, 4 errors" in done.stdout, done.stdout
+    assert done.stdout.count("left behind: process") == 2
+    assert done.stdout.count("left behind: file r/pool-1") == 1
+    assert done.stdout.count("left behind: file t/fxpool") == 1
+    assert "ERROR at teardown of test_leaves_nothing" not in done.stdout
