@@ -1,0 +1,195 @@
+"""Facts about this installation and this machine that compiled code depends on, as plain data for the key.
+
+Two machines with equal facts may share entries; so nothing here is a path, a host's name or a process's number.
+Facts about devices are asked for separately, and only of the devices that a graph uses: a graph on the CPU must not
+create a CUDA context.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+Facts = dict[str, "str | int"]
+
+# Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this room does not import it.
+_OWN_PACKAGES = ("fxpool.torch_compat", "fxpool.lowering", "fxpool.codecache")
+# Inductor compiles with -march=native, so every extension that compilers make use of counts, not only vectors.
+_X86_EXTENSIONS = re.compile(
+    r"(sse|ssse|avx|amx|fma|f16c|bmi|abm$|popcnt|movbe|adx|aes$|vaes|pclmulqdq|vpclmulqdq|gfni|sha|cx16|xop|tbm|lzcnt)"
+)
+
+
+def system_facts() -> Facts:
+    """Identity of torch, Triton, Python, fxpool and the CPU. Found out once per process."""
+    return dict(_system_facts())
+
+
+@functools.cache
+def _system_facts() -> Facts:
+    import torch
+
+    version: Any = torch.version
+    facts: Facts = {
+        "torch": str(torch.__version__),
+        "torch_git": str(version.git_version),
+        "torch_files": distribution_digest("torch", ("torch/", "torchgen/", "functorch/")),
+        "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
+        "machine": platform.machine(),
+        "libc": _libc(),
+        "fxpool": distribution_version("fxpool"),
+        "fxpool_files": own_source_digest(),
+        "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
+        "cpu_extensions": " ".join(cpu_extensions()),
+    }
+    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-xpu"):
+        if triton := distribution_version(name):
+            facts[name] = triton
+            facts[f"{name}_files"] = distribution_digest(name, ("triton/",))
+    return facts
+
+
+def device_facts(device_types: set[str]) -> Facts:
+    """What code for these kinds of devices depends on, of those of them that this process sees.
+
+    Nothing is asked of a device whose kind is not named. For `cpu` and `meta` there is nothing to add.
+    """
+    facts: Facts = {}
+    for kind in sorted(device_types - {"cpu", "meta"}):
+        facts.update(_cuda_facts() if kind == "cuda" else _other_device_facts(kind))
+    return facts
+
+
+def _cuda_facts() -> Facts:
+    import torch
+
+    version: Any = torch.version
+    facts: Facts = {"cuda": str(version.cuda), "hip": str(version.hip)}
+    if not torch.cuda.is_available():
+        facts["cuda_devices"] = "none"
+        return facts
+    described, targets = set(), set()
+    # As a set: a rank that sees one of eight equal devices shares entries with a rank that sees all of them.
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        sizes = " ".join(
+            f"{name}={getattr(properties, name)}"
+            for name in (
+                "multi_processor_count",
+                "warp_size",
+                "regs_per_multiprocessor",
+                "shared_memory_per_block_optin",
+            )
+            if hasattr(properties, name)
+        )
+        architecture = str(getattr(properties, "gcnArchName", "")) if version.hip else ""
+        described.add(f"{properties.name} {properties.major}.{properties.minor} {sizes} {architecture}".strip())
+        targets.add(architecture or f"sm_{properties.major}{properties.minor}")
+    facts["cuda_devices"] = "; ".join(sorted(described))
+    facts["cuda_targets"] = " ".join(sorted(targets))
+    return facts
+
+
+def _other_device_facts(kind: str) -> Facts:
+    import torch
+
+    module: Any = getattr(torch, kind, None)
+    describe = getattr(module, "get_device_properties", None)
+    count = getattr(module, "device_count", None)
+    if describe is None or count is None:
+        return {f"{kind}_devices": "unknown"}
+    return {f"{kind}_devices": "; ".join(sorted({str(describe(index)) for index in range(count())}))}
+
+
+# ---------------------------------------------------------------- installed packages
+
+
+def distribution_version(name: str) -> str:
+    """Version of an installed distribution, or the empty text."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def distribution_digest(name: str, prefixes: tuple[str, ...]) -> str:
+    """Digest of what a distribution's RECORD says of the files below `prefixes`; empty if it has none.
+
+    The RECORD holds the digest of every file installed, so two builds of one version differ in it, and reading it is
+    some milliseconds where reading the files is seconds. Lines about byte code and scripts differ between machines
+    and are left out.
+    """
+    try:
+        record = importlib.metadata.distribution(name).read_text("RECORD")
+    except importlib.metadata.PackageNotFoundError:
+        record = None
+    if not record:
+        return ""
+    lines = sorted(line for line in record.splitlines() if line.startswith(prefixes) and ".pyc," not in line)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def own_source_digest() -> str:
+    """Digest of names and contents of fxpool's own source that shapes entries; changes as one develops."""
+    whole = hashlib.sha256()
+    for package in _OWN_PACKAGES:
+        for name, path in sorted(_sources_of(package)):
+            try:
+                with open(path, "rb") as file:
+                    content = file.read()
+            except OSError:
+                continue
+            whole.update(f"{package}/{name} {len(content)}\n".encode() + content)
+    return whole.hexdigest()
+
+
+def _sources_of(package: str) -> list[tuple[str, str]]:
+    """(name below the package, path) of a package's Python files."""
+    found = []
+    spec = importlib.util.find_spec(package)
+    for top in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for directory, _, names in os.walk(top):
+            for name in names:
+                if name.endswith(".py"):
+                    path = os.path.join(directory, name)
+                    found.append((os.path.relpath(path, top), path))
+    return found
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def cpu_extensions() -> list[str]:
+    """The CPU's instruction set extensions that compilers use, sorted; empty where /proc/cpuinfo does not say."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return []
+    return _extensions_in(text)
+
+
+def _extensions_in(cpuinfo: str) -> list[str]:
+    """What all CPUs described have in common: code may run on any of them."""
+    lists = re.findall(r"^(flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    if not lists:
+        return []
+    common = set.intersection(*(set(words.split()) for _, words in lists))
+    if lists[0][0] == "Features":  # ARM lists little but extensions
+        return sorted(common)
+    return sorted(word for word in common if _X86_EXTENSIONS.match(word))
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return "".join(platform.libc_ver())

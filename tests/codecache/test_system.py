@@ -1,0 +1,111 @@
+"""Facts for the key: the same in every process, and asked of no device that is not used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from fxpool.codecache import system
+
+_PROGRAM = """
+import json, sys
+from fxpool.codecache import system
+facts = {**system.system_facts(), **system.device_facts({"cpu", "meta"})}
+import torch
+assert not torch.cuda.is_initialized()
+print(json.dumps(facts))
+"""
+
+
+def test_another_process_finds_the_same():
+    facts = system.system_facts()
+    run = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        cwd="/",
+        env={**os.environ, "PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(run.stdout) == facts
+
+
+def test_what_is_in_them():
+    import torch
+
+    facts = system.system_facts()
+    assert facts["torch"] == torch.__version__ and len(str(facts["torch_git"])) >= 7
+    assert re.fullmatch("[0-9a-f]{64}", str(facts["torch_files"]))
+    assert re.fullmatch("[0-9a-f]{64}", str(facts["fxpool_files"]))
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in str(facts["python"])
+    for value in facts.values():
+        assert isinstance(value, (str, int))
+        assert not re.search(r"(^|\s)/\w", str(value)), f"a path: {value}"
+        assert os.uname().nodename not in str(value).split()
+    facts["torch"] = "changed by the caller"
+    assert system.system_facts()["torch"] == torch.__version__
+
+
+def test_graphs_on_the_cpu_touch_no_device(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
+    assert system.device_facts({"cpu"}) == {} == system.device_facts(set())
+
+
+def test_cuda_devices(monkeypatch):
+    import torch
+
+    class Properties:
+        name, major, minor, multi_processor_count, warp_size = "NVIDIA H200", 9, 0, 132, 32
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    one = system.device_facts({"cuda", "cpu"})
+    assert one["cuda_targets"] == "sm_90" and "H200 9.0" in str(one["cuda_devices"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert system.device_facts({"cuda"}) == one
+    monkeypatch.setattr(Properties, "minor", 3)
+    assert system.device_facts({"cuda"}) != one
+
+
+def test_a_device_nobody_knows():
+    assert system.device_facts({"privateuseone"}) == {"privateuseone_devices": "unknown"}
+
+
+def test_extensions():
+    x86 = "processor: 0\nflags\t\t: fpu sse4_2 avx2 hypervisor avx512f sha_ni constant_tsc\n"
+    assert system._extensions_in(x86) == ["avx2", "avx512f", "sha_ni", "sse4_2"]
+    assert system._extensions_in(x86 + x86.replace("avx512f ", "")) == ["avx2", "sha_ni", "sse4_2"]
+    assert system._extensions_in("Features\t: fp asimd sve bf16\n") == ["asimd", "bf16", "fp", "sve"]
+    assert system._extensions_in("no such line") == []
+
+
+def test_own_sources_count(monkeypatch, tmp_path):
+    before = system.own_source_digest()
+    (tmp_path / "new.py").write_text("x = 1")
+    real = system._sources_of
+
+    def more(package):
+        return [*real(package), ("new.py", str(tmp_path / "new.py"))]
+
+    monkeypatch.setattr(system, "_sources_of", more)
+    system.own_source_digest.cache_clear()
+    try:
+        with_new = system.own_source_digest()
+        (tmp_path / "new.py").write_text("x = 2")
+        system.own_source_digest.cache_clear()
+        assert len({before, with_new, system.own_source_digest()}) == 3
+    finally:
+        system.own_source_digest.cache_clear()
+
+
+def test_a_distribution_that_is_not_there():
+    assert system.distribution_version("no-such-distribution") == ""
+    assert system.distribution_digest("no-such-distribution", ("x/",)) == ""
+    assert system.distribution_digest("pytest", ("_pytest/",)) != system.distribution_digest("pytest", ("pytest/",))

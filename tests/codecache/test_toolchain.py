@@ -1,0 +1,167 @@
+"""The compiler as facts: found as Inductor finds it, and asked once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+from fxpool.codecache import toolchain
+from fxpool.codecache.toolchain import find_compiler, require_compiler, toolchain_facts
+
+from fxpool.errors import NoCompilerError
+from fxpool.torch_compat import cpp_toolchain
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(toolchain, "_known", {})
+    for name in toolchain._ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def candidates(monkeypatch):
+    chosen: list[str] = []
+    monkeypatch.setattr(toolchain, "_candidates", lambda: list(chosen))
+    return chosen
+
+
+def no_process(*args, **kwargs):
+    pytest.fail("a process was started")
+
+
+def script(path, version, code=0):
+    path.write_text(f"#!/bin/sh\necho '{version}'\nexit {code}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@needs_compiler
+def test_a_warm_process_starts_nothing(tmp_path, monkeypatch, candidates):
+    candidates.append("g++")
+    root = str(tmp_path / "cache")
+    first = toolchain_facts(root)
+    assert first["compiler"] != "none" and first["compiler_target"]
+    assert not any("/" in value for value in first.values())
+    monkeypatch.setattr(subprocess, "run", no_process)
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert toolchain_facts(root) == first  # same process
+    monkeypatch.setattr(toolchain, "_known", {})
+    assert toolchain_facts(root) == first  # as a new process
+    assert not [name for name in os.listdir(os.path.join(root, "toolchain")) if not name.endswith(".json")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 3, "target": ""}', b"\xff"])
+def test_a_damaged_answer_is_asked_for_again(tmp_path, monkeypatch, candidates, content):
+    candidates.append("g++")
+    root = str(tmp_path / "cache")
+    first = toolchain_facts(root)
+    (file,) = os.listdir(os.path.join(root, "toolchain"))
+    with open(os.path.join(root, "toolchain", file), "wb") as damaged:
+        damaged.write(content)
+    monkeypatch.setattr(toolchain, "_known", {})
+    assert toolchain_facts(root) == first
+
+
+@needs_compiler
+def test_two_processes_agree(tmp_path):
+    program = "import sys, json; from fxpool.codecache.toolchain import toolchain_facts;"
+    program += "print(json.dumps(toolchain_facts(sys.argv[1])))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "cache")], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+
+
+def test_cxx_is_what_inductor_reads(tmp_path):
+    mine = script(tmp_path / "my-c++", "mycc 1.0")
+    program = "from fxpool.codecache.toolchain import toolchain_facts; print(toolchain_facts()['compiler'])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "CXX": mine}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "mycc 1.0\n"
+
+
+def test_the_configuration_counts(tmp_path, monkeypatch):
+    from torch._inductor import config
+
+    first, second = script(tmp_path / "one", "one 1"), script(tmp_path / "two", "two 2")
+    monkeypatch.setattr(config.cpp, "cxx", (None, first, second))
+    assert cpp_toolchain.compiler_candidates() == [first, second]
+    assert toolchain_facts()["compiler"] == "one 1"
+    monkeypatch.setattr(config.cpp, "cxx", second)
+    assert toolchain_facts()["compiler"] == "two 2"
+
+
+def test_what_does_not_run_is_passed_over(tmp_path, candidates):
+    broken, works = script(tmp_path / "broken", "broken 1", code=3), script(tmp_path / "works", "works 2")
+    candidates += ["no-such-compiler-anywhere", broken, works]
+    found = find_compiler()
+    assert found is not None and found.path == works and found.version == "works 2"
+    assert require_compiler() == found
+
+
+def test_no_compiler(candidates):
+    candidates += ["no-such-compiler-anywhere"]
+    assert toolchain_facts() == {"compiler": "none"}
+    with pytest.raises(NoCompilerError) as caught:
+        require_compiler()
+    assert caught.value.tried == ["no-such-compiler-anywhere"]
+
+
+def test_a_script_is_asked_in_every_process(tmp_path, monkeypatch, candidates):
+    """What it runs can change without it."""
+    (tmp_path / "version").write_text("cc 1")
+    path = tmp_path / "wrapper"
+    path.write_text(f"#!/bin/sh\ncat {tmp_path}/version\n")
+    path.chmod(0o755)
+    candidates.append(str(path))
+    root = str(tmp_path / "cache")
+    assert toolchain_facts(root)["compiler"] == "cc 1"
+    (tmp_path / "version").write_text("cc 2")
+    monkeypatch.setattr(toolchain, "_known", {})
+    assert toolchain_facts(root)["compiler"] == "cc 2"
+
+
+@needs_compiler
+def test_another_file_is_asked_again(tmp_path, monkeypatch, candidates):
+    """An update of the compiler in place: another inode, size or time."""
+    binary = tmp_path / "cc"
+    shutil.copy(shutil.which("true"), binary)
+    candidates.append(str(binary))
+    root = str(tmp_path / "cache")
+    before = toolchain_facts(root)["compiler"]
+    asked = []
+    monkeypatch.setattr(toolchain, "_run", lambda path: asked.append(path) or ("cc 2", "x"))
+    os.utime(binary, (1, 1))
+    assert toolchain_facts(root)["compiler"] == "cc 2" != before
+    assert asked == [str(binary)]
+
+
+def test_search_paths_count_and_are_not_shown(monkeypatch, candidates):
+    plain = toolchain_facts()
+    monkeypatch.setenv("CPATH", "")
+    assert toolchain_facts() == plain
+    monkeypatch.setenv("CPATH", "/opt/secret/include")
+    facts = toolchain_facts()
+    assert facts != plain and "secret" not in str(facts)
+
+
+@needs_compiler
+def test_a_directory_that_is_not_ours_is_not_used(tmp_path, candidates):
+    candidates.append("g++")
+    root = tmp_path / "cache"
+    root.mkdir()
+    root.chmod(0o777)
+    assert toolchain_facts(str(root))["compiler"] != "none"
+    assert os.listdir(root) == []
