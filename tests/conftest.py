@@ -117,7 +117,7 @@ def _describe(process: psutil.Process) -> str:
     """Number and command line; empty if it has ended or is not ours to judge."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
-            # A child that ended and was not waited for is a leak only once; subprocess and asyncio reap late.
+            # It has ended; subprocess and asyncio wait for their children late.
             return ""
         line = " ".join(process.cmdline())
     except psutil.Error:
