@@ -350,6 +350,13 @@ class _Digester:
             self._add_tensor(torch, value)
         elif type(value).__module__ == "torch._ops":
             self._add_operator(value)
+        elif _top(type(value).__module__) == "torch":
+            from fxpool.torch_compat.custom_operators import operator_behind
+
+            operator = operator_behind(value)
+            if operator is None:
+                return False
+            self._add_operator(operator)
         else:
             return False
         return True
@@ -379,7 +386,7 @@ class _Digester:
             return
         name = operators.overload_name(op) if operators.is_overload(op) else operators.packet_name(op)
         self.token("operator", name)
-        if operators.is_builtin(op):
+        if operators.is_builtin(op) or self._met(op):
             return
         registered = operators.registration(op)
         if not registered.files and not registered.libraries:
@@ -389,6 +396,12 @@ class _Digester:
                 self.token("file", digest_file(path))
             except OSError as error:
                 raise self.refuse(f"the operator {name}: {error}") from error
+        # The files say nothing of what is imported into them. Wrappers that torch puts around the user's functions
+        # have state of their own; what is inside is among the others.
+        for part, function in sorted(registered.functions.items()):
+            if isinstance(function, types.FunctionType) and not _is_of_torch(function):
+                self.token("implementation", part)
+                self.add(function, f"{part} of the operator {name}")
 
     def _add_triton(self, value: Any) -> bool:
         """Kernels (`JITFunction`: `fn`, `src`), what autotunes them (`fn`, `configs`), and `constexpr` values."""
@@ -445,6 +458,10 @@ def _is_instance(value: Any) -> bool:
     """Whether a value is an object of a class of torch's or Triton's, and not an operator, which is looked into."""
     module = type(value).__module__
     return _top(module) in _NAMED_OBJECTS and module != "torch._ops" and not hasattr(value, "untyped_storage")
+
+
+def _is_of_torch(function: types.FunctionType) -> bool:
+    return _top(str(function.__globals__.get("__name__", ""))) in _NAMED_OBJECTS
 
 
 def _is_code(attribute: Any) -> bool:

@@ -347,3 +347,37 @@ def test_modules():
     assert digest_module(sys)
     with pytest.raises(UndigestableError, match="nowhere"):
         digest_module(types.ModuleType("nowhere"))
+
+
+_OPERATOR = """
+import torch
+from fxpool_test_kernels import compute
+@torch.library.custom_op("fxpool_test::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor:
+    return compute(x)
+@op.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def test_a_custom_operator_is_what_its_implementation_calls(tmp_path):
+    """Torch's own keys see its name only."""
+    (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)
+    program = (
+        "import torch, fxpool_test_operator as m; from fxpool.codecache.sources import digest_callable as d;"
+        "print(d(m.op), d(torch.ops.fxpool_test.op.default), d(lambda x: torch.ops.fxpool_test.op(x)))"
+    )
+    found = []
+    for body in ("x.sin()", "x.cos()"):
+        (tmp_path / "fxpool_test_kernels.py").write_text(f"def compute(x):\n    return {body}\n")
+        run = subprocess.run(
+            [sys.executable, "-B", "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(run.stdout.split())
+    assert found[0][0] == found[0][1]
+    assert not set(found[0]) & set(found[1])
