@@ -1,1 +1,21 @@
-"""See the modules."""
+"""How a graph becomes something callable: capture, compile in a worker, link, load, modes.
+
+    Dynamo ──▶ backend.fxpool_backend
+                 │ options      what the caller asked for, the mode
+                 │ capture      graph, inputs, sources, shapes, ambient state ──▶ CompileRequest + GraphKey
+                 │ lookup       entries of that key whose guards hold for this call
+                 │    hit ──────────────────────────────────────────────┐
+                 │    miss ──▶ service: the pool ──▶ worker.compile_job │
+                 │                                     compile   AOTAutograd + Inductor (torch's)
+                 │                                     link      C++ kernels in few units, sub-jobs
+                 │                                     artifact  published, or sent back as it is
+                 ▼                                                      ▼
+               ladder: graph as Dynamo made it ▷ after AOTAutograd ▷ in this process      load, effects
+                                                                                             │
+                                                                        callable ◀── overlap ┘
+
+A step down the ladder is counted under a named reason. `ambient` is the state of the process that
+shapes code; it is captured once per request, is in the key, and is re-entered wherever a request
+is compiled or an entry loaded. What a compile does to its surroundings besides returning code
+(guards, restarts) is recorded and replayed by `effects`.
+"""

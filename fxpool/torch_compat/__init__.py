@@ -1,1 +1,18 @@
-"""See the modules."""
+"""The wall around torch's private names: everything fxpool knows of torch's internals is in this folder.
+
+    versions      which torch is supported, and the refusal when it isn't
+    tracing       Dynamo's tracing context: fake inputs, sources, guards, compile ids
+    shape_env     symbolic shapes as data: symbols, ranges, guards, there and back
+    tensors       a (fake) tensor's description, and the tensor made from it
+    operators     operators and functions by name, and what they depend on
+    switches      global state that shapes code (autocast, SDPA backends, ...): read, hash, re-enter
+    configs       Inductor's, functorch's and Dynamo's configuration as data
+    aot           a Dynamo graph through AOTAutograd and Inductor, and back into a callable
+    inner         one graph after AOTAutograd through Inductor, and back into a callable
+    output_code   what Inductor returns, and how its generated module is loaded
+    cpp           the C++ tool chain as Inductor drives it: instruction set, flags, precompiled header
+
+A new torch release is this folder to read. It imports nothing of fxpool's but itself.
+Line numbers and behaviour were read in torch 2.11 and 2.13; a name that exists in only
+one of them is looked up with ``getattr`` where it is used, with a comment.
+"""

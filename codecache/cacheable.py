@@ -1,0 +1,146 @@
+"""Which graphs may be kept, and under which name a refusal is counted.
+
+An entry is served to every later request with the same key, so a graph may be kept only if its
+key tells it from every graph that compiles to something else. What can't be hashed (a function
+with no fixed source, a pass without a uuid, a TorchScript object) is refused here, in the process
+that has it. A refused graph is compiled in a worker all the same; it just leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fxpool.codecache import sources
+from fxpool.torch_compat import configs, operators, tracing
+
+
+class Bypass(Exception):
+    """This graph may not be kept; `reason` is what is counted, `detail` is for a person."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+# Where public functions live that Dynamo puts into graphs and that do only what their arguments say.
+_PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
+                 "torch.special", "torch.linalg", "torch.fft")  # fmt: skip
+_PURE_MODULES = ("operator", "_operator", "builtins", "math", "einops.einops")
+# Private, and still functions of their arguments only.
+_KNOWN = frozenset(
+    ("torch._sym_sqrt", "torch.sym_float", "torch.sym_int", "torch.sym_sum", "torch.Size", "torch._tensor.Tensor",
+     "torch.autograd.grad", "torch._assert", "torch._assert_async", "torch._check_is_size", "torch.sym_max",
+     "torch.sym_min", "torch.sym_not", "torch.sym_ite")
+)  # fmt: skip
+
+
+def check(gm: torch.fx.GraphModule, context: Any | None) -> None:
+    """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept."""
+    if configs.caches_disabled():
+        raise Bypass("caches_disabled", "force_disable_caches is set")
+    if configs.freezing():
+        raise Bypass("freezing", "parameters' values are part of a frozen graph")
+    if tracing.real_inputs_expected(context):
+        raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+    for name, value in configs.code_values().items():
+        pass_uuid(name, value)
+    check_graph(gm)
+
+
+def pass_uuid(name: str, value: Any) -> Any:
+    """What stands for a custom pass in a key: its ``uuid()``, which must be plain data and not None."""
+    if isinstance(value, (list, tuple)):
+        return [pass_uuid(name, item) if not isinstance(item, str) else item for item in value]
+    uuid = getattr(value, "uuid", None)
+    found = uuid() if callable(uuid) else None
+    if found is None:
+        raise Bypass("custom_pass_without_uuid", name)
+    return found if isinstance(found, (str, bytes, int)) else repr(found)
+
+
+def check_graph(gm: torch.fx.GraphModule) -> None:
+    """The rules for nodes, in `gm` and every graph nested in it."""
+    for module in gm.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        context_fn = module.meta.get("_checkpoint_context_fn")
+        if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
+            raise Bypass("checkpoint_context_fn", "it has no attribute cache_hash")
+        for node in module.graph.nodes:
+            _check_node(module, node)
+
+
+def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    if node.op == "call_function":
+        if node.meta.get("is_wrapped") and node.meta.get("user_cache_hash"):
+            return  # torch.fx.wrap with the user's own word for its version
+        reason = _refusal(node.target)
+        if reason is not None:
+            raise Bypass(reason, operators.pretty_name(node.target))
+    elif node.op == "call_method":
+        owner = node.args[0] if node.args else None
+        if not isinstance(owner, torch.fx.Node) or ("example_value" not in owner.meta and "val" not in owner.meta):
+            raise Bypass("method_of_unknown", str(node.target))
+    elif node.op == "get_attr":
+        found: Any = gm
+        for part in str(node.target).split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, torch._C.ScriptObject) or type(found).__name__ == "FakeScriptObject":
+            raise Bypass("torchbind", str(node.target))
+
+
+def _refusal(target: Any) -> str | None:
+    """The bypass a function's presence means, or None."""
+    if operators.is_overload(target) or operators.is_packet(target):
+        return None  # those of a program are hashed by source: see code_digests
+    if operators.is_higher_order(target):
+        return None if operators.higher_order_cacheable(target) else "higher_order_operator"
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", "")
+    if type(target).__name__ in ("builtin_function_or_method", "method_descriptor", "wrapper_descriptor"):
+        return None
+    if f"{module}.{name}" in _KNOWN or module in _PURE_MODULES:
+        return None
+    if module in _PUBLIC_HOMES and not name.startswith("_"):
+        return None
+    if isinstance(target, type) and module.startswith("torch"):
+        return None
+    if callable(target) and module.startswith("torch") and operators.torch_function_is_cacheable(target):
+        return None
+    if f"{module}.{name}" in configs.functions_marked_cacheable():
+        return None
+    return "function"
+
+
+def code_digests(dependencies: dict[str, Any]) -> dict[str, Any]:
+    """Digests of everything a graph names that is not torch's.
+
+    Raises:
+        Bypass: a source can't be found or hashed.
+    """
+    digests: dict[str, Any] = {}
+    for name, target in sorted(dependencies.items()):
+        try:
+            digests[name] = _operator_digest(target) if name.startswith("operator:") else _function_digest(target)
+        except (sources.UndigestableError, OSError) as error:
+            raise Bypass("source", f"{name}: {error}") from error
+    return digests
+
+
+def _function_digest(target: Any) -> Any:
+    return sources.digest_callable(target)
+
+
+def _operator_digest(target: Any) -> Any:
+    registration = operators.registration(target)
+    if not registration.files and not registration.libraries and not registration.functions:
+        raise Bypass("operator_of_unknown_source", registration.name)
+    return {
+        # A path is not in the key; two files of one content are one source.
+        "files": sorted(sources.digest_file(path) for path in registration.files),
+        "libraries": sorted(sources.digest_file(path) for path in registration.libraries),
+        "functions": {name: sources.digest_callable(f) for name, f in sorted(registration.functions.items())},
+        "triton": [sources.digest_callable(kernel) for kernel in operators.triton_kernels_of(target)],
+        "schema": operators.schema_of(target),
+    }

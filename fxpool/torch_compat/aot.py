@@ -1,0 +1,201 @@
+"""A Dynamo graph through AOTAutograd and Inductor, and what comes out of it back into a callable.
+
+AOTAutograd can bundle forward and backward into one picklable result for its own cache. Here that
+result is taken at the moment it would be saved (`compile_graph`), and turned into a callable in
+another process (`wrap`). torch's cache itself is neither read nor written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_PATCHING = threading.RLock()
+# Shaped like a key of torch's, because it is split in places; nothing is stored under it.
+_NO_KEY = "afxpool00"
+
+
+class Compiled:
+    """What one compile gave: the callable of this process, and the result that can travel."""
+
+    def __init__(self) -> None:
+        self.callable: Callable[..., Any] | None = None
+        self.result: Any | None = None
+
+
+@contextlib.contextmanager
+def _result_taken(compiled: Compiled) -> Iterator[None]:
+    from torch._functorch import config as functorch_config
+    from torch._functorch._aot_autograd import autograd_cache
+
+    cache = autograd_cache.AOTAutogradCache
+
+    def save(key: str, entry: Any, remote: bool = False) -> None:
+        entry.pre_save()
+        compiled.result = entry
+
+    def no_lookup(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def no_key(*args: Any, **kwargs: Any) -> tuple[str, list[str]]:
+        return _NO_KEY, []
+
+    with _PATCHING, contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (cache, "save", staticmethod(save)),
+            (cache, "_lookup", staticmethod(no_lookup)),
+            (autograd_cache, "autograd_cache_key", no_key),
+        ):
+            stack.callback(setattr, owner, name, owner.__dict__[name])
+            setattr(owner, name, value)
+        stack.enter_context(
+            functorch_config.patch(
+                bundled_autograd_cache=True,
+                enable_autograd_cache=True,
+                enable_remote_autograd_cache=False,
+                # A backward that is lowered later would be lowered in the user's process.
+                force_non_lazy_backward_lowering=True,
+                strict_autograd_cache=False,
+            )
+        )
+        stack.enter_context(torch.compiler.config.patch(force_disable_caches=False))
+        yield
+
+
+def compile_graph(gm: Any, inputs: Sequence[Any], *, keep_result: bool) -> Compiled:
+    """Compile in this process, under the tracing context, switches and configuration in force.
+
+    With `keep_result` the backward is lowered at once and `Compiled.result` is the bundled
+    AOTAutograd result, or None where AOTAutograd made none.
+    """
+    from torch._inductor import compile_fx
+
+    compiled = Compiled()
+    with in_process_only(), _result_taken(compiled) if keep_result else contextlib.nullcontext():
+        compiled.callable = compile_fx.compile_fx(gm, inputs)
+    return compiled
+
+
+@contextlib.contextmanager
+def in_process_only() -> Iterator[None]:
+    """Keep torch from starting its own compile sidecar for TORCHINDUCTOR_FX_COMPILE_MODE=subprocess."""
+    from torch._inductor import compile_fx
+
+    with _PATCHING, contextlib.ExitStack() as stack:
+        for name, value in (
+            ("fx_compile_mode", compile_fx.FxCompileMode.NORMAL),
+            ("fx_compile_async", False),
+            ("fx_compile_progressive", False),
+        ):
+            if hasattr(compile_fx, name):
+                stack.callback(setattr, compile_fx, name, getattr(compile_fx, name))
+                setattr(compile_fx, name, value)
+        yield
+
+
+def dump_result(result: Any) -> bytes:
+    """The bundled result as bytes; whatever pickle raises."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return pickle.dumps(result)
+
+
+def load_result(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def graphs_of(result: Any) -> list[Any]:
+    """Inductor's output in a bundled result: forward, then backward if there is one."""
+    found = [result.compiled_fw.result]
+    if result.compiled_bw is not None:
+        found.append(result.compiled_bw.result)
+    return found
+
+
+def mutated_inputs(result: Any) -> list[int]:
+    """Positions of the inputs whose data the graph changes."""
+    return [i for i, info in enumerate(result.runtime_metadata.input_info) if info.mutates_data]
+
+
+def aot_config_of(result: Any) -> Any:
+    """AOTAutograd's configuration of the graph, reduced to what is kept in a result."""
+    return result.sanitized_aot_config
+
+
+def compile_seconds(result: Any) -> float:
+    return (result.forward_time_taken_ns + result.backward_time_taken_ns) / 1e9
+
+
+def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None) -> Callable[[list[Any]], Any]:
+    """The callable AOTAutograd would have returned, taking one list of inputs that it empties.
+
+    Runs the post-compile steps of Inductor (input alignment, cudagraphs) and of AOTAutograd
+    (views, mutations, autograd). Guards are not added here: the caller has evaluated them.
+    `sources` replace those of the process that compiled.
+    """
+    from torch._inductor import config as inductor_config
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    result.guards_expr = None
+    aot_config = result.sanitized_aot_config
+    if sources is not None and aot_config.aot_autograd_arg_pos_to_source is not None:
+        aot_config.aot_autograd_arg_pos_to_source = list(sources)
+    return result.wrap_post_compile(
+        list(fake_inputs),
+        aot_config,
+        {
+            "cudagraphs": BoxedBool(inductor_config.triton.cudagraphs),
+            "boxed_forward_device_index": BoxedDeviceIndex(None),
+        },
+    )
+
+
+def attach_dynamo_metadata(
+    gm: torch.fx.GraphModule, input_sources: Sequence[Any], parameter_sources: dict[str, Any]
+) -> None:
+    """Make a rebuilt graph look like Dynamo's to AOTAutograd: it then knows sources and static inputs."""
+    gm.meta["dynamo_compile_id"] = torch._guards.CompileContext.current_compile_id()
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for node, source in zip(placeholders, input_sources, strict=True):
+        node._dynamo_source = source  # type: ignore[attr-defined]
+    gm._param_name_to_source = dict(parameter_sources)  # type: ignore[assignment]
+
+
+def parameters_and_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors a graph carries as attributes, in the order AOTAutograd lifts them into inputs."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def parameter_sources(gm: Any) -> dict[str, Any] | None:
+    """Sources of lifted parameters by name; None for a graph that Dynamo did not make."""
+    if "dynamo_compile_id" not in getattr(gm, "meta", {}):
+        return None
+    return getattr(gm, "_param_name_to_source", None)
+
+
+def set_lifted_parameters(context: Any, tensors_by_name: dict[str, torch.Tensor]) -> None:
+    """Tell the tracing context which parameters lead the inputs, as AOTAutograd would."""
+    if context is not None and tensors_by_name:
+        context.params_flat = list(tensors_by_name.values())
+
+
+def is_flat_wrapper(module: Any) -> bool:
+    """Whether Dynamo handed over a GmWrapper (inputs packed into one list)."""
+    from torch._dynamo.utils import GmWrapper
+
+    return isinstance(module, GmWrapper)
+
+
+def graph_of(module: Any) -> torch.fx.GraphModule | None:
+    """The graph module behind what Dynamo hands to a backend; None if there is none."""
+    return module if isinstance(module, torch.fx.GraphModule) else None

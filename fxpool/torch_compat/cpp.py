@@ -1,0 +1,148 @@
+"""The C++ tool chain as Inductor drives it: which vector instructions, which flags, which header.
+
+In a worker the kernels of a graph are collected instead of compiled one by one (`collecting`), so
+that fxpool decides how they are grouped; the compiler's command line for a group is Inductor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class CollectedKernel:
+    """One C++ kernel a generated wrapper asked for. It can't be called where it was compiled."""
+
+    def __init__(self, argument_types: Sequence[str], source: str) -> None:
+        self.argument_types = list(argument_types)
+        self.source = source
+
+    def __call__(self, *args: Any) -> None:
+        raise RuntimeError("a kernel was called in the process that compiled it")
+
+
+@contextlib.contextmanager
+def collecting(kernels: list[CollectedKernel]) -> Iterator[None]:
+    """Let Inductor generate C++ kernels without compiling them; they are appended to `kernels`."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def collect(self: Any, argument_types: Sequence[str], source: str) -> CollectedKernel:
+        kernel = CollectedKernel(argument_types, source)
+        kernels.append(kernel)
+        return kernel
+
+    original = AsyncCompile.cpp_pybinding
+    AsyncCompile.cpp_pybinding = collect  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
+
+
+HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
+
+
+def tensor_data_pointer() -> int:
+    """Address of the C function that gives a tensor object's data pointer."""
+    return int(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)
+
+
+class Command:
+    """Inductor's compiler command for kernel libraries on this host, header precompiled."""
+
+    def __init__(self, headers: str | None) -> None:
+        """`headers` is the directory precompiled headers are kept in; None uses none."""
+        import torch._inductor.codecache as codecache
+        from torch._inductor import config
+        from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        flags: dict[str, Any] = {
+            "vec_isa": pick_vec_isa(),
+            "device_type": "cpu",
+            "include_pytorch": False,
+            "shared": True,
+        }
+        self._builder = CppBuilder
+        self._options = CppTorchDeviceOptions(**flags)
+        if headers is not None and config.cpp_cache_precompile_headers:
+            line = CppBuilder(name="o", sources="i", BuildOption=self._options).get_command_line()
+            with _headers_in(codecache, headers):
+                self._options.precompiled_header = codecache._precompile_header(
+                    codecache._get_cpp_prefix_header("cpu"), line, min_optimize=False, **flags
+                )
+
+    def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
+        """(arguments of the compiler, path of the library it writes beside the source)."""
+        directory = os.path.dirname(source_path)
+        builder = self._builder(name=name, sources=source_path, BuildOption=self._options, output_dir=directory)
+        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+
+
+@contextlib.contextmanager
+def _headers_in(codecache: Any, directory: str) -> Iterator[None]:
+    saved = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = directory, os.path.join(directory, "locks")
+    try:
+        yield
+    finally:
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = saved
+
+
+#: name of an instruction set, and what else was found out about it (``_is_avx512_bf16_supported`` ...)
+InstructionSet = tuple[str, dict[str, bool]]
+
+
+def usable_instruction_sets() -> list[InstructionSet]:
+    """The vector instruction sets this CPU, torch and the compiler agree on, best first.
+
+    Builds and loads test programs: 8 s on a host that has not been asked before.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    found: list[InstructionSet] = []
+    for isa in cpu_vec_isa.valid_vec_isa_list():
+        if isa:
+            extra = {name: value for name, value in vars(isa).items() if name.startswith("_is_")}
+            found.append((str(isa), extra))
+    return found
+
+
+@contextlib.contextmanager
+def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
+    """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""
+    from torch._inductor import cpu_vec_isa
+
+    names = {name: extra for name, extra in known}
+    classes = [cpu_vec_isa.VecISA, *_subclasses(cpu_vec_isa.VecISA)]
+    with contextlib.ExitStack() as stack:
+        for cls in classes:
+            if "__bool__" in vars(cls) and cls is not cpu_vec_isa.InvalidVecISA:
+                stack.callback(setattr, cls, "__bool__", vars(cls)["__bool__"])
+                cls.__bool__ = lambda self: str(self) in names  # type: ignore[method-assign]
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        stack.callback(cpu_vec_isa.valid_vec_isa_list.cache_clear)
+        for isa in cpu_vec_isa.valid_vec_isa_list():
+            for name, value in names[str(isa)].items():
+                setattr(isa, name, value)
+        yield
+
+
+def _subclasses(cls: type) -> list[Any]:
+    direct = cls.__subclasses__()
+    return direct + [deeper for sub in direct for deeper in _subclasses(sub)]
+
+
+def inductor_directory(path: str) -> None:
+    """Let Inductor write its files (generated sources, locks) under `path` in this process."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = path
+    from torch._inductor.runtime import cache_dir_utils
+
+    clear = getattr(cache_dir_utils.cache_dir, "cache_clear", None)
+    if clear is not None:
+        clear()

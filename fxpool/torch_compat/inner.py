@@ -1,0 +1,128 @@
+"""One graph after AOTAutograd through Inductor: the level a graph travels at when its Dynamo form can't.
+
+AOTAutograd then runs in the user's process (`compile_with_inner`), and each of the graphs it makes
+(inference, forward, backward) is handed to an ``inner compile`` of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+# Arguments of Inductor's inner compile that are plain data and decide what is generated.
+PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper", "fx_wrapper", "is_inference",
+                   "layout_opt")  # fmt: skip
+
+
+def compile_with_inner(gm: Any, inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """AOTAutograd here, `inner(gm, fake inputs, **arguments)` for each graph it makes."""
+    from fxpool.torch_compat.aot import in_process_only
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx
+
+    # torch's AOTAutograd cache would look for Inductor's results where ours are not.
+    with in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        return compile_fx.compile_fx(gm, inputs, inner_compile=inner)
+
+
+def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Inductor's own inner compile in this process, its caches left out. Returns Inductor's output."""
+    from fxpool.torch_compat.aot import in_process_only
+    from torch._inductor import compile_fx
+    from torch._inductor.utils import BoxedBool
+
+    arguments = dict(arguments)
+    arguments.setdefault("cudagraphs", BoxedBool(False))
+    with in_process_only(), _no_graph_cache():
+        return compile_fx.compile_fx_inner(gm, list(inputs), **arguments)
+
+
+@contextlib.contextmanager
+def _no_graph_cache() -> Iterator[None]:
+    """Compile for being taken away: no lookup, Triton's binaries bundled with the result."""
+    from torch._functorch import config as functorch_config
+
+    with functorch_config.patch(bundled_autograd_cache=True):
+        yield
+
+
+def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an inner compile that travel; the rest is this process's business."""
+    kept = {name: arguments[name] for name in PLAIN_ARGUMENTS if name in arguments}
+    kept["static_input_idxs"] = list(kept.get("static_input_idxs") or ())
+    cudagraphs = arguments.get("cudagraphs")
+    kept["cudagraphs"] = bool(cudagraphs) if cudagraphs is not None else None
+    return kept
+
+
+def worker_arguments(plain: dict[str, Any]) -> dict[str, Any]:
+    """`plain_arguments` as Inductor expects them."""
+    from torch._inductor import config
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    arguments = dict(plain)
+    wanted = arguments.pop("cudagraphs", None)
+    arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs if wanted is None else wanted)
+    arguments["boxed_forward_device_index"] = BoxedDeviceIndex(None)
+    return arguments
+
+
+def dump(graph: Any) -> bytes:
+    """Inductor's output as bytes; whatever pickle raises."""
+    from copy import copy
+
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    travelling = copy(graph)
+    travelling.prepare_for_serialization()
+    # Arguments hold boxes that belong to the compiling process; the loader brings its own.
+    travelling.fx_kwargs = {}
+    with _disable_current_modes():
+        return pickle.dumps(travelling)
+
+
+def load(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Post-compile steps for a graph that was loaded; returns the callable output code.
+
+    Raises:
+        RuntimeError: the generated module could not be loaded.
+    """
+    from torch._inductor import config
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    arguments = dict(arguments)
+    if arguments.get("cudagraphs") is None:
+        arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
+    arguments.setdefault("is_backward", False)
+    constants = CompiledFxGraphConstants()
+    loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
+    if loaded is None:
+        raise RuntimeError("the generated module could not be loaded")
+    loaded.fx_kwargs = arguments
+    loaded.post_compile(list(inputs), constants, arguments)
+    return loaded
+
+
+def count_calls(gm: torch.fx.GraphModule) -> int:
+    """Nodes that compute something; a graph without any has nothing to compile."""
+    return sum(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes)
+
+
+def compile_as_torch_does(gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
+    from fxpool.torch_compat.aot import in_process_only
+    from torch._inductor import compile_fx
+
+    with in_process_only():
+        return compile_fx.compile_fx_inner(gm, inputs, **arguments)

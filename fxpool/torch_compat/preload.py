@@ -1,0 +1,41 @@
+"""What a zygote imports of torch before it forks workers: everything a compile needs, and no thread."""
+
+from __future__ import annotations
+
+import importlib
+
+_MODULES = (
+    "torch._dynamo",
+    "torch._dynamo.backends.common",
+    "torch._functorch._aot_autograd.autograd_cache",
+    "torch._functorch._aot_autograd.aot_autograd_result",
+    "torch._functorch.partitioners",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.select_algorithm",
+    "torch._inductor.scheduler",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.codegen.cpp_wrapper_cpu",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.codegen.wrapper",
+    "torch._inductor.codecache",
+    "torch._inductor.cpp_builder",
+    "torch._inductor.mkldnn_lowerings",
+    "torch._inductor.quantized_lowerings",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._higher_order_ops",
+    "torch._dynamo.symbolic_convert",
+    "torch._dynamo.repro.after_aot",
+)
+
+
+def import_compiler() -> None:
+    """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped."""
+    for name in _MODULES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("torch"):
+                raise

@@ -1,0 +1,191 @@
+"""Symbolic shapes as data: what a worker must know of the parent's ShapeEnv, and what it reports back.
+
+A worker compiles with symbols of the same names, ranges, replacements and hints as the parent,
+so that whatever it proves or guards on means the same there. The state travels as a pickle of
+plain attributes (`dump`, `load`); what of it belongs in a key is `facts`, which leaves hints out,
+because guards on them are checked when an entry is looked up. Guards come back as sympy
+expressions over the symbols of the inputs (`guards_over`) and are added to the parent's
+ShapeEnv by `add_guard`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
+# var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches
+# and what belongs to translation validation.
+_STATE = (
+    "settings",
+    "axioms",
+    "unique_ids",
+    "var_to_val",
+    "backed_var_to_val",
+    "unbacked_var_to_val",
+    "real_tensor_prop_unbacked_vals",
+    "var_to_range",
+    "var_to_sources",
+    "unbacked_inputs",
+    "var_to_hint_override",
+    "source_to_var",
+    "source_to_symbol",
+    "replacements",
+    "unbacked_renamings",
+    "divisible",
+    "exclusion_constraints",
+    "size_like",
+    "val_to_var",
+    "unbacked_symfloat_counter",
+    "unbacked_symint_counter",
+    "counter",
+    "unbacked_alloc_order",
+    "pending_fresh_unbacked_symbols",
+    "ignorable_fresh_unbacked_symbols",
+    "allow_complex_guards_as_runtime_asserts",
+    "prefer_deferred_runtime_asserts_over_guards",
+    "co_fields",
+)
+
+
+def dump(env: ShapeEnv) -> bytes:
+    """The state of `env` as bytes.
+
+    Raises:
+        Exception: whatever pickle raises for a source that can't be pickled.
+    """
+    state = {name: env.__dict__[name] for name in _STATE if name in env.__dict__}
+    # The stacks of guards and asserts say where in the user's program they arose; a worker can't use them.
+    guards = [(g.expr, g.size_oblivious) for g in env.guards]
+    asserts = {symbol: [(a.expr, a.msg) for a in listed] for symbol, listed in env.deferred_runtime_asserts.items()}
+    return pickle.dumps((state, guards, asserts))
+
+
+def load(data: bytes) -> ShapeEnv:
+    """A new ShapeEnv in the state of `dump`."""
+    from torch._guards import ShapeGuard, SLoc
+    from torch.fx.experimental.symbolic_shapes import RuntimeAssert
+    from torch.utils._traceback import CapturedTraceback
+
+    state, guards, asserts = pickle.loads(data)
+    env = ShapeEnv()
+    for name, value in state.items():
+        setattr(env, name, value)
+    nowhere = SLoc("fxpool request", None)
+    env.guards = [ShapeGuard(expr, nowhere, size_oblivious=oblivious) for expr, oblivious in guards]
+    stack = CapturedTraceback.extract(skip=1)
+    env.deferred_runtime_asserts = {
+        symbol: [RuntimeAssert(expr, msg, stack) for expr, msg in listed] for symbol, listed in asserts.items()
+    }
+    env.num_deferred_runtime_asserts = sum(map(len, asserts.values()))
+    for symbol in state.get("var_to_range", {}):
+        env.var_to_range_sloc[symbol] = _no_range_location(nowhere)
+    env._update_version_counter()
+    return env
+
+
+def _no_range_location(nowhere: Any) -> Any:
+    from torch.fx.experimental.symbolic_shapes import ValueRangesSLoc
+
+    return ValueRangesSLoc(nowhere, nowhere)
+
+
+def values(env: ShapeEnv) -> dict[str, int | float | bool]:
+    """The value each backed symbol has in this call, by name."""
+    table = env.__dict__.get("backed_var_to_val")
+    if table is None:
+        table = env.__dict__["var_to_val"]  # its name until 2.12
+    return {symbol.name: _number(value) for symbol, value in table.items()}
+
+
+def _number(value: Any) -> int | float | bool:
+    if isinstance(value, (bool, int, float)):
+        return value
+    return int(value) if getattr(value, "is_integer", False) else float(value)
+
+
+def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:
+    """Every symbol `env` knows, by name, with the assumptions it was made with."""
+    return {symbol.name: symbol for symbol in env.var_to_range}
+
+
+def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
+    """What is proven about the named symbols, for a key: ranges, replacements, hint overrides; no hints.
+
+    Each row is ``[name, lower, upper, size_like, hint override, replacement]``, the bounds and the
+    replacement as sympy expressions.
+    """
+    known = symbols(env)
+    overrides = {s.name: v for s, v in env.__dict__.get("var_to_hint_override", {}).items() if isinstance(v, int)}
+    rows: list[list[Any]] = []
+    for name in sorted(names):
+        symbol = known.get(name)
+        if symbol is None:
+            continue
+        bounds = env.var_to_range[symbol]
+        replacement = env.replacements.get(symbol)
+        rows.append([name, bounds.lower, bounds.upper, symbol in env.size_like, overrides.get(name), replacement])
+    return rows
+
+
+def guards_over(env: ShapeEnv, names: set[str]) -> list[sympy.Basic]:
+    """Guards of `env` that speak of the named symbols only, in the order they were made, each once."""
+    seen: dict[sympy.Basic, None] = {}
+    for guard in env.guards:
+        free = {symbol.name for symbol in guard.expr.free_symbols}
+        if free and free <= names:
+            seen.setdefault(guard.expr)
+    return list(seen)
+
+
+def add_guard(env: ShapeEnv, expr: sympy.Basic) -> bool:
+    """Evaluate `expr` on this call's sizes and keep it as a guard. False when it does not hold."""
+    return bool(env.evaluate_expr(expr))
+
+
+def sym_node_of(value: Any) -> Any | None:
+    """The node of a SymInt, SymFloat or SymBool; None for anything else."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node
+    return None
+
+
+def expression_of(value: Any) -> sympy.Basic:
+    """The sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
+    return value.node.expr
+
+
+def hint_of(value: Any) -> int | float | bool | None:
+    """The value a symbolic number has in this call; None for one that depends on data."""
+    node = value.node
+    return node.hint if node.has_hint() else None
+
+
+def is_nested_int(value: Any) -> bool:
+    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
+
+
+def make(env: ShapeEnv, expr: sympy.Basic, kind: str, hint: int | float | bool | None) -> Any:
+    """A SymInt, SymFloat or SymBool (`kind` is ``"int"``, ``"float"`` or ``"bool"``) of `env`."""
+    if kind == "int":
+        return env.create_symintnode(expr, hint=hint)
+    if kind == "float":
+        return env.create_symfloatnode(expr, hint=hint)
+    return env.create_symboolnode(expr)
+
+
+def translation_validation(env: ShapeEnv | None) -> bool:
+    """Whether the ShapeEnv records itself for a solver; such a record can't be taken along."""
+    return bool(env is not None and env._translation_validation_enabled)
+
+
+def free_symbol_names(exprs: Sequence[sympy.Basic]) -> set[str]:
+    names: set[str] = set()
+    for expr in exprs:
+        names.update(symbol.name for symbol in expr.free_symbols)
+    return names

@@ -1,0 +1,159 @@
+"""A tensor's description, and the fake tensor made from it in another process.
+
+torch's own graph pickler refuses views (it clears the fake mode of a view but not of its base),
+so descriptions are ours; the tensor is built by torch's MetaConverter, which keeps views,
+shared storages and leaves as they were. Sizes, strides and offsets may be symbolic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.meta_utils import (
+    MetaConverter,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    is_sparse_any,
+    safe_is_leaf,
+)
+from torch.utils._mode_utils import no_dispatch
+
+
+class TensorFacts(NamedTuple):
+    """What compiling needs to know of a dense tensor. `base` is the tensor a view was made from."""
+
+    identity: int
+    storage: int
+    nbytes: Any
+    dtype: torch.dtype
+    device: torch.device
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    requires_grad: bool
+    is_leaf: bool
+    is_parameter: bool
+    is_conj: bool
+    is_neg: bool
+    is_inference: bool
+    creation_meta: int | None
+    base: TensorFacts | None
+
+
+class UnsupportedTensor(Exception):
+    """A tensor that is more than a block of memory with sizes and strides; the message says what."""
+
+
+class Describer:
+    """Describes tensors of one request: one number per tensor and per storage, in order of appearance."""
+
+    def __init__(self) -> None:
+        # Tensors and storages are kept, or an id could be taken by a new object while we count.
+        self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
+        self._storages: dict[int, tuple[Any, int]] = {}
+
+    def describe(self, tensor: torch.Tensor) -> TensorFacts:
+        """Facts of a fake or real dense tensor.
+
+        Raises:
+            UnsupportedTensor: a subclass, a sparse, nested or quantized tensor, a functorch wrapper.
+        """
+        refuse_unusual(tensor)
+        _, identity = self._tensors.setdefault(id(tensor), (tensor, len(self._tensors)))
+        storage = tensor.untyped_storage()
+        _, storage_id = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))
+        is_view = tensor._is_view()
+        base = self.describe(tensor._base) if is_view and tensor._base is not None else None
+        return TensorFacts(
+            identity=identity,
+            storage=storage_id,
+            nbytes=storage.size(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            size=tuple(tensor.size()),
+            stride=tuple(tensor.stride()),
+            offset=tensor.storage_offset(),
+            requires_grad=tensor.requires_grad,
+            is_leaf=safe_is_leaf(tensor),
+            is_parameter=isinstance(tensor, torch.nn.Parameter),
+            is_conj=tensor.is_conj(),
+            is_neg=tensor.is_neg(),
+            is_inference=tensor.is_inference(),
+            creation_meta=int(torch._C._autograd._get_creation_meta(tensor)) if base is not None else None,
+            base=base,
+        )
+
+
+def refuse_unusual(tensor: torch.Tensor) -> None:
+    """Raises UnsupportedTensor unless `tensor` is a plain dense one (a Parameter, or fake, included)."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_traceable_wrapper_subclass(tensor):
+        raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
+        raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
+    if is_sparse_any(tensor) or tensor.layout is not torch.strided:
+        raise UnsupportedTensor(f"layout {tensor.layout}")
+    if tensor.is_nested:
+        raise UnsupportedTensor("nested tensor")
+    if tensor.is_quantized:
+        raise UnsupportedTensor("quantized tensor")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
+        raise UnsupportedTensor("functorch or functionalization wrapper")
+
+
+class Builder:
+    """Makes fake tensors of `fake_mode` from facts, views and shared storages included."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self._fake_mode = fake_mode
+        self._converter: MetaConverter[FakeTensor] = MetaConverter()
+
+    def build(self, facts: TensorFacts) -> FakeTensor:
+        def with_fake(make: Any, device: torch.device | str) -> FakeTensor:
+            with no_dispatch():
+                return FakeTensor(self._fake_mode, make(), device)  # type: ignore[arg-type]
+
+        return self._converter.meta_tensor(  # type: ignore[return-value]
+            self._describe(facts), self._fake_mode.shape_env, with_fake, None, None
+        )
+
+    def _describe(self, facts: TensorFacts) -> MetaTensorDesc[Any]:
+        fields: dict[str, Any] = {
+            "id": facts.identity,
+            "ndim": len(facts.size),
+            "dtype": facts.dtype,
+            "device": facts.device,
+            "size": facts.size,
+            "dynamo_dynamic_indices": [],
+            "dynamo_hint_overrides": {},
+            "is_inference": facts.is_inference,
+            "is_leaf": facts.is_leaf,
+            "requires_grad": facts.requires_grad,
+            "is_view": facts.base is not None,
+            "is_conj": facts.is_conj,
+            "is_neg": facts.is_neg,
+            "is_parameter": facts.is_parameter,
+            "stride": facts.stride,
+            "storage_offset": facts.offset,
+            "storage": MetaStorageDesc(id=facts.storage, size=facts.nbytes, data=None),  # type: ignore[arg-type]
+            "base": self._describe(facts.base) if facts.base is not None else None,
+            "creation_meta": (
+                torch._C._autograd.CreationMeta(facts.creation_meta) if facts.creation_meta is not None else None
+            ),
+            "fake_mode": self._fake_mode,
+        }
+        known = {field.name for field in dataclasses.fields(MetaTensorDesc)}
+        return MetaTensorDesc(**{name: value for name, value in fields.items() if name in known})
+
+
+def is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+def new_fake_mode(shape_env: Any) -> FakeTensorMode:
+    """A fake mode for compiling: real tensors among its inputs (constants) are taken as they are."""
+    return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)

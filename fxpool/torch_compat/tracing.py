@@ -1,0 +1,226 @@
+"""Dynamo's tracing context, as far as a backend needs it: fake inputs, sources, guards and ids.
+
+A backend is called while Dynamo's ``TracingContext`` is active. Three things of it leave the
+process with a graph: the fake mode (through `shape_env` and `tensors`), the source of every
+input, and the guards that compiling adds, which Dynamo reads when the backend has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._guards as _guards
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def current_context() -> Any | None:
+    """Dynamo's TracingContext, or None outside a compile."""
+    return _guards.TracingContext.try_get()
+
+
+def fake_mode_of(context: Any | None, inputs: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode a graph was traced under, from the context or else from its inputs."""
+    if context is not None and context.fake_mode is not None:
+        return context.fake_mode
+    return _guards.detect_fake_mode(inputs)
+
+
+def fakify(fake_mode: FakeTensorMode, context: Any | None, value: Any, source: Any | None) -> Any:
+    """A real tensor's fake twin, with the symbols Dynamo gave it; anything else unchanged.
+
+    Dynamo has fakified its inputs already, so this answers from the fake mode's memo; the
+    symbolic context decides which sizes are dynamic where it doesn't.
+    """
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    symbolic_context = None
+    if context is not None:
+        symbolic_context = context.tensor_to_context.get(value)
+    if symbolic_context is not None:
+        return fake_mode.from_tensor(value, symbolic_context=symbolic_context, source=source)
+    # No Dynamo behind this graph: sizes stay what they are.
+    return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
+
+
+def real_inputs_expected(context: Any | None) -> bool:
+    """Whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
+    return bool(context is not None and context.fakify_first_call)
+
+
+# --- sources ---------------------------------------------------------------------------------
+
+
+def placeholder_source(node: torch.fx.Node) -> Any | None:
+    """Where an input comes from in the user's frame; None for what a graph splitter made up."""
+    return getattr(node, "_dynamo_source", None)
+
+
+def dump_source(source: Any) -> bytes | None:
+    """A source as bytes, or None if it holds something that doesn't pickle."""
+    try:
+        return pickle.dumps(source)
+    except Exception:  # sources can hold anything a user can name; position identifies them then
+        return None
+
+
+def load_source(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def positional_source(index: int) -> Any:
+    """Stands for the source of input `index` where the real one can't travel."""
+    from torch._dynamo.source import LocalSource
+
+    return LocalSource(f"__fxpool_input_{index}")
+
+
+# --- guards that AOTAutograd adds -------------------------------------------------------------
+
+
+def aot_guards(context: Any) -> list[Any]:
+    return list(context.guards_context.aotautograd_guards)
+
+
+def describe_aot_guards(guards: Sequence[Any], sources: Sequence[Any]) -> list[list[Any]]:
+    """Guards as data, sources replaced by input positions.
+
+    Raises:
+        KeyError: a guard names a source that is no input of the graph, or is of an unknown kind.
+    """
+    positions = {source: i for i, source in enumerate(sources) if source is not None}
+    described: list[list[Any]] = []
+    for guard in guards:
+        if isinstance(guard, _guards.DuplicateInputs):
+            described.append(["duplicate", positions[guard.input_source_a], positions[guard.input_source_b]])
+        elif isinstance(guard, _guards.StorageOverlap):
+            described.append(
+                [
+                    "overlap",
+                    [positions[s] for s in guard.overlapping_sources],
+                    [positions[s] for s in guard.non_overlapping_sources],
+                ]
+            )
+        else:
+            raise KeyError(f"unknown guard {type(guard).__name__}")
+    return described
+
+
+def replay_aot_guards(context: Any, described: Sequence[Sequence[Any]], sources: Sequence[Any]) -> None:
+    """Give the current context the guards of `describe_aot_guards`, for this call's sources."""
+    target = context.guards_context.aotautograd_guards
+    for guard in described:
+        if guard[0] == "duplicate":
+            rebuilt: Any = _guards.DuplicateInputs(sources[guard[1]], sources[guard[2]])
+        else:
+            rebuilt = _guards.StorageOverlap([sources[i] for i in guard[1]], [sources[i] for i in guard[2]])
+        if rebuilt not in target:
+            target.append(rebuilt)
+
+
+# --- restarts ---------------------------------------------------------------------------------
+
+
+def restart_request(error: BaseException) -> list[str] | None:
+    """Sources a pass asked Dynamo to specialize when it raised `error`; None for any other error."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, TensorifyScalarRestartAnalysis):
+            return sorted(TensorifyState.force_specializations)
+        chain = chain.__cause__ or chain.__context__
+    return None
+
+
+def request_restart(sources: Sequence[str]) -> None:
+    """Ask Dynamo to trace again with `sources` specialized. Always raises."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    for source in sources:
+        TensorifyState.specialize(source)
+    raise TensorifyScalarRestartAnalysis
+
+
+# --- ids --------------------------------------------------------------------------------------
+
+
+def next_aot_id() -> int:
+    """The number AOTAutograd would give the next graph of this process; taken, so counted."""
+    from torch._functorch import aot_autograd
+
+    return next(aot_autograd.AOT_COUNTER)
+
+
+@contextlib.contextmanager
+def aot_id_is(value: int) -> Iterator[None]:
+    """Let the next graph AOTAutograd sees be number `value` (a worker compiles for another process)."""
+    from torch._functorch import aot_autograd
+
+    saved, aot_autograd.AOT_COUNTER = aot_autograd.AOT_COUNTER, itertools.count(value)
+    try:
+        yield
+    finally:
+        aot_autograd.AOT_COUNTER = saved
+
+
+def dump_compile_id() -> list[Any] | None:
+    """The compile in progress as data: (compiled autograd id, frame, frame's compile, attempt)."""
+    context = _guards.CompileContext.try_get()
+    if context is None or context.compile_id is None:
+        return None
+    compile_id = context.compile_id
+    return [compile_id.compiled_autograd_id, compile_id.frame_id, compile_id.frame_compile_id, context.attempt]
+
+
+@contextlib.contextmanager
+def worker_context(fake_mode: FakeTensorMode, compile_id: Sequence[Any] | None) -> Iterator[Any]:
+    """A tracing context in a process where no Dynamo runs. Yields it."""
+    with contextlib.ExitStack() as stack:
+        if compile_id is not None:
+            made = _guards.CompileId(
+                compiled_autograd_id=compile_id[0], frame_id=compile_id[1], frame_compile_id=compile_id[2]
+            )
+            compile_context = _guards.CompileContext(made)
+            compile_context.attempt = compile_id[3]
+            stack.enter_context(_guards.compile_context(compile_context))
+        context = _guards.TracingContext(fake_mode)
+        stack.enter_context(_guards.tracing(context))
+        yield context
+
+
+def never_traced(fn: Any) -> Any:
+    """Mark `fn` so that Dynamo runs it without looking inside."""
+    return torch._dynamo.disable(fn, reason="fxpool's compiled graph")
+
+
+def compile_label() -> str:
+    """``"0/1"``: frame and compile, for messages; empty outside a compile."""
+    compile_id = _guards.CompileContext.current_compile_id()
+    return str(compile_id) if compile_id is not None else ""
+
+
+def constraints(context: Any, value: Any) -> list[str] | None:
+    """What the user promised about the sizes of an input (mark_dynamic), as text; None without a promise."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    symbolic = context.tensor_to_context.get(value)
+    promised = [
+        str(constraint) if constraint is not None else ""
+        for name in ("constraint_sizes", "constraint_strides")
+        for constraint in getattr(symbolic, name, None) or ()
+    ]
+    return promised if any(promised) else None
+
+
+def control_flow_errors() -> tuple[type[BaseException], ...]:
+    """Exceptions by which a compile talks to Dynamo; they are answers, not failures."""
+    from torch._dynamo import exc
+
+    return (exc.RestartAnalysis, exc.SkipFrame, exc.TensorifyScalarRestartAnalysis)

@@ -1,0 +1,107 @@
+"""The state of a process that shapes compiled code, in one record.
+
+Captured once per request, hashed into the key, and re-entered in the worker and in any thread that
+loads an entry. It consists of global switches (`torch_compat.switches`), configuration
+(`torch_compat.configs`) and a few environment variables that torch reads at every compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from fxpool.codecache import cacheable
+from fxpool.errors import CannotTravelError
+from fxpool.torch_compat import configs, switches
+
+# Read by torch while it generates or compiles, and no part of its configuration modules.
+_IN_KEY = ("ATEN_CPU_CAPABILITY", "TORCH_CUDA_ARCH_LIST", "TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION",
+           "DISABLE_MMA_V3", "TRITON_INTERPRET", "PYTORCH_ROCM_ARCH")  # fmt: skip
+_PREFIX_IN_KEY = "TORCHINDUCTOR_"
+# Say where things are or how many processes to use. Configuration that comes from such a variable
+# is captured with the configuration.
+_NOT_IN_KEY = frozenset(
+    ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS",
+     "TORCHINDUCTOR_WORKER_START", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE",
+     "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS")
+)  # fmt: skip
+# Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
+_FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+                "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "ROCM_HOME", "HIP_VISIBLE_DEVICES",
+                "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TMPDIR", "TORCH_LOGS", "TORCH_TRACE",
+                "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+
+
+@dataclasses.dataclass
+class AmbientState:
+    """`switches` and `configuration` are plain; `code` is a pickle of configured passes, or None."""
+
+    switches: dict[str, Any]
+    configuration: dict[str, dict[str, Any]]
+    environment: dict[str, str]
+    code: bytes | None = None
+
+
+def capture() -> AmbientState:
+    """The state in force in this thread.
+
+    Raises:
+        CannotTravelError: something is in force that exists in this process only.
+    """
+    if switches.dispatch_modes_active():
+        raise CannotTravelError("dispatch_mode", "a TorchDispatchMode is active")
+    if switches.saved_tensor_hooks_active():
+        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are active")
+    registered = configs.user_lowerings()
+    if registered:
+        raise CannotTravelError("registered_lowering", ", ".join(registered[:3]))
+    return AmbientState(switches.capture(), configs.capture(), _environment(), _dump_code(configs.code_values()))
+
+
+def _environment() -> dict[str, str]:
+    wanted = {name: os.environ[name] for name in (*_IN_KEY, *_FOR_WORKERS) if name in os.environ}
+    for name, value in os.environ.items():
+        if name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY:
+            wanted[name] = value
+    return wanted
+
+
+def _dump_code(code: dict[str, Any]) -> bytes | None:
+    if not code:
+        return None
+    for name, value in code.items():
+        owner = type(value) if not callable(value) or not hasattr(value, "__qualname__") else value
+        if getattr(owner, "__module__", "") == "__main__":
+            raise CannotTravelError("custom_pass", f"{name} is defined in the main script")
+    try:
+        return pickle.dumps(code)
+    except Exception as error:  # a pass can be any object
+        raise CannotTravelError("custom_pass", f"{', '.join(code)}: {error}") from error
+
+
+def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(ambient, configuration) as they go into a key.
+
+    Raises:
+        Bypass: a custom pass has no uuid.
+    """
+    variables = {
+        name: value
+        for name, value in state.environment.items()
+        if name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
+    }
+    ambient = {**state.switches, "inference_mode": switches.inference_mode(), "environment": variables}
+    passes = {name: cacheable.pass_uuid(name, value) for name, value in configs.code_values().items()}
+    return ambient, {**configs.key_values(state.configuration), "passes": passes}
+
+
+@contextlib.contextmanager
+def entered(state: AmbientState) -> Iterator[None]:
+    """Put this process and thread into `state`; the environment is the pool's business."""
+    code = pickle.loads(state.code) if state.code is not None else None
+    with configs.entered(state.configuration, code), switches.entered(state.switches):
+        yield

@@ -1,0 +1,129 @@
+"""The backend: ``torch.compile(model, backend="fxpool")``.
+
+Called by Dynamo for each graph. Looks the graph up, has it compiled on a miss, and steps down where
+a graph can't take the direct way: from the graph as Dynamo made it, to the graphs AOTAutograd makes
+of it, to an ordinary compile in this process. Each step is counted under a reason; with ``strict``
+it is an error instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fxpool import statistics
+from fxpool.errors import (
+    CannotReturnError,
+    CannotTravelError,
+    CompileError,
+    JobTimeoutError,
+    NoCompilerError,
+    PoolError,
+    UnsupportedTorchError,
+    WorkerDiedError,
+)
+from fxpool.lowering import options as call_options
+from fxpool.torch_compat import versions
+
+log = logging.getLogger("fxpool.lowering")
+
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass
+class Attempt:
+    """One graph on its way: what it is called, what was asked, and what has happened to it so far."""
+
+    label: str
+    wanted: call_options.Options
+    level: str = "aot"
+    how: str = ""
+    key: str | None = None
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def step_down(self, reason: str, error: BaseException) -> None:
+        """Count a step down the ladder. Raises `error` under ``strict``."""
+        if self.wanted.strict:
+            raise error
+        statistics.count("fallbacks", reason)
+        self.reasons.append(reason)
+        log.info("%s: step down (%s): %s", self.label, reason, error)
+
+    def bypass(self, reason: str) -> None:
+        statistics.count("bypasses", reason)
+        self.reasons.append(f"bypass:{reason}")
+
+    def record(self) -> None:
+        statistics.record_graph(
+            {
+                "label": self.label,
+                "key": self.key,
+                "how": self.how,
+                "level": self.level,
+                "reasons": self.reasons,
+                "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+            }
+        )
+
+
+def fxpool_backend(
+    gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph; returns what Dynamo calls in its place.
+
+    `mode` and `options` are those of ``torch.compile``; see `fxpool.lowering.options`.
+
+    Raises:
+        UnsupportedTorchError: torch, Python or the platform is outside the supported range.
+        ConfigurationError: an unknown option or mode.
+        NoCompilerError: there is no C++ compiler.
+    """
+    refusal = versions.current_refusal()
+    if refusal is not None:
+        raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
+    # Imported late: an unsupported torch may not have the names these need.
+    from fxpool.lowering import ladder
+
+    wanted = call_options.parse(mode, options)
+    attempt = Attempt(_label(), wanted)
+    started = time.perf_counter()
+    try:
+        with ladder.options_in_force(wanted):
+            return ladder.descend(gm, example_inputs, attempt)
+    finally:
+        attempt.seconds["total"] = time.perf_counter() - started
+        attempt.record()
+
+
+def _label() -> str:
+    from fxpool.torch_compat import tracing
+
+    number = next(_numbers)
+    compile_id = tracing.compile_label()
+    return f"graph {number} [{compile_id}]" if compile_id else f"graph {number}"
+
+
+def run_eagerly(gm: Any, attempt: Attempt, error: PoolError) -> Callable[..., Any]:
+    """A graph that killed its workers is not compiled in the user's process: it runs as it is."""
+    if attempt.wanted.strict:
+        raise error
+    statistics.count("eager_calls", "worker_died")
+    attempt.how = "eager"
+    attempt.reasons.append("worker_died")
+    warnings.warn(f"{attempt.label} runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+    return gm.forward
+
+
+#: Errors that say the same wherever the graph is compiled: no step down helps.
+FINAL = (NoCompilerError,)
+#: A job that ended its worker, or had to be ended.
+DEADLY = (WorkerDiedError, JobTimeoutError)
+
+__all__ = ["DEADLY", "FINAL", "Attempt", "CannotReturnError", "CannotTravelError", "CompileError", "fxpool_backend",
+           "run_eagerly"]  # fmt: skip

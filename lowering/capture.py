@@ -1,0 +1,300 @@
+"""From what Dynamo hands to a backend to a request that can travel, and its key.
+
+Everything is read; nothing of the graph, its inputs or the tracing context is changed, because
+Dynamo goes on using them when the backend has returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolchain
+from fxpool.errors import CannotTravelError
+from fxpool.lowering import ambient, overlap
+from fxpool.lowering.request import AOT, FX, CompileRequest
+from fxpool.torch_compat import aot, operators, shape_env, tracing
+
+
+@dataclasses.dataclass
+class Captured:
+    """A request, and what of this process is needed to load its result.
+
+    `bypass` says why there is no key. `lifted` are the parameters and buffers that the graph carries
+    as attributes; they lead the inputs of the compiled callable.
+    """
+
+    request: CompileRequest
+    context: Any | None
+    env: Any | None
+    fakes: list[Any]
+    lifted: list[torch.Tensor]
+    sources: list[Any]
+    layout: overlap.Layout
+    bypass: cacheable.Bypass | None = None
+
+    @property
+    def key(self) -> key.GraphKey | None:
+        return self.request.key
+
+    def values(self) -> dict[str, Any]:
+        """This call's value of every symbol."""
+        return shape_env.values(self.env) if self.env is not None else {}
+
+
+def capture(
+    gm: Any, inputs: Sequence[Any], *, label: str, store: str | None, tools: str | None, keep: bool = True
+) -> Captured:
+    """Capture a graph as Dynamo made it. With `keep` false no key is made.
+
+    Raises:
+        CannotTravelError: the graph, an input or the ambient state has no form for another process.
+    """
+    graph = aot.graph_of(gm)
+    if graph is None:
+        raise CannotTravelError("not_a_graph", type(gm).__name__)
+    context = tracing.current_context()
+    fake_mode = tracing.fake_mode_of(context, inputs)
+    if context is None or fake_mode is None:
+        raise CannotTravelError("no_tracing_context", "the backend was called outside Dynamo")
+    if tracing.real_inputs_expected(context):
+        raise CannotTravelError("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+    env = fake_mode.shape_env
+    if shape_env.translation_validation(env):
+        raise CannotTravelError("translation_validation")
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(inputs):
+        raise CannotTravelError("inputs", f"{len(placeholders)} placeholders, {len(inputs)} inputs")
+
+    lifted = aot.parameters_and_buffers(graph)
+    named_sources = aot.parameter_sources(graph)
+    from_dynamo = named_sources is not None
+    sources = [tracing.placeholder_source(node) for node in placeholders]
+    fakes = [tracing.fakify(fake_mode, context, value, source) for value, source in zip(inputs, sources, strict=True)]
+    fake_lifted = {
+        name: tracing.fakify(fake_mode, context, value, (named_sources or {}).get(name))
+        for name, value in lifted.items()
+    }
+
+    encoder = graph_codec.GraphEncoder()
+    values = [encoder.value(fake) for fake in fakes]
+    encoded = encoder.encode(graph, fake_lifted)
+    real = [*lifted.values(), *inputs]
+    captured = _finish(
+        level=AOT,
+        label=label,
+        encoded=encoded,
+        values=values,
+        constraints=[tracing.constraints(context, value) for value in inputs],
+        layout=overlap.layout(real),
+        env=env,
+        context=context,
+        fakes=[*fake_lifted.values(), *fakes],
+        lifted=list(lifted.values()),
+        sources=[*((named_sources or {}).get(name) for name in lifted), *sources],
+        request_fields={
+            "sources": [_dumped(source) for source in sources],
+            "parameter_sources": {name: _dumped(source) for name, source in (named_sources or {}).items()},
+            "from_dynamo": from_dynamo,
+            "arguments": {},
+        },
+        check=(lambda: cacheable.check(graph, context)) if keep else None,
+        store=store,
+        tools=tools,
+    )
+    return captured
+
+
+def capture_inner(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    *,
+    label: str,
+    store: str | None,
+    tools: str | None,
+    keep: bool = True,
+) -> Captured:
+    """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`."""
+    context = tracing.current_context()
+    fake_mode = tracing.fake_mode_of(context, inputs)
+    env = fake_mode.shape_env if fake_mode is not None else None
+    if shape_env.translation_validation(env):
+        raise CannotTravelError("translation_validation")
+    encoder = graph_codec.GraphEncoder()
+    values = [encoder.value(value) for value in inputs]
+    encoded = encoder.encode(gm)
+    return _finish(
+        level=FX,
+        label=label,
+        encoded=encoded,
+        values=[values, encoder.value(sorted(arguments.items()))],
+        constraints=[],
+        layout=(),
+        env=env,
+        context=context,
+        fakes=list(inputs),
+        lifted=[],
+        sources=[],
+        request_fields={"sources": [], "parameter_sources": {}, "from_dynamo": False, "arguments": arguments},
+        check=(lambda: cacheable.check(gm, context)) if keep else None,
+        store=store,
+        tools=tools,
+    )
+
+
+def _dumped(source: Any) -> bytes | None:
+    return tracing.dump_source(source) if source is not None else None
+
+
+def _finish(
+    *,
+    level: str,
+    label: str,
+    encoded: graph_codec.EncodedGraph,
+    values: list[Any],
+    constraints: list[Any],
+    layout: overlap.Layout,
+    env: Any | None,
+    context: Any | None,
+    fakes: list[Any],
+    lifted: list[torch.Tensor],
+    sources: list[Any],
+    request_fields: dict[str, Any],
+    check: Callable[[], None] | None,
+    store: str | None,
+    tools: str | None,
+) -> Captured:
+    state = ambient.capture()
+    modules, libraries = _needed(encoded.dependencies)
+    graph_bytes = key.canonical(encoded.description)
+    input_bytes = key.canonical(values)
+    shapes = _dump_shapes(env) if encoded.symbols and env is not None else None
+    request = CompileRequest(
+        level=level,
+        label=label,
+        graph=graph_bytes,
+        inputs=input_bytes,
+        debug=encoded.debug,
+        constants=[constant.detach() for constant in encoded.constants],
+        symbols=sorted(encoded.symbols),
+        shapes=shapes,
+        ambient=state,
+        compile_id=tracing.dump_compile_id(),
+        aot_id=0,
+        modules=modules,
+        libraries=libraries,
+        store=store,
+        tools=tools,
+        **request_fields,
+    )
+    captured = Captured(request, context, env, fakes, lifted, sources, layout)
+    try:
+        if check is None:
+            raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
+        check()
+        request.key = _key(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+    except cacheable.Bypass as bypass:
+        captured.bypass = bypass
+    return captured
+
+
+def _dump_shapes(env: Any) -> bytes:
+    try:
+        return shape_env.dump(env)
+    except Exception as error:  # a source that names something unpicklable
+        raise CannotTravelError("shapes", f"{type(error).__name__}: {error}") from error
+
+
+def _key(
+    level: str,
+    encoded: graph_codec.EncodedGraph,
+    graph_bytes: bytes,
+    input_bytes: bytes,
+    constraints: list[Any],
+    layout: overlap.Layout,
+    env: Any | None,
+    state: ambient.AmbientState,
+    tools: str | None,
+) -> key.GraphKey:
+    ambient_part, configuration = ambient.key_parts(state)
+    devices = {device for device in _devices(encoded, input_bytes)}
+    try:
+        parts = {
+            "graph": key.canonical([level, graph_bytes]),
+            "inputs": key.canonical([input_bytes, [list(pair) for pair in layout], constraints]),
+            "shapes": _shape_facts(env, encoded.symbols),
+            "ambient": ambient_part,
+            "configuration": configuration,
+            "code": cacheable.code_digests(encoded.dependencies),
+            "system": {**system.system_facts(), **system.device_facts(devices)},
+            "toolchain": toolchain.toolchain_facts(tools),
+        }
+        return key.GraphKey.of(parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)})
+    except (TypeError, ValueError) as error:
+        raise cacheable.Bypass("configuration", str(error)) from error
+
+
+def _devices(encoded: graph_codec.EncodedGraph, input_bytes: bytes) -> set[str]:
+    """Device types a request names anywhere. Looking at the bytes is enough: a type is a short string."""
+    found = set()
+    everything = input_bytes + key.canonical(encoded.description)
+    for device in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia"):
+        if bytes([0xA0 | len(device)]) + device.encode() in everything:
+            found.add(device)
+    return found
+
+
+def _shape_facts(env: Any | None, symbols: set[str]) -> list[Any]:
+    if env is None or not symbols:
+        return []
+    rows: list[Any] = []
+    try:
+        for name, lower, upper, size_like, override, replacement in shape_env.facts(env, symbols):
+            bounds = [guards.encode(lower), guards.encode(upper)]
+            replaced = guards.encode(replacement) if replacement is not None else None
+            rows.append([name, *bounds, size_like, override, replaced])
+    except guards.UnknownGuardError as error:
+        raise cacheable.Bypass("symbolic_expression", str(error)) from error
+    return rows
+
+
+def _readable_graph(encoded: graph_codec.EncodedGraph) -> str:
+    nodes = encoded.description[1]
+    lines = [f"{len(nodes)} nodes"]
+    for op, name, target, *_ in nodes:
+        shown = target if isinstance(target, str) else ".".join(map(str, target[1:]))
+        lines.append(f"{name} = {op} {shown}")
+    return "\n".join(lines)
+
+
+def _readable_inputs(layout: overlap.Layout) -> str:
+    return f"overlapping inputs: {[list(pair[:2]) for pair in layout]}" if layout else "no overlapping inputs"
+
+
+def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Modules to import and libraries to load before a graph can be rebuilt elsewhere.
+
+    Raises:
+        CannotTravelError: something is registered in the main script, or nobody knows where.
+    """
+    modules: set[str] = set()
+    libraries: set[str] = set()
+    for name, target in dependencies.items():
+        if not name.startswith("operator:"):
+            modules.add(graph_codec.name_of(target)[0])
+            continue
+        registration = operators.registration(target)
+        libraries.update(registration.libraries)
+        for path in registration.files:
+            module = operators.module_of_file(path)
+            if module is None:
+                raise CannotTravelError("operator_in_main", f"{registration.name} is registered in {path}")
+            modules.add(module)
+        if not registration.files and not registration.libraries:
+            raise CannotTravelError("operator_of_unknown_source", registration.name)
+    return sorted(modules), sorted(libraries)
+
+

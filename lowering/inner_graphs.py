@@ -1,0 +1,86 @@
+"""Rung 2: AOTAutograd runs in this process, and each graph it makes is compiled by a worker.
+
+The seam is Inductor's inner compile. A backward may come later than the forward, when the first
+backward pass runs: the options in force at the forward are put in force again for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import statistics
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
+from fxpool.lowering import capture, load, service
+from fxpool.lowering.artifact import Parts
+from fxpool.lowering.backend import DEADLY, FINAL, Attempt
+from fxpool.lowering.capture import Captured
+from fxpool.torch_compat import configs, inner, tracing
+
+Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
+
+
+def compile_each(gm: Any, inputs: Sequence[Any], attempt: Attempt, compile_captured: Compile) -> Callable[..., Any]:
+    """The callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
+
+    def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
+        with configs.patched(attempt.wanted.inductor):
+            return _compile_one(graph, example_inputs, arguments, attempt, compile_captured)
+
+    return inner.compile_with_inner(gm, inputs, inner_compile)
+
+
+def _compile_one(
+    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], attempt: Attempt, compile_captured: Compile
+) -> Any:
+    if inner.count_calls(graph) == 0:
+        return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
+    suffix = "backward" if arguments.get("is_backward") else "forward"
+    part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx")
+    started = time.perf_counter()
+    try:
+        return _travel(graph, inputs, arguments, part, compile_captured)
+    except CannotTravelError as error:
+        part.step_down(f"fx:{error.reason}", error)
+    except CannotReturnError as error:
+        part.step_down(f"fx:return:{error.reason}", error)
+    except DEADLY:
+        raise
+    except PoolError as error:
+        part.step_down(f"fx:pool:{type(error).__name__}", error)
+    except tracing.control_flow_errors():
+        raise
+    except FINAL:
+        raise
+    except Exception as error:  # Inductor's own, or something this level lost: this process is the judge
+        part.step_down(f"fx:compile_error:{type(error).__name__}", error)
+    finally:
+        part.seconds["total"] = time.perf_counter() - started
+        part.record()
+    statistics.count("compiles", "in_process")
+    part.how = "in_process"
+    return inner.compile_as_torch_does(graph, inputs, arguments)
+
+
+def _travel(
+    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], part: Attempt, compile_captured: Compile
+) -> Any:
+    if part.wanted.mode == "normal":
+        raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled where they are made")
+    store = service.store() if part.wanted.cache else None
+    captured = capture.capture_inner(
+        graph,
+        inputs,
+        inner.plain_arguments(arguments),
+        label=part.label,
+        store=store.root if store is not None else None,
+        tools=service.tools_directory(store),
+        keep=store is not None,
+    )
+    name = (captured.key.digest[:16] if captured.key is not None else part.label).replace(" ", "_")
+
+    def loaded(parts: Parts) -> Any:
+        return load.load_inner(parts, captured, arguments, f"fxpool {name}")
+
+    return compile_captured(captured, part, loaded)

@@ -1,0 +1,201 @@
+"""The ladder of one graph: where it is compiled, and what happens when that does not work.
+
+    1  the graph as Dynamo made it    a worker runs AOTAutograd and Inductor      level "aot"
+    2  the graphs AOTAutograd makes   a worker runs Inductor on each of them      level "fx"
+    3  this process                   as if fxpool were not there
+
+Each rung goes through the same guarded cache. A graph that killed workers leaves the ladder: it
+runs eagerly. Errors of the user's own (a graph that Inductor can't compile) come out of the last
+rung as they always did, with the worker's error as their context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fxpool import config, statistics
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
+from fxpool.lowering import capture, inner_graphs, load, lookup, service
+from fxpool.lowering import compile as compiling
+from fxpool.lowering.artifact import Parts, decode_answer, parts_of_artifact
+from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
+from fxpool.lowering.capture import Captured
+from fxpool.lowering.options import Options
+from fxpool.lowering.request import COMPILE_JOB, CompileRequest
+from fxpool.torch_compat import aot, configs, tracing
+
+
+@contextlib.contextmanager
+def options_in_force(wanted: Options) -> Iterator[None]:
+    with configs.patched(wanted.inductor):
+        yield
+
+
+def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., Any]:
+    """The callable for one Dynamo graph, from the first rung that holds."""
+    cause: BaseException | None = None
+    try:
+        return _direct(gm, inputs, attempt)
+    except CannotTravelError as error:
+        attempt.step_down(error.reason, error)
+    except CannotReturnError as error:
+        attempt.step_down(f"return:{error.reason}", error)
+    except DEADLY as error:
+        return run_eagerly(gm, attempt, error)
+    except PoolError as error:
+        attempt.step_down(_pool_reason(error), error)
+        return in_process(gm, inputs, attempt, error)
+    except tracing.control_flow_errors():
+        raise
+    except FINAL:
+        raise
+    except Exception as error:  # AOTAutograd's or Inductor's own: the rungs below decide what it means
+        attempt.step_down(f"compile_error:{type(error).__name__}", error)
+        cause = error
+    try:
+        attempt.level = "fx"
+        return inner_graphs.compile_each(gm, inputs, attempt, compile_captured)
+    except CannotTravelError as error:
+        attempt.step_down(error.reason, error)
+        return in_process(gm, inputs, attempt, cause or error)
+    except DEADLY as error:
+        return run_eagerly(gm, attempt, error)
+    except PoolError as error:
+        attempt.step_down(_pool_reason(error), error)
+        return in_process(gm, inputs, attempt, error)
+
+
+def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., Any]:
+    """Rung 1."""
+    store = service.store() if attempt.wanted.cache else None
+    started = time.perf_counter()
+    captured = capture.capture(
+        gm,
+        inputs,
+        label=attempt.label,
+        store=store.root if store is not None else None,
+        tools=service.tools_directory(store),
+        keep=store is not None,
+    )
+    attempt.seconds["capture"] = time.perf_counter() - started
+    name = (captured.key.digest[:16] if captured.key is not None else attempt.label).replace(" ", "_")
+
+    def loaded(parts: Parts) -> Callable[..., Any]:
+        begun = time.perf_counter()
+        fn = load.load_aot(parts, captured, gm.forward, f"fxpool {name}")
+        attempt.seconds["load"] = time.perf_counter() - begun
+        return fn
+
+    if attempt.wanted.mode == "normal":
+        return _here(gm, inputs, captured, attempt, loaded)
+    return compile_captured(captured, attempt, loaded)
+
+
+def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]) -> Any:
+    """Serve a captured graph from the store, or have it compiled and load that. Either level."""
+    store = service.store() if attempt.wanted.cache else None
+    begun = time.perf_counter()
+    served = _served(captured, attempt, loaded)
+    attempt.seconds["lookup"] = attempt.seconds.get("lookup", 0.0) + time.perf_counter() - begun
+    if served is not None:
+        return served
+    begun = time.perf_counter()
+    captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
+    if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
+        parts = _in_worker(captured, attempt, store)
+    else:
+        parts = _serialized(captured, attempt, store)
+    attempt.seconds["compile"] = attempt.seconds.get("compile", 0.0) + time.perf_counter() - begun
+    return loaded(parts)
+
+
+def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]) -> Any | None:
+    if captured.key is None:
+        attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
+        return None
+    attempt.key = captured.key.digest
+    served = lookup.serve(captured, service.store() if attempt.wanted.cache else None, loaded)
+    if served is not None:
+        attempt.how = "hit"
+    return served
+
+
+def _in_worker(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
+    request = captured.request
+    answer = decode_answer(_submit(request, attempt))
+    statistics.count("compiles", "worker")
+    attempt.how = "worker"
+    if answer.reference is not None and store is not None:
+        statistics.count("entries_written")
+        entry = lookup.published(captured, store, answer.reference.name)
+        if entry is not None and store.complete(entry):
+            return lookup.parts_of_entry(entry, store)
+        # Evicted, cleared or damaged before we came: once more, carried inline.
+        request.store = None
+        answer = decode_answer(_submit(request, attempt))
+        statistics.count("compiles", "worker")
+    if answer.artifact is None:
+        raise PoolUnavailableError(f"the worker of {attempt.label} sent no result")
+    if answer.artifact.unkept and captured.key is not None and request.store is not None:
+        attempt.bypass("store_write_failed")
+    return parts_of_artifact(answer.artifact)
+
+
+def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
+    job = service.pool().submit(
+        COMPILE_JOB,
+        request.dump(),
+        label=attempt.label,
+        environment=request.ambient.environment,
+        sys_path=service.import_path(),
+        cwd=service.working_directory(),
+    )
+    return job.result()
+
+
+def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
+    """Mode ``serialize`` (and a pool that is off): the worker's way, through bytes, in this process."""
+    request = CompileRequest.load(captured.request.dump())
+    with compiling.local_kernels() as (submit, units):
+        artifact = compiling.compile_request(request, submit, units)
+    statistics.count("compiles", "in_process")
+    attempt.how = "in_process"
+    compiling.publish_if_kept(artifact, request, store, attempt.bypass)
+    return parts_of_artifact(artifact)
+
+
+def _here(
+    gm: Any, inputs: Sequence[Any], captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
+) -> Callable[..., Any]:
+    """Mode ``normal``: the graph itself is compiled in this process, and kept if it may be."""
+    served = _served(captured, attempt, loaded)
+    if served is not None:
+        return served
+    store = service.store() if attempt.wanted.cache else None
+    with compiling.local_kernels() as (submit, units):
+        artifact = compiling.compile_live(captured, gm, inputs, submit, units)
+    statistics.count("compiles", "in_process")
+    attempt.how = "in_process"
+    compiling.publish_if_kept(artifact, captured.request, store, attempt.bypass)
+    return loaded(parts_of_artifact(artifact))
+
+
+def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseException | None) -> Callable[..., Any]:
+    """Rung 3: what ``backend="inductor"`` does."""
+    attempt.level, attempt.how = "in_process", "in_process"
+    statistics.count("compiles", "in_process")
+    try:
+        compiled = aot.compile_graph(gm, inputs, keep_result=False)
+    except Exception as error:
+        if cause is not None and type(cause) is type(error):
+            raise cause from None  # the worker's, with the worker's frames
+        raise error from cause
+    assert compiled.callable is not None
+    return compiled.callable
+
+
+def _pool_reason(error: PoolError) -> str:
+    return "pool_unavailable" if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"

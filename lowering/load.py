@@ -1,0 +1,87 @@
+"""From the parts of a compiled graph to a callable, under the state and for the inputs of this call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool.errors import CorruptEntryError
+from fxpool.lowering import effects, overlap
+from fxpool.lowering.artifact import Parts
+from fxpool.lowering.capture import Captured
+from fxpool.torch_compat import aot, inner, output_code, tracing
+
+
+class GuardsDoNotHold(Exception):
+    """The entry is for other sizes than this call's, or its guards can't be replayed here."""
+
+
+def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
+
+    `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way.
+    `name` stands in tracebacks.
+
+    Raises:
+        GuardsDoNotHold: the entry is not for this call; nothing was changed.
+        CorruptEntryError: a part is gone or does not load.
+    """
+    if not effects.add_guards(captured.env, parts.guards):
+        raise GuardsDoNotHold
+    effects.replay(parts.effects, captured.context, captured.sources)
+    try:
+        result = aot.load_result(parts.result())
+        for position, graph in enumerate(aot.graphs_of(result)):
+            output_code.use_bundle(graph, parts.bundle, f"<{name} {('forward', 'backward')[position]}>")
+        boxed = aot.wrap(result, captured.fakes, captured.sources)
+    except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
+        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
+    call = _unboxed(boxed, captured.lifted)
+    written = parts.effects.get("mutated_inputs") or ()
+    if written:
+        call = _watch_overlap(call, eager, captured, written)
+    return tracing.never_traced(call)
+
+
+def _unboxed(boxed: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
+    """Inputs one by one in front of a callable that empties a list, parameters put before them."""
+    if lifted:
+        leading = list(lifted)
+
+        def with_parameters(*args: Any) -> Any:
+            return boxed([*leading, *args])
+
+        return with_parameters
+
+    def plain(*args: Any) -> Any:
+        return boxed(list(args))
+
+    return plain
+
+
+def _watch_overlap(
+    call: Callable[..., Any], eager: Callable[..., Any], captured: Captured, written: Sequence[int]
+) -> Callable[..., Any]:
+    """Positions in `written` and in the captured layout count lifted parameters first."""
+    shift = len(captured.lifted)
+    expected = tuple(
+        (first - shift, second - shift, *rest)
+        for first, second, *rest in captured.layout
+        if (first in written or second in written) and first >= shift and second >= shift
+    )
+    inputs = [position - shift for position in written if position >= shift]
+    if not inputs:
+        return call
+    return overlap.Checked(call, eager, inputs, expected)  # type: ignore[arg-type]
+
+
+def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any], name: str) -> Any:
+    """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
+    if not effects.add_guards(captured.env, parts.guards):
+        raise GuardsDoNotHold
+    try:
+        graph = inner.load(parts.result())
+        output_code.use_bundle(graph, parts.bundle, f"<{name}>")
+        return inner.finish(graph, captured.fakes, arguments)
+    except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
+        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error

@@ -1,0 +1,115 @@
+"""Which inputs share memory, at capture and at every call of a graph that changes its inputs.
+
+Code compiled for inputs that lie apart is wrong for inputs that overlap when it writes to one of
+them, and Dynamo guards neither on overlap nor on storage offsets. So the layout of shared memory is
+part of a key, and a graph that mutates inputs is only run on calls laid out like the one it was
+compiled for; `Checked` sends every other call elsewhere.
+
+Intervals of memory are compared, not elements: two interleaved views count as overlapping, which
+costs such callers a compile of their own and never a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# Per overlapping pair: positions, distance in bytes, and both storage offsets in elements.
+Layout = tuple[tuple[int, int, int, int, int], ...]
+
+
+def interval(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the byte after the last that a dense tensor reaches; empty for one without memory."""
+    start = tensor.data_ptr()
+    if start == 0 or tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def layout(inputs: Sequence[Any], written: Sequence[int] | None = None) -> Layout:
+    """Pairs of tensors among `inputs` whose memory overlaps, ordered by position.
+
+    With `written`, only pairs of which at least one is written to.
+    """
+    spans: list[tuple[int, int, int, torch.Tensor]] = []
+    for position, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and _has_memory(value):
+            start, end = interval(value)
+            if start:
+                spans.append((start, end, position, value))
+    return _pairs(spans, None if written is None else frozenset(written))
+
+
+def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[int] | None) -> Layout:
+    spans.sort(key=lambda span: span[:3])
+    found: list[tuple[int, int, int, int, int]] = []
+    active: list[tuple[int, int, int, torch.Tensor]] = []
+    for span in spans:
+        active = [other for other in active if other[1] > span[0]]
+        for other in active:
+            first, second = sorted((other, span), key=lambda s: s[2])
+            if other[3].device != span[3].device:
+                continue  # addresses of different memories
+            if written is None or first[2] in written or second[2] in written:
+                found.append(
+                    (
+                        first[2],
+                        second[2],
+                        second[0] - first[0],
+                        int(first[3].storage_offset()),
+                        int(second[3].storage_offset()),
+                    )
+                )
+        active.append(span)
+    found.sort()
+    return tuple(found)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # fake, functional or otherwise without storage
+        return False
+    return True
+
+
+class Checked:
+    """A compiled graph that writes to inputs, and what to run when their memory is laid out differently.
+
+    Looking again at a layout that was just found right costs one pass over the data pointers.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        otherwise: Callable[..., Any],
+        written: Sequence[int],
+        expected: Layout,
+    ) -> None:
+        self._compiled, self._otherwise = compiled, otherwise
+        self._written, self._expected = tuple(written), expected
+        self._seen: tuple[Any, ...] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.holds(args):
+            return self._compiled(*args)
+        return self._otherwise(*args)
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether this call's memory is laid out as it was at compile time."""
+        try:
+            # Shapes too: under dynamic shapes one address can reach further than before.
+            pointers = tuple(
+                [(a.data_ptr(), a.shape) if isinstance(a, torch.Tensor) else None for a in args]  # noqa: C409
+            )
+        except RuntimeError:
+            return True  # no memory to overlap in (fake tensors: the graph is being traced)
+        if pointers == self._seen:
+            return True
+        if layout(args, self._written) != self._expected:
+            return False
+        self._seen = pointers
+        return True

@@ -1,0 +1,60 @@
+"""One compile as plain data: everything a worker needs, and nothing of the process that asks.
+
+A request is pickled once. Its graph and inputs are the bytes that the key was made of
+(`codecache.graph_codec`); what is not hashed (stack traces, sources, ids) travels beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import torch
+from fxpool.codecache.key import GraphKey
+from fxpool.lowering.ambient import AmbientState
+
+AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
+FX = "fx"  # a graph that AOTAutograd made
+
+#: the pool's name for the job that compiles a request
+COMPILE_JOB = "fxpool.lowering.worker:compile_job"
+
+
+@dataclasses.dataclass
+class CompileRequest:
+    """`graph` and `inputs` are msgpack; `sources` are pickled, None where one can't be.
+
+    `key` is None for a graph that may not be kept. `store` is the directory an entry goes to.
+    """
+
+    level: str
+    label: str
+    graph: bytes
+    inputs: bytes
+    debug: list[Any]
+    constants: list[torch.Tensor]
+    symbols: list[str]
+    shapes: bytes | None
+    ambient: AmbientState
+    sources: list[bytes | None]
+    parameter_sources: dict[str, bytes | None]
+    from_dynamo: bool
+    compile_id: list[Any] | None
+    aot_id: int
+    arguments: dict[str, Any]
+    modules: list[str]
+    libraries: list[str]
+    key: GraphKey | None = None
+    store: str | None = None
+    tools: str | None = None
+
+    def dump(self) -> bytes:
+        return pickle.dumps(self, protocol=5)
+
+    @staticmethod
+    def load(data: bytes) -> CompileRequest:
+        request = pickle.loads(data)
+        if not isinstance(request, CompileRequest):
+            raise TypeError(f"not a compile request: {type(request).__name__}")
+        return request

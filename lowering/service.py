@@ -1,0 +1,113 @@
+"""This process's share of fxpool: its pool of workers and its stores, made when first needed.
+
+One pool per process serves every graph; it starts on the first miss and ends with the process. A
+store is a directory; one that may not be used (owned by somebody else, writable by others) is
+refused once, counted and warned of, and compilation goes on without a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+from fxpool import config, statistics
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import StoreError
+from fxpool.pool import PoolClient, PoolConfig
+
+log = logging.getLogger("fxpool.lowering")
+
+_PRELOAD = ("fxpool.lowering.worker",)
+# What server and zygote need to find their interpreter, libraries and temporary files. Whatever a
+# job needs beyond that travels with the job.
+_ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH",
+                "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
+                "PYTHONPYCACHEPREFIX")  # fmt: skip
+
+_lock = threading.RLock()
+_pool: PoolClient | None = None
+_pool_settings: tuple[Any, ...] = ()
+_stores: dict[str, LocalStore | None] = {}
+
+
+def pool() -> PoolClient:
+    """The pool of this process under the settings in force (other settings, another pool)."""
+    global _pool, _pool_settings
+    settings = config.current()
+    wanted = (os.getpid(), settings.workers, settings.runtime_dir)
+    with _lock:
+        if _pool is None or _pool_settings != wanted:
+            if _pool is not None and _pool_settings[0] == os.getpid():
+                _pool.close()
+            _pool = PoolClient(
+                PoolConfig(
+                    workers=settings.workers,
+                    preload=_PRELOAD,
+                    environment=_environment(),
+                    sys_path=tuple(path for path in sys.path if path),
+                    runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
+                )
+            )
+            _pool_settings = wanted
+        return _pool
+
+
+def _environment() -> dict[str, str]:
+    found = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    # One thread while it is only importing (forking needs that), and no CUDA call that would mark
+    # the process as one that can't be forked.
+    found.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return found
+
+
+def store() -> LocalStore | None:
+    """The store under the cache directory in force, or None where it may not be used."""
+    root = str(config.current().cache_dir)
+    with _lock:
+        if root not in _stores:
+            try:
+                _stores[root] = LocalStore(root)
+            except (StoreError, OSError) as error:
+                _stores[root] = None
+                statistics.count("bypasses", "cache_directory_refused")
+                log.warning("fxpool compiles without a cache: %s", error)
+        elif _stores[root] is None:
+            statistics.count("bypasses", "cache_directory_refused")
+        return _stores[root]
+
+
+def tools_directory(found: LocalStore | None) -> str | None:
+    """Where facts about this host's tool chain and its precompiled header are kept."""
+    return os.path.join(found.root, "toolchain") if found is not None else None
+
+
+def close() -> None:
+    """End this process's pool now. The next miss starts another."""
+    global _pool
+    with _lock:
+        if _pool is not None and _pool_settings[0] == os.getpid():
+            _pool.close()
+        _pool = None
+
+
+def forget_stores() -> None:
+    """Look at cache directories anew (their rights may have been mended)."""
+    with _lock:
+        _stores.clear()
+
+
+def import_path() -> tuple[str, ...]:
+    """Where this program finds its modules; an empty entry is its working directory."""
+    here = working_directory()
+    return tuple(path or here for path in sys.path if path or here)  # type: ignore[misc]
+
+
+def working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # removed under us
+        return None

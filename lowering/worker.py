@@ -1,0 +1,57 @@
+"""What runs in the pool: the job functions, and what the zygote imports before it forks.
+
+A worker is forked from a zygote that has imported this module, serves one job and ends. It shares
+nothing with the process that asks but the request.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+import torch
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import StoreError
+from fxpool.lowering import compile as compiling
+from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
+from fxpool.lowering.request import CompileRequest
+from fxpool.pool import current_job
+from fxpool.torch_compat import preload
+
+
+def compile_job(payload: bytes) -> bytes:
+    """Job: compile one `CompileRequest`, publish the entry, answer with its reference.
+
+    What may not be kept, or can't be written, is answered inline.
+    """
+    job = current_job()
+    assert job is not None, "compile_job runs in a pool"
+    request = CompileRequest.load(payload)
+    with compiling.scratch_directory():
+        artifact = compiling.compile_request(request, _submit, job.slots)
+    if request.key is None or request.store is None:
+        artifact.unkept = "not asked for"
+        return encode_answer(Answer(artifact=artifact))
+    try:
+        entry = publish(
+            artifact,
+            request.key,
+            LocalStore(request.store),
+            label=request.label,
+            created=time.time(),
+            torch=str(torch.__version__),
+        )
+    except StoreError as error:
+        artifact.unkept = str(error)
+        return encode_answer(Answer(artifact=artifact))
+    return encode_answer(Answer(reference=Reference(entry.key, entry.name, artifact.seconds)))
+
+
+def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
+    job = current_job()
+    assert job is not None
+    return job.submit(function, payload, label=label)
+
+
+# Imported in the zygote, so this is paid once for all workers.
+preload.import_compiler()
