@@ -316,7 +316,9 @@ class _Digester:
     def _add_builtin(self, function: types.BuiltinFunctionType) -> None:
         owner = function.__self__
         name = getattr(function, "__qualname__", function.__name__)
-        if owner is None or isinstance(owner, (types.ModuleType, type)):
+        # pybind11 binds its functions to a record of theirs, which says nothing.
+        bound_to_record = type(owner).__module__ == "pybind11_builtins" or type(owner).__name__ == "PyCapsule"
+        if owner is None or bound_to_record or isinstance(owner, (types.ModuleType, type)):
             module = function.__module__ or getattr(owner, "__module__", None) or getattr(owner, "__name__", "")
             self.token("builtin", f"{module}.{name} {_version_of(str(module))}")
             if _top(str(module)) not in _NAMED_BY_VERSION and str(module) in sys.modules:

@@ -366,6 +366,8 @@ def test_a_custom_operator_is_what_its_implementation_calls(tmp_path):
     (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)
     program = (
         "import torch, fxpool_test_operator as m; from fxpool.codecache.sources import digest_callable as d;"
+        "from fxpool.torch_compat.operators import registration;"
+        "assert [d(each) for each in registration(torch.ops.fxpool_test.op.default).functions.values()];"
         "print(d(m.op), d(torch.ops.fxpool_test.op.default), d(lambda x: torch.ops.fxpool_test.op(x)))"
     )
     found = []
