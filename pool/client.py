@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-
-from fxpool import __version__
-from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, check_peer, encode
+
+from fxpool import __version__
+from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
 
 __all__ = ["Job", "PoolClient", "PoolConfig"]
 
@@ -56,13 +56,14 @@ class PoolConfig:
 class Job:
     """A submitted job. `worker_pid` and `attempts` are known once it runs, `seconds` (in the worker) at its end."""
 
-    def __init__(self, session: _Session, number: int, label: str) -> None:
+    def __init__(self, session: _Session, number: int, label: str, client: PoolClient) -> None:
         self.id = number
         self.label = label
         self.worker_pid: int | None = None
         self.attempts = 0
         self.seconds: float | None = None
         self._session = session
+        self._client = client  # who forgets the client and keeps the job still wants its result
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -166,6 +167,8 @@ class Job:
 # Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
 _sockets: set[socket.socket] = set()
 _processes: set[subprocess.Popen[bytes]] = set()
+# No fork while they are made. Reentrant: a signal handler may fork.
+_making = threading.RLock()
 
 
 def _after_fork() -> None:
@@ -175,9 +178,10 @@ def _after_fork() -> None:
     for process in _processes:
         process.returncode = 0  # not our child: nothing to wait for
     _processes.clear()
+    _making.release()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
 
 
 class _Session:
@@ -201,7 +205,8 @@ class _Session:
         self._deadline = time.monotonic() + config.start_timeout
         self.directory = runtime_dir.make_private(runtime_dir.runtime_root(config.runtime_dir))
         try:
-            self._spawn()
+            with _making:
+                self._spawn()
         except BaseException:
             runtime_dir.remove(self.directory)
             raise
@@ -261,10 +266,10 @@ class _Session:
     def alive(self) -> bool:
         return self.pid == os.getpid() and self.error is None and not self._closing
 
-    def submit(self, label: str, make: Callable[[int], m.Submit], payload: bytes) -> Job | None:
+    def submit(self, client: PoolClient, label: str, make: Callable[[int], m.Submit], payload: bytes) -> Job | None:
         """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
-        job = Job(self, number, label)
+        job = Job(self, number, label, client)
         with self._lock:
             if self.error is not None or self._closing:
                 return None
@@ -319,9 +324,10 @@ class _Session:
                 self.process.kill()  # still starting; a zygote dies with it
             else:
                 self.send(m.Shutdown())
+            if threading.current_thread() is self._thread:
+                return  # a callback, or the last reference to the client: the loop ends by itself
             if not self.over.wait(timeout):
                 self.process.kill()
-        self._wake_up()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
@@ -572,7 +578,7 @@ class PoolClient:
             )
 
         for _ in range(3):
-            job = self._session().submit(label, make, payload)
+            job = self._session().submit(self, label, make, payload)
             if job is not None:
                 return job
         raise PoolUnavailableError("the server ended as often as it was started")

@@ -68,7 +68,7 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
     return [head, payload] if size else [head]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def decoder_of(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
     """The decoder for a union of messages. Kept: making one takes milliseconds, which a worker finds done."""
     return msgspec.msgpack.Decoder(kinds)

@@ -53,9 +53,16 @@ def make_private(root: Path) -> Path:
 
 
 def hold(directory: Path) -> int:
-    """Lock a private directory for as long as this process lives; returns the descriptor that holds the lock."""
+    """Lock a private directory for as long as this process lives; returns the descriptor that holds it.
+
+    Raises BlockingIOError if another process does.
+    """
     lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
     return lock
 
 

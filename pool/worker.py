@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-
-from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import Buffer, Channel, decoder_of
+
+from fxpool.errors import PoolUnavailableError, ProtocolError
 
 __all__ = ["EXIT_SETUP", "JobContext", "current_job"]
 
@@ -55,8 +55,13 @@ class _Link:
         self.replies: dict[int, concurrent.futures.Future[int]] = {}
         self._reader: threading.Thread | None = None
         self._waiters = 0
+        self.left = False
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        if self.left:
+            if isinstance(message, (m.LogRecord, m.WarningRecord)):
+                return print(message.message, file=sys.stderr)
+            raise PoolUnavailableError("a process that a job forked can't speak for the job")
         try:
             self.channel.send(message, payload)
         except ProtocolError:
@@ -293,13 +298,5 @@ def _leave_pool(link: _Link) -> None:
     """In a process that the job forked: not a worker, and no copy of the worker's socket."""
     global _current
     _current = None
+    link.left = True
     link.channel.sock.close()
-    link.send = _not_here  # type: ignore[method-assign]
-
-
-def _not_here(message: msgspec.Struct, payload: Buffer = b"") -> None:
-    if isinstance(message, (m.LogRecord, m.WarningRecord)):
-        text = getattr(message, "message", "")
-        print(text, file=sys.stderr)
-        return
-    raise PoolUnavailableError("a process that a job forked can't speak for the job")

@@ -21,7 +21,6 @@ import traceback
 
 import msgspec
 import psutil
-
 from fxpool.pool import messages as m
 from fxpool.pool import processes, worker
 from fxpool.pool.protocol import PROTOCOL_VERSION

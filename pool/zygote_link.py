@@ -12,7 +12,6 @@ from collections import deque
 from typing import Protocol
 
 import msgspec
-
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import PROTOCOL_VERSION
 

@@ -1,0 +1,345 @@
+"""Job functions of the tests; workers import this module by `sys_path`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import json
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+from fxpool.pool import current_job
+
+
+class Holder:
+    @staticmethod
+    def method(data: bytes) -> bytes:
+        return b"method " + data
+
+
+class CustomError(Exception):
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text, number)
+        self.number = number
+
+
+class ArgumentError(Exception):
+    """Pickles, but can't be built again: __init__ takes more than `args` holds."""
+
+    def __init__(self, text: str, more: int) -> None:
+        super().__init__(text)
+
+
+class LocalError(Exception):
+    """Exists in workers only (see `raise_worker_only`)."""
+
+
+class CustomWarning(UserWarning):
+    pass
+
+
+def echo(data: bytes) -> bytes:
+    return data
+
+
+def context(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    return json.dumps([job.label, job.attempt, job.slots]).encode()
+
+
+def surroundings(data: bytes) -> bytes:
+    facts = {
+        "environment": dict(os.environ),
+        "path": sys.path,
+        "cwd": os.getcwd(),
+        "stdin": sys.stdin.read(),
+        "threads": threading.active_count(),
+        "group": os.getpgid(0) == os.getpid(),
+        "descriptors": {
+            n: os.readlink(f"/proc/self/fd/{n}")
+            for n in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{n}")
+        },
+    }
+    return json.dumps(facts).encode()
+
+
+def not_bytes(data: bytes) -> str:
+    return "text"
+
+
+def raise_custom(data: bytes) -> bytes:
+    deeper(data.decode())
+    return b""
+
+
+def deeper(text: str) -> None:
+    try:
+        os.environ[text]
+    except KeyError as error:
+        raise CustomError(text, 7) from error
+
+
+def raise_unpicklable(data: bytes) -> bytes:
+    error = ValueError("holds a lock")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
+
+
+def raise_argument(data: bytes) -> bytes:
+    raise ArgumentError("odd", 1)
+
+
+def raise_worker_only(data: bytes) -> bytes:
+    module = type(sys)("worker_only")
+
+    class Hidden(Exception):
+        pass
+
+    Hidden.__module__, Hidden.__qualname__ = "worker_only", "Hidden"
+    module.Hidden = Hidden  # type: ignore[attr-defined]
+    sys.modules["worker_only"] = module
+    raise Hidden("only here")
+
+
+def raise_deep(data: bytes) -> bytes:
+    return raise_deep(data)
+
+
+def exit_by(data: bytes) -> bytes:
+    sys.exit(int(data))
+
+
+def interrupt(data: bytes) -> bytes:
+    raise KeyboardInterrupt
+
+
+def chatter(data: bytes) -> bytes:
+    log = logging.getLogger("pool_jobs.chatter")
+    log.debug("debug %s", 1)
+    log.info("info %s", 2)
+    log.warning("warning %s", 3)
+    quiet = logging.getLogger("pool_jobs.quiet")
+    quiet.propagate = False
+    quiet.error("not propagated")
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        log.exception("caught")
+    return b""
+
+
+def warn(data: bytes) -> bytes:
+    warnings.warn("custom", CustomWarning)
+    warnings.warn("old", DeprecationWarning)
+
+    class Inner(RuntimeWarning):
+        pass
+
+    warnings.warn("local", Inner)
+    return b"warned"
+
+
+def many_logs(data: bytes) -> bytes:
+    for number in range(int(data)):
+        logging.getLogger("pool_jobs").warning("line %d", number)
+    return b""
+
+
+def log_and_fail(data: bytes) -> bytes:
+    logging.getLogger("pool_jobs").warning("before")
+    raise ZeroDivisionError
+
+
+def die_once(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    if job.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return b"attempt %d" % job.attempt
+
+
+def die(data: bytes) -> bytes:
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def segfault(data: bytes) -> bytes:
+    ctypes.string_at(0)
+    return b""
+
+
+def exit_hard(data: bytes) -> bytes:
+    os._exit(int(data))
+
+
+def mute(data: bytes) -> bytes:
+    """Closes the connection to the server and goes on."""
+    os.closerange(3, 100)
+    time.sleep(600)
+    return b""
+
+
+def linger(data: bytes) -> bytes:
+    """Leaves a process behind that holds all descriptors."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    return b"%d" % pid
+
+
+def sleep(data: bytes) -> bytes:
+    """`data` is a file to make first, or nothing."""
+    if data:
+        pathlib.Path(data.decode()).touch()
+    time.sleep(600)
+    return b""
+
+
+def sleep_once(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    if job.attempt == 1:
+        sleep(data)
+    return b"again"
+
+
+def spawn(data: bytes) -> bytes:
+    """Grandchildren: one in the worker's group, one in a session of its own, one orphaned on the way."""
+    subprocess.Popen(["sleep", "600"])
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    subprocess.run(["sh", "-c", "setsid sleep 600 & "])
+    return sleep(data)
+
+
+def fork_child(data: bytes) -> bytes:
+    """A process that a job forks is no worker; its logs do not disturb the job's connection."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        logging.getLogger("pool_jobs").error("from the child")
+        os.write(write, b"none" if current_job() is None else b"some")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return os.read(read, 10)
+
+
+def _submit(function: str, data: bytes, label: str = "sub") -> concurrent.futures.Future[bytes]:
+    job = current_job()
+    assert job is not None
+    return job.submit(f"pool_jobs:{function}", data, label=label)
+
+
+def gather(data: bytes) -> bytes:
+    """Echo through n sub-jobs."""
+    futures = [_submit("echo", b"%d" % n) for n in range(int(data))]
+    return b" ".join(future.result() for future in futures)
+
+
+def gather_by_wait(data: bytes) -> bytes:
+    futures = [_submit("echo", b"%d" % n) for n in range(int(data))]
+    done, _ = concurrent.futures.wait(futures)
+    return b"%d" % len(done)
+
+
+def gather_by_threads(data: bytes) -> bytes:
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        return b" ".join(threads.map(lambda n: _submit("echo", b"%d" % n).result(), range(int(data))))
+
+
+def fibonacci(data: bytes) -> bytes:
+    n = int(data)
+    if n < 2:
+        return b"%d" % n
+    first, second = _submit("fibonacci", b"%d" % (n - 1)), _submit("fibonacci", b"%d" % (n - 2))
+    return b"%d" % (int(first.result()) + int(second.result()))
+
+
+def meet(data: bytes) -> bytes:
+    """Two sub-jobs that can end only if they run at the same time."""
+    both = [_submit("rendezvous", data + b" %d" % n) for n in range(2)]
+    return b" ".join(future.result() for future in both)
+
+
+def rendezvous(data: bytes) -> bytes:
+    directory, number = data.decode().split()
+    mine, other = (pathlib.Path(directory) / f"mark-{n}" for n in (int(number), 1 - int(number)))
+    mine.touch()
+    while not other.exists():
+        time.sleep(0.005)
+    return number.encode()
+
+
+def sub_errors(data: bytes) -> bytes:
+    found = []
+    for function, argument in (("raise_custom", b"x"), ("die", b""), ("not_bytes", b"")):
+        error = _submit(function, argument, label=function).exception()
+        found.append(type(error).__name__)
+    try:
+        _submit("raise_custom", b"through", label="inner").result()
+    except CustomError as error:
+        raise RuntimeError(" ".join(found)) from error
+    return b""
+
+
+def sub_sleep(data: bytes) -> bytes:
+    return _submit("sleep", data).result()
+
+
+def sub_sleep_and_die(data: bytes) -> bytes:
+    _submit("sleep", data)
+    while not os.path.exists(data):
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def sub_sleep_and_return(data: bytes) -> bytes:
+    _submit("sleep", data)
+    while not os.path.exists(data):
+        time.sleep(0.005)
+    return b"returned"
+
+
+def sub_cancel(data: bytes) -> bytes:
+    future = _submit("sleep", data)
+    while not os.path.exists(data):
+        time.sleep(0.005)
+    return b"%d" % future.cancel()
+
+
+def sub_timeout(data: bytes) -> bytes:
+    try:
+        _submit("sleep", b"").result(timeout=0.05)
+    except concurrent.futures.TimeoutError:
+        return b"timed out"
+    return b""
+
+
+def sub_die_once(data: bytes) -> bytes:
+    return _submit("die_once", b"").result()
+
+
+def sub_logs(data: bytes) -> bytes:
+    _submit("chatter", b"").result()
+    return b""
+
+
+def sub_surroundings(data: bytes) -> bytes:
+    return _submit("surroundings", b"").result()
+
+
+def slots(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    return b"%d of %d" % (job.slots_free(), job.slots)

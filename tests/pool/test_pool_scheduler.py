@@ -1,0 +1,395 @@
+"""The server's decisions: what is promised, and a machine that tries every order of events."""
+
+from __future__ import annotations
+
+import pytest
+from fxpool.pool.scheduler import (
+    Action,
+    Answered,
+    Cancelled,
+    Deliver,
+    Died,
+    Fork,
+    Grant,
+    Kill,
+    Scheduler,
+    TimedOut,
+    Unavailable,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+
+def ready(slots: int = 1) -> Scheduler:
+    scheduler = Scheduler(slots)
+    assert scheduler.zygote_ready() == []
+    return scheduler
+
+
+def start(scheduler: Scheduler, job: int, **settings: object) -> int:
+    """Submit a job that runs at once; its worker."""
+    (fork,) = scheduler.submit(job, owner="a", **settings)  # type: ignore[arg-type]
+    assert isinstance(fork, Fork)
+    scheduler.forked(fork.worker)
+    return fork.worker
+
+
+def test_needs_a_slot() -> None:
+    with pytest.raises(ValueError, match="slot"):
+        Scheduler(0)
+
+
+def test_jobs_wait_for_the_zygote_and_then_for_slots() -> None:
+    scheduler = Scheduler(1)
+    assert scheduler.submit(1, owner="a") == []
+    assert scheduler.submit(2, owner="a") == []
+    assert scheduler.zygote_ready() == [Fork(1, 1, 1)]
+    assert scheduler.answered(1, "x") == [Deliver(1, Answered("x"), 1, 1)]
+    assert scheduler.queued == 1  # the slot is free when the process is gone
+    assert scheduler.exited(1, "0") == [Fork(2, 2, 1)]
+
+
+def test_order_is_priority_then_age() -> None:
+    scheduler = ready()
+    first = start(scheduler, 1)
+    scheduler.submit(2, owner="a")
+    scheduler.submit(3, owner="a", priority=5)
+    scheduler.submit(4, owner="a", priority=5)
+    order = []
+    worker = first
+    for _ in range(3):
+        scheduler.answered(worker, None)
+        (fork,) = scheduler.exited(worker, None)
+        assert isinstance(fork, Fork)
+        order.append(fork.job)
+        worker = fork.worker
+    assert order == [3, 4, 2]
+
+
+def test_a_death_costs_a_retry_and_then_the_job() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    (fork,) = scheduler.exited(worker, "signal 9")
+    assert fork == Fork(2, 1, 2, "signal 9")
+    scheduler.forked(2)
+    assert scheduler.exited(2, "signal 11") == [Deliver(1, Died("signal 11"), 2, 2)]
+    assert scheduler.retries == 1
+
+
+def test_no_retries() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1, retries=0)
+    assert scheduler.exited(worker, "x") == [Deliver(1, Died("x"), 1, worker)]
+
+
+def test_a_retried_job_keeps_its_place() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    scheduler.submit(2, owner="a")
+    (fork,) = scheduler.exited(worker, "x")
+    assert isinstance(fork, Fork)
+    assert fork.job == 1
+
+
+def test_cancel_queued_and_running() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    scheduler.submit(2, owner="a")
+    assert scheduler.cancel(2, "why") == [Deliver(2, Cancelled("why"), 0, None)]
+    assert scheduler.cancel(1, "why") == [Deliver(1, Cancelled("why"), 1, worker), Kill(worker)]
+    assert scheduler.cancel(1) == []
+    assert scheduler.submit(3, owner="a") == []  # the worker is not gone yet
+    assert scheduler.exited(worker, "signal 9") == [Fork(2, 3, 1)]
+
+
+def test_time_out_is_no_death() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    assert scheduler.timed_out(worker) == [Deliver(1, TimedOut(), 1, worker), Kill(worker)]
+    assert scheduler.timed_out(worker) == []
+    assert scheduler.exited(worker, "signal 9") == []
+
+
+def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
+    scheduler = ready()
+    parent = start(scheduler, 1)
+    scheduler.submit(2, owner="b")
+    assert scheduler.submit(3, owner="a", parent=parent) == []
+    (fork,) = scheduler.waiting(parent)
+    assert fork == Fork(2, 3, 1)  # the sub-job before the older job
+    scheduler.forked(2)
+    assert scheduler.answered(2, "x") == [Deliver(3, Answered("x"), 1, 2)]
+    assert scheduler.resume(parent) == []
+    assert scheduler.exited(2, None) == [Grant(parent)]
+    assert scheduler.resume(parent) == [Grant(parent)]
+    scheduler.answered(parent, None)
+    assert scheduler.exited(parent, None) == [Fork(3, 2, 1)]
+
+
+@pytest.mark.parametrize("end", ["answered", "cancel", "exited", "timed_out"])
+def test_sub_jobs_end_with_the_worker_that_asked(end: str) -> None:
+    scheduler = ready(3)
+    parent = start(scheduler, 1, retries=0)
+    child = start(scheduler, 2, parent=parent)
+    grandchild = start(scheduler, 3, parent=child)
+    scheduler.submit(4, owner="a", parent=parent)  # queued
+    actions = {
+        "answered": lambda: scheduler.answered(parent, None),
+        "cancel": lambda: scheduler.cancel(1),
+        "exited": lambda: scheduler.exited(parent, None),
+        "timed_out": lambda: scheduler.timed_out(parent),
+    }[end]()
+    delivered = {a.job for a in actions if isinstance(a, Deliver)}
+    killed = {a.worker for a in actions if isinstance(a, Kill)}
+    assert delivered == {1, 2, 3, 4}
+    assert killed >= {child, grandchild}
+
+
+def test_a_sub_job_of_a_worker_without_a_job_is_refused() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    scheduler.cancel(1)
+    (deliver,) = scheduler.submit(2, owner="a", parent=worker)
+    assert isinstance(deliver, Deliver)
+    assert isinstance(deliver.outcome, Cancelled)
+
+
+def test_an_owner_s_jobs_end_when_it_leaves() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    scheduler.submit(2, owner="a")
+    scheduler.submit(3, owner="b")
+    actions = scheduler.owner_left("a")
+    assert {a.job for a in actions if isinstance(a, Deliver)} == {1, 2}
+    assert scheduler.exited(worker, None) == [Fork(2, 3, 1)]
+
+
+def test_a_lost_zygote_costs_what_ran_an_attempt() -> None:
+    scheduler = ready(2)
+    start(scheduler, 1)
+    scheduler.submit(2, owner="a")  # its worker was not forked yet
+    assert scheduler.zygote_lost("gone") == []
+    assert scheduler.used == 0
+    assert scheduler.zygote_ready() == [Fork(3, 1, 2, "gone"), Fork(4, 2, 1, "gone")]
+
+
+def test_a_zygote_that_is_lost_again_and_again_is_given_up() -> None:
+    scheduler = ready()
+    scheduler.submit(1, owner="a")
+    for _ in range(2):
+        assert scheduler.zygote_lost("x", "the zygote died") == []
+        scheduler.zygote_ready()
+    (deliver,) = scheduler.zygote_lost("x", "the zygote died")
+    assert deliver == Deliver(1, Unavailable("the zygote died 3 times in a row"), 0, None)
+    assert scheduler.broken
+    (deliver,) = scheduler.submit(2, owner="a")
+    assert isinstance(deliver, Deliver)
+    assert isinstance(deliver.outcome, Unavailable)
+
+
+def test_relieve_ends_a_wait_nobody_told_of() -> None:
+    scheduler = ready()
+    parent = start(scheduler, 1)
+    assert not scheduler.stalled
+    scheduler.submit(2, owner="a", parent=parent)
+    assert scheduler.stalled
+    assert scheduler.relieve() == [Fork(2, 2, 1)]
+    assert scheduler.used == 2
+    assert not scheduler.stalled
+    assert scheduler.relieve() == []
+
+
+def test_other_jobs_are_no_reason_to_relieve() -> None:
+    scheduler = ready()
+    start(scheduler, 1)
+    scheduler.submit(2, owner="a")
+    assert not scheduler.stalled
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of events. The model knows what was asked for, what lives, and who holds a slot."""
+
+    @initialize(slots=st.integers(1, 3))
+    def begin(self, slots: int) -> None:
+        self.scheduler = Scheduler(slots, zygote_losses=10**6)
+        self.slots = slots
+        self.ready = False
+        self.open: dict[int, int | None] = {}  # job: the worker that asked for it
+        self.next = 0
+        self.live: dict[int, int | None] = {}  # worker: its job, None once the asker was told
+        self.slot: dict[int, str] = {}
+        self.forked: set[int] = set()
+        self.killed: set[int] = set()
+        self.over = 0  # how many `relieve` let in and that may still hold a slot
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Fork):
+                assert self.ready
+                assert action.worker not in self.live
+                assert action.job in self.open
+                assert action.job not in self.live.values(), "a job in two workers"
+                self.live[action.worker], self.slot[action.worker] = action.job, "held"
+            elif isinstance(action, Deliver):
+                assert action.job in self.open, "delivered twice, or never asked for"
+                del self.open[action.job]
+                for worker, job in self.live.items():
+                    if job == action.job:
+                        self.live[worker] = None
+                        self.slot[worker] = "none" if self.slot[worker] == "wanted" else self.slot[worker]
+            elif isinstance(action, Kill):
+                assert action.worker not in self.killed
+                self.killed.add(action.worker)
+            else:
+                assert self.slot[action.worker] == "wanted"
+                self.slot[action.worker] = "held"
+
+    def gone(self, worker: int) -> None:
+        self.live.pop(worker, None)
+        self.slot.pop(worker, None)
+        self.forked.discard(worker)
+        self.killed.discard(worker)
+
+    def some(self, data: st.DataObject, choices: list[int]) -> int:
+        return data.draw(st.sampled_from(sorted(choices)))
+
+    def children(self, worker: int) -> list[int]:
+        return [job for job, parent in self.open.items() if parent == worker]
+
+    @rule(owner=st.sampled_from("ab"), retries=st.integers(0, 2), priority=st.integers(0, 1))
+    def submit(self, owner: str, retries: int, priority: int) -> None:
+        self.next += 1
+        self.open[self.next] = None
+        self.take(self.scheduler.submit(self.next, owner=owner, retries=retries, priority=priority))
+
+    @precondition(lambda self: any(self.running()))
+    @rule(data=st.data())
+    def submit_sub_job(self, data: st.DataObject) -> None:
+        worker = self.some(data, self.running())
+        self.next += 1
+        self.open[self.next] = worker
+        self.take(self.scheduler.submit(self.next, owner="a", parent=worker))
+
+    def running(self) -> list[int]:
+        return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
+
+    @precondition(lambda self: set(self.live) - self.forked)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        worker = self.some(data, list(set(self.live) - self.forked))
+        self.forked.add(worker)
+        self.take(self.scheduler.forked(worker))
+
+    @precondition(lambda self: any(self.children(w) for w in self.running()))
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        worker = self.some(data, [w for w in self.running() if self.children(w)])
+        self.slot[worker] = "none"
+        self.take(self.scheduler.waiting(worker))
+
+    @precondition(lambda self: self.blocked())
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        worker = self.some(data, self.blocked())
+        self.slot[worker] = "wanted"
+        self.take(self.scheduler.resume(worker))
+
+    def blocked(self) -> list[int]:
+        return [w for w in self.live if self.live[w] is not None and self.slot[w] == "none"]
+
+    @precondition(lambda self: any(self.running()))
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        self.take(self.scheduler.answered(self.some(data, self.running()), "answer"))
+
+    @precondition(lambda self: self.forked)
+    @rule(data=st.data())
+    def exit(self, data: st.DataObject) -> None:
+        worker = self.some(data, list(self.forked))
+        actions = self.scheduler.exited(worker, "died")
+        job = self.live[worker]
+        self.gone(worker)
+        if job is not None and any(isinstance(a, Deliver) and a.job == job for a in actions):
+            pass  # its retries are used up
+        self.take(actions)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.take(self.scheduler.cancel(self.some(data, list(self.open))))
+
+    @precondition(lambda self: any(self.running()))
+    @rule(data=st.data())
+    def time_out(self, data: st.DataObject) -> None:
+        self.take(self.scheduler.timed_out(self.some(data, self.running())))
+
+    @rule(owner=st.sampled_from("ab"))
+    def leave(self, owner: str) -> None:
+        self.take(self.scheduler.owner_left(owner))
+
+    @rule()
+    def zygote_comes(self) -> None:
+        if not self.ready:
+            self.ready = True
+            self.take(self.scheduler.zygote_ready())
+
+    @precondition(lambda self: self.ready)
+    @rule()
+    def zygote_goes(self) -> None:
+        self.ready = False
+        actions = self.scheduler.zygote_lost("lost")
+        self.take(actions)
+        for worker in list(self.live):
+            self.gone(worker)
+
+    @invariant()
+    def slots_are_never_exceeded(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        held = [w for w in self.live if self.slot[w] == "held"]
+        assert len(held) == self.scheduler.used <= self.slots
+        assert self.scheduler.running == len(self.live)
+
+    @invariant()
+    def no_slot_is_idle_while_something_waits(self) -> None:
+        if not hasattr(self, "scheduler") or not self.scheduler.free:
+            return
+        assert not [w for w in self.live if self.slot[w] == "wanted"]
+        assert not (self.ready and self.scheduler.queued)
+
+    def teardown(self) -> None:
+        """From wherever it got to, everything ends if workers just do their work: nothing is lost, nothing stuck."""
+        if not hasattr(self, "scheduler"):
+            return
+        self.zygote_comes()
+        for _ in range(20 * (self.next + 1)):
+            if not self.open and not self.live:
+                break
+            for worker in list(self.live):
+                self.forked.add(worker)
+                self.take(self.scheduler.forked(worker))
+                if self.live.get(worker) is None:
+                    self.finish(worker)
+                elif self.slot[worker] == "none" and not self.children(worker):
+                    self.slot[worker] = "wanted"
+                    self.take(self.scheduler.resume(worker))
+                elif self.slot[worker] == "held" and self.children(worker):
+                    self.slot[worker] = "none"
+                    self.take(self.scheduler.waiting(worker))
+                elif self.slot[worker] == "held":
+                    self.take(self.scheduler.answered(worker, "answer"))
+                    self.finish(worker)
+        assert not self.open, "jobs without an end"
+        assert not self.live
+        assert self.scheduler.used == 0
+        assert self.scheduler.queued == 0
+
+    def finish(self, worker: int) -> None:
+        actions = self.scheduler.exited(worker, "done")
+        self.gone(worker)
+        self.take(actions)
+
+
+Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestMachine = Machine.TestCase
