@@ -87,7 +87,8 @@ def table(measured: Sequence[Measured]) -> Table:
 def markdown(measured: Sequence[Measured], facts: Mapping[str, Any], pairs: int) -> str:
     lines = [
         f"{facts['cpu']}, {facts['cores']} cores; torch {facts['torch']}, transformers {facts['transformers']}, "
-        f'fxpool {facts["fxpool"]}; ours is backend="{facts["ours"]}"; {pairs} pairs, A B A B, each in a fresh process.',
+        f"fxpool {facts['fxpool']}. Ours is the backend {facts['ours']}; {pairs} pairs, A B A B, "
+        "each call in a fresh process.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|" + "---|" * len(HEADINGS),
