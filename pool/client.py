@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import selectors
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, check_peer, encode
 
 from fxpool import __version__
-from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
+from fxpool.errors import ConfigurationError, JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
 
 __all__ = ["Job", "PoolClient", "PoolConfig"]
 
@@ -51,6 +52,10 @@ class PoolConfig:
     runtime_dir: str | None = None
     start_timeout: float = 120.0
     job_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigurationError(f"a pool needs at least one worker, not {self.workers}")
 
 
 class Job:
@@ -202,18 +207,22 @@ class _Session:
         self._welcome: m.Welcome | None = None
         self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
         self._closing = False
+        self._leave = False
         self._deadline = time.monotonic() + config.start_timeout
         self.directory = runtime_dir.make_private(runtime_dir.runtime_root(config.runtime_dir))
+        self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
+        self._wake = -1
         try:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             with _making:
                 self._spawn()
-        except BaseException:
-            runtime_dir.remove(self.directory)
+            self.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
+            self._thread.start()
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started (any more)
+                raise PoolUnavailableError(f"the server could not be started: {error}") from error
             raise
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
-        self.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
-        self._thread.start()
 
     def _spawn(self) -> None:
         config = self.config
@@ -253,12 +262,21 @@ class _Session:
                     start_new_session=True,  # Ctrl-C in a terminal is for the client alone
                 )
             _processes.add(self.process)
-        except OSError as error:
-            self._close_socket()
-            raise PoolUnavailableError(f"the server could not be started: {error}") from error
         finally:
             _sockets.discard(listener)
             listener.close()  # our copy would keep the end of a server that never accepted from being seen
+
+    def _abandon(self) -> None:
+        """Undo a start that got stuck half-way."""
+        if self._wake >= 0:
+            os.close(self._wake)
+        if hasattr(self, "process"):
+            self.process.kill()
+            self.process.wait()
+            _processes.discard(self.process)
+        if hasattr(self, "sock"):
+            self._close_socket()
+        runtime_dir.remove(self.directory)
 
     # ------------------------------------------------------------ any thread
 
@@ -314,6 +332,12 @@ class _Session:
         """End the server and all it runs, and this session. Returns when its processes are gone."""
         if self.pid != os.getpid():
             return
+        if threading.current_thread() is self._thread:
+            # From a callback, or as the last reference to the client went. Possibly in the middle of anything, as the
+            # garbage collector calls finalizers wherever it runs: the loop does the rest.
+            self._closing = self._leave = True
+            self._wake_up()
+            return
         with self._lock:
             first, self._closing = not self._closing, True
         if not first:
@@ -324,12 +348,9 @@ class _Session:
                 self.process.kill()  # still starting; a zygote dies with it
             else:
                 self.send(m.Shutdown())
-            if threading.current_thread() is self._thread:
-                return  # a callback, or the last reference to the client: the loop ends by itself
             if not self.over.wait(timeout):
                 self.process.kill()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _wake_up(self) -> None:
         try:
@@ -356,6 +377,11 @@ class _Session:
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 timeout = None
+                if self._leave:
+                    self._leave = False
+                    if self._welcome is None:
+                        self.process.kill()
+                    self.send(m.Shutdown())
                 if self._welcome is None:
                     timeout = self._deadline - time.monotonic()
                     if timeout <= 0:
@@ -423,17 +449,12 @@ class _Session:
     def _end(self, error: PoolError) -> None:
         if not self._closing:
             # Its socket has ended: so has the server, or it is of no use.
-            try:
-                self.process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                pass
+            _ended(self.process, 0.5)
         if self.process.poll() is None and (not self._closing or self._welcome is None):
             self.process.kill()
-        try:
-            code = self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
+        if not _ended(self.process, 5.0):
             self.process.kill()
-            code = self.process.wait()
+        code = self.process.wait()
         _processes.discard(self.process)
         if not isinstance(error, ProtocolError) and not self._closing:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -474,6 +495,27 @@ class _Session:
 class _Reply:
     event: threading.Event = field(default_factory=threading.Event)
     facts: dict[str, Any] | None = None
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for the end of `process`. Popen.wait with a limit looks every 50 ms, which is most of what `close` takes."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        pidfd = -1  # an old kernel, or it was reaped by somebody else
+    if pidfd >= 0:
+        try:
+            waiter = select.poll()
+            waiter.register(pidfd, select.POLLIN)
+            if not waiter.poll(seconds * 1000):
+                return False
+        finally:
+            os.close(pidfd)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _again(error: PoolError) -> PoolError:
@@ -555,7 +597,8 @@ class PoolClient:
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
 
-        `environment` is applied over the zygote's (None removes a variable), `sys_path` is put before its import path.
+        `environment` is applied over the zygote's (None removes a variable), `sys_path` is put before its import path,
+        `cwd` None is a directory of the pool's, with nothing in it that a job should look at.
         `timeout` is the wall limit in seconds of one attempt; `retries` is how many deaths of workers are forgiven.
         Returns at once. Raises PoolUnavailableError if no server can be started, ProtocolError if `payload` is over the
         cap of a frame.

@@ -40,11 +40,16 @@ class Forwarder:
         self._left = _RECORDS_KEPT
 
     def install(self, levels: dict[str, int], disabled: int) -> None:
-        for name, logger in list(logging.root.manager.loggerDict.items()):
-            if isinstance(logger, logging.Logger):
-                logger.setLevel(levels.get(name, logging.NOTSET))
-        for name, level in levels.items():
-            logging.getLogger(name or None).setLevel(level)
+        others = [
+            logger
+            for name, logger in list(logging.root.manager.loggerDict.items())
+            if isinstance(logger, logging.Logger) and logger.level and name not in levels
+        ]
+        wanted = [(logging.getLogger(name or None), level) for name, level in levels.items()]
+        for logger, level in [*((logger, logging.NOTSET) for logger in others), *wanted]:
+            # Not setLevel: it clears the caches of all loggers each time, tens of milliseconds with torch's hundreds.
+            logger.level = level
+        logging.root.setLevel(logging.root.level)
         logging.disable(disabled)
         # Not a handler on the root: loggers that do not propagate would never reach it.
         logging.Logger.callHandlers = lambda logger, record: self._log(record)  # type: ignore

@@ -128,7 +128,7 @@ class Server:
         processes.adopt_orphans()  # what is left of the workers when the zygote was killed
         (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         self.listener.setblocking(False)
-        self.loop.add_reader(self.listener.fileno(), self._accept)
+        self._listen()
         # Somebody started us; nobody came.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_alone)
         self._start_zygote()
@@ -140,10 +140,20 @@ class Server:
 
     # ------------------------------------------------------------ clients
 
+    def _listen(self) -> None:
+        if not self._ending:
+            self.loop.add_reader(self.listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self.listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:
+            # Out of descriptors, say: the listener stays readable, so look away for a moment.
+            log.error("can't accept a connection: %s", error)
+            self.loop.remove_reader(self.listener.fileno())
+            self.loop.call_later(0.5, self._listen)
             return
         try:
             pid = check_peer(sock, os.getuid())
@@ -326,7 +336,12 @@ class Server:
         path = self.directory / "logs" / f"{work.key}-{action.attempt}.log"
         worker = _Worker(action.worker, work, action.attempt, path, action.last)
         self.workers[action.worker] = worker
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            failed = m.Exited(action.worker, None, None, f"no socket for a worker: {error}")
+            self.loop.call_soon(self.on_exited, failed)
+            return
 
         def on_frame(message: m.FromWorker, payload: memoryview) -> None:
             self._from_worker(worker, message, payload)
@@ -636,7 +651,7 @@ def _tail(path: Path) -> str:
         return ""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="fxpool.pool.server", description="The pool's server; clients start it.")
     parser.add_argument("--directory", type=Path, required=True, help="its private directory, with the configuration")
     parser.add_argument("--listen", type=int, required=True, help="descriptor of the listening socket")
@@ -653,8 +668,10 @@ def main(arguments: list[str]) -> int:
     asyncio.run(server.run())
     log.info("ended after %.1f s", time.perf_counter() - start)
     os.close(lock)
-    return 0
+    logging.shutdown()
+    # Who closes the pool waits for our end: the interpreter's own takes 20 ms, and nothing is left to do in it.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

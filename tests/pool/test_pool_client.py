@@ -15,7 +15,7 @@ import pytest
 from fxpool.pool import PoolClient, PoolConfig
 from pool_place import Place, until
 
-from fxpool.errors import JobCancelledError, PoolUnavailableError
+from fxpool.errors import ConfigurationError, JobCancelledError, PoolUnavailableError
 
 
 def echo(client: PoolClient, data: bytes = b"x") -> bytes:
@@ -259,6 +259,19 @@ def test_two_clients_have_two_servers(make_client: Callable[..., PoolClient]) ->
     assert first.server_pid != second.server_pid
 
 
+def test_close_from_a_callback(client: PoolClient, place: Place) -> None:
+    job = client.submit("pool_jobs:echo", b"x", label="x")
+    other = client.submit("pool_jobs:sleep", b"", label="s")
+    job.add_done_callback(lambda j: client.close())
+    assert job.result() == b"x"
+    with pytest.raises(JobCancelledError):
+        other.result()
+    assert until(lambda: not place.processes())
+    assert echo(client) == b"x"
+
+
 def test_configuration_is_plain_data() -> None:
+    with pytest.raises(ConfigurationError, match="at least one"):
+        PoolConfig(workers=0)
     assert PoolConfig() == PoolConfig()
     assert PoolConfig().environment == {}
