@@ -273,8 +273,8 @@ def _settle(run: m.Run) -> None:
         os.chdir(run.cwd)
     if run.sys_path:
         sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
-    # Directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies, the finders
-    # of all directories (3 ms after torch); they notice changed directories by themselves.
+    # Directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies, finders
+    # of all directories (3 ms after torch), which notice changed directories by themselves.
     for path in sys.path:
         if sys.path_importer_cache.get(path, sys) is None or path in run.sys_path:
             sys.path_importer_cache.pop(path, None)
