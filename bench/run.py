@@ -25,7 +25,7 @@ from report import Measured, as_json, machine, markdown, plot, table
 from rich.console import Console
 from rows import CHILD, OURS, ROWS, Row, problem, select, summarise
 
-from fxpool.demo import ChildError, child_environment, run_child
+from fxpool.demo import ChildError, child_environment, orderly_end, run_child
 
 
 class Machine:
@@ -115,7 +115,7 @@ def main() -> int:
     console.print("No server runs before a row; where workers are needed, starting them is in the measured time.")
     measured: list[Measured] = []
     failed = False
-    with tempfile.TemporaryDirectory(prefix="fxpool-bench-") as directory:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="fxpool-bench-") as directory:
         backends = list(dict.fromkeys([chosen.backend, *(rival for row in rows for rival in row.goals)]))
         machines = {backend: Machine(Path(directory), backend) for backend in backends}
         for row in rows:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,7 +29,7 @@ from rich.table import Table
 
 from fxpool.errors import ConfigurationError, FxpoolError
 
-__all__ = ["ChildError", "Run", "child_environment", "plan", "run_child", "run_demo", "table"]
+__all__ = ["ChildError", "Run", "child_environment", "orderly_end", "plan", "run_child", "run_demo", "table"]
 
 MODELS = {"gpt2": "GPT-2", "bert": "BERT"}
 WHATS = {"infer": "inference", "train": "training"}
@@ -132,6 +132,20 @@ def run_child(
     raise ChildError(what, how, (text + noise)[-KEPT_OUTPUT:].strip())
 
 
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that whoever stops this process stops its child and its directories too."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -154,7 +168,11 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     started = time.monotonic()
     results: list[tuple[Run, dict[str, Any]]] = []
     failures: list[ChildError] = []
-    with tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory, _display(console, len(runs)) as step:
+    with (
+        orderly_end(),
+        tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory,
+        _display(console, len(runs)) as step,
+    ):
         for run in runs:
             arguments = ["-m", "fxpool.demo_child", "--model", run.model, "--what", run.what]
             arguments += ["--backend", run.backend]

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -157,3 +160,28 @@ def test_canned_results_survive_the_trip_through_json() -> None:
     run = demo.Run("bert", "infer", "fxpool", "cold")
     canned = result("fxpool", 2.0)
     assert text_of([(run, canned)]) == text_of([(run, json.loads(json.dumps(canned)))])
+
+
+def test_sigterm_takes_the_child_and_its_directory_along(python: str, tmp_path: Path) -> None:
+    # The child that the demonstration starts first says where it runs, then hangs.
+    (tmp_path / "hang.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
+        "time.sleep(600)\n"
+    )
+    program = (
+        "import sys\nfrom rich.console import Console\nfrom fxpool import demo\n"
+        "original = demo.run_child\n"
+        f"demo.run_child = lambda arguments, *rest: original([{str(tmp_path / 'hang.py')!r}], *rest)\n"
+        "sys.exit(demo.run_demo(Console(), ['eager']))\n"
+    )
+    process = subprocess.Popen([python, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    child = int((tmp_path / "pid").read_text())
+    process.terminate()
+    assert process.wait() == 143
+    assert not psutil.pid_exists(child)
+    assert not list((tmp_path / "t").glob("fxpool-demo-*"))
