@@ -82,7 +82,7 @@ def _store_sizes() -> dict[str, Any] | None:
         return None  # asking how large it is must not create it
     from fxpool.codecache.store import LocalStore
 
-    return dict(LocalStore(cache_dir).sizes())
+    return dict(LocalStore(str(cache_dir)).sizes())
 
 
 def close() -> None:
