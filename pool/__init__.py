@@ -16,20 +16,23 @@
 
 Every arrow is a socket whose end means the death of who was behind it, so nobody keeps a copy of another's end.
 
-    client    PoolClient, Job, PoolConfig            messages    what is said
-    server    the event loop around the scheduler    protocol    frames, and who the peer is
-    scheduler decisions: a state machine, no I/O     connection  frames in asyncio
-    zygote    the process that forks                 exceptions  an exception and its frames, across
-    zygote_link  the server's end of it              logs        records and warnings, across
-    worker    runs a job; current_job()              limits      how many workers: affinity, CPU quota
-    processes death signals, orphans, groups         runtime_dir where sockets and logs lie
-    config    what a server is started with
+    client       PoolClient: submit, status, close          messages     what is said
+    job          Job: result, cancel, callbacks             protocol     frames, and who the peer is
+    session      one server process and its connection      connection   frames in asyncio
+    config       PoolConfig                                 exceptions   an exception and its frames, across
+    server       the event loop around the scheduler        logs         records and warnings, across
+    scheduler    decisions: a state machine, no I/O         limits       how many workers: affinity, CPU quota
+    outcomes     what an asker is told of a job's end       runtime_dir  where sockets and logs lie
+    zygote       the process that forks                     processes    death signals, orphans, groups
+    zygote_link  the server's end of it                     worker       runs a job; current_job()
 """
 
 from __future__ import annotations
 
-from fxpool.pool.client import Job, PoolClient, PoolConfig
+from fxpool.pool.client import PoolClient
+from fxpool.pool.config import PoolConfig
 from fxpool.pool.exceptions import RemoteError
+from fxpool.pool.job import Job
 from fxpool.pool.limits import default_workers
 from fxpool.pool.worker import JobContext, current_job
 

@@ -1,12 +1,38 @@
-"""What a client writes into the private directory for the server it starts."""
+"""What a pool is started with: the asker's settings, and what of them the server finds in its private directory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import msgspec
 
-__all__ = ["CONFIG", "ServerConfig"]
+from fxpool.errors import ConfigurationError
+
+__all__ = ["CONFIG", "PoolConfig", "ServerConfig"]
 
 CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """What a client's own server is started with.
+
+    `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
+    CPU affinity and CPU quota allow. `start_timeout` and `job_timeout` (a job's default wall limit) are in seconds.
+    """
+
+    workers: int | None = None
+    preload: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sys_path: tuple[str, ...] = ()
+    runtime_dir: str | None = None
+    start_timeout: float = 120.0
+    job_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigurationError(f"a pool needs at least one worker, not {self.workers}")
 
 
 class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -18,8 +18,6 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from fxpool.pool import messages as m
 from fxpool.pool import scheduler as s
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
+from fxpool.pool.outcomes import Answer, Client, JobLogs, Work, Worker, describe, outcome
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.pool.zygote_link import ZygoteLink
 
@@ -41,57 +40,8 @@ HANDSHAKE_SECONDS = 10.0
 # A worker that answered, or whose socket closed, is killed if it is not gone after this.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
-FAILED_LOGS_KEPT = 50
-LOG_TAIL = 2000
 
 log = logging.getLogger("fxpool.pool.server")
-
-
-@dataclass
-class _Work:
-    """A job as the server knows it beside the scheduler: what to run and whom to tell."""
-
-    key: int
-    ask: m.Submit
-    payload: memoryview
-    client: _Client
-    worker: _Worker | None  # the worker that asked for it, if it is a sub-job
-    root: int  # the client's number of the job it belongs to
-    limit: float | None = None
-
-
-@dataclass(eq=False)
-class _Client:
-    connection: Connection[m.ToServer]
-    number: int
-    pid: int
-    greeted: bool = False
-    timer: asyncio.TimerHandle | None = None
-    pidfd: int = -1
-    keys: dict[int, int] = field(default_factory=dict)  # job key by the client's number
-
-
-@dataclass(eq=False)
-class _Worker:
-    number: int
-    work: _Work
-    attempt: int
-    log_path: Path
-    last: object
-    connection: Connection[m.FromWorker] | None = None
-    pid: int | None = None
-    exited: m.Exited | None = None
-    keys: dict[int, int] = field(default_factory=dict)  # sub-job key by the worker's number
-    resume: int = 0
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    ok: bool
-    seconds: float
-    payload: memoryview
-    pid: int
 
 
 class Server:
@@ -105,15 +55,15 @@ class Server:
             self.slots, self.rule = config.workers, "configured"
         self.scheduler = s.Scheduler(self.slots)
         self.listener = listener
-        self.clients: dict[int, _Client] = {}
-        self.workers: dict[int, _Worker] = {}
-        self.jobs: dict[int, _Work] = {}
+        self.clients: dict[int, Client] = {}
+        self.workers: dict[int, Worker] = {}
+        self.jobs: dict[int, Work] = {}
         self.counters = {"jobs": 0, "sub_jobs": 0, "forks": 0, "retries": 0, "deaths": 0, "zygotes": 0}
         self.fork_seconds = 0.0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
         self._numbers = 0
-        self._failed_logs: deque[Path] = deque()
+        self.logs = JobLogs(directory / "logs")
         self._had_client = False
         self._ending = False
         self._stall: asyncio.TimerHandle | None = None
@@ -126,7 +76,6 @@ class Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
         processes.adopt_orphans()  # what is left of the workers when the zygote was killed
-        (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         self.listener.setblocking(False)
         self._listen()
         # Somebody started us; nobody came.
@@ -162,7 +111,7 @@ class Server:
             sock.close()
             return
         number = self._next_number()
-        client: _Client
+        client: Client
 
         def on_frame(message: m.ToServer, payload: memoryview) -> None:
             self._from_client(client, message, payload)
@@ -170,11 +119,11 @@ class Server:
         def on_end(error: Exception | None) -> None:
             self._client_left(client, error)
 
-        client = _Client(Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP), number, pid)
+        client = Client(Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP), number, pid)
         self.clients[number] = client
         client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not say hello")
 
-    def _from_client(self, client: _Client, message: m.ToServer, payload: memoryview) -> None:
+    def _from_client(self, client: Client, message: m.ToServer, payload: memoryview) -> None:
         if not client.greeted:
             return self._greet(client, message)
         if isinstance(message, m.Submit):
@@ -183,7 +132,7 @@ class Server:
             if message.timeout is None:
                 message.timeout = self.config.job_timeout
             self.counters["jobs"] += 1
-            self._submit(_Work(self._next_number(), message, payload, client, None, message.job, message.timeout))
+            self._submit(Work(self._next_number(), message, payload, client, None, message.job, message.timeout))
         elif isinstance(message, m.Cancel):
             if message.job in client.keys:
                 self._do(self.scheduler.cancel(client.keys[message.job], "by its asker"))
@@ -194,7 +143,7 @@ class Server:
         else:
             raise ProtocolError("a second hello")
 
-    def _greet(self, client: _Client, message: m.ToServer) -> None:
+    def _greet(self, client: Client, message: m.ToServer) -> None:
         if not isinstance(message, m.Hello):
             raise ProtocolError(f"a client's first message is Hello, not {type(message).__name__}")
         ours = (PROTOCOL_VERSION, __version__)
@@ -217,11 +166,11 @@ class Server:
         if self.zygote_facts["state"] in ("ready", "broken"):
             self._tell_zygote_state(client)
 
-    def _drop_client(self, client: _Client, reason: str | None) -> None:
+    def _drop_client(self, client: Client, reason: str | None) -> None:
         self._client_left(client, ProtocolError(reason) if reason else None)
         client.connection.close(after_sending=True)
 
-    def _client_left(self, client: _Client, error: Exception | None) -> None:
+    def _client_left(self, client: Client, error: Exception | None) -> None:
         if self.clients.pop(client.number, None) is None:
             return
         if error is not None:
@@ -242,7 +191,7 @@ class Server:
 
     # ------------------------------------------------------------ jobs
 
-    def _submit(self, work: _Work) -> None:
+    def _submit(self, work: Work) -> None:
         self.jobs[work.key] = work
         keys, parent = work.client.keys, None
         if work.worker is not None:
@@ -292,49 +241,24 @@ class Server:
         keys = work.worker.keys if work.worker is not None else work.client.keys
         keys.pop(work.ask.job, None)
         worker = self.workers.get(action.worker) if action.worker is not None else None
-        message, payload = self._outcome(action, work, worker)
+        message, payload = outcome(action, work, worker)
         if worker is not None:
             for timer in worker.timers:
                 timer.cancel()
             worker.timers = [self.loop.call_later(GRACE_SECONDS, self._kill, worker.number)]
             if isinstance(message, m.Failed) and message.kind != "cancelled":
-                self._keep_log(worker.log_path)
+                self.logs.keep(worker.log_path)
         if work.worker is not None:
             self._to_worker(work.worker, message, payload)
         else:
             work.client.connection.send(message, payload)
 
-    def _outcome(self, action: s.Deliver, work: _Work, worker: _Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
-        number, outcome = work.ask.job, action.outcome
-        pid = worker.pid if worker is not None else None
-        log_path = str(worker.log_path) if worker is not None else None
-        failed = m.Failed(number, "cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
-        if isinstance(outcome, s.Answered):
-            answer = outcome.answer
-            assert isinstance(answer, _Answer)
-            if answer.ok:
-                return m.Done(number, answer.pid, action.attempts, answer.seconds), answer.payload
-            failed.kind, failed.seconds = "exception", answer.seconds
-            return failed, answer.payload
-        if isinstance(outcome, s.Died):
-            how = outcome.how
-            assert isinstance(how, m.Exited)
-            failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
-            failed.reason = how.failure or (_tail(worker.log_path) if worker is not None else "")
-        elif isinstance(outcome, s.TimedOut):
-            failed.kind, failed.limit = "timeout", work.limit or 0.0
-        elif isinstance(outcome, s.Unavailable):
-            failed.kind, failed.reason = "unavailable", outcome.reason
-        else:
-            failed.reason = outcome.reason
-        return failed, memoryview(b"")
-
     # ------------------------------------------------------------ workers
 
     def _fork(self, action: s.Fork) -> None:
         work = self.jobs[action.job]
-        path = self.directory / "logs" / f"{work.key}-{action.attempt}.log"
-        worker = _Worker(action.worker, work, action.attempt, path, action.last)
+        path = self.logs.path(work.key, action.attempt)
+        worker = Worker(action.worker, work, action.attempt, path, action.last)
         self.workers[action.worker] = worker
         try:
             ours, theirs = socket.socketpair()
@@ -368,11 +292,11 @@ class Server:
         )
         self._to_worker(worker, run, work.payload)
 
-    def _to_worker(self, worker: _Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
+    def _to_worker(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
         if worker.connection is not None and not worker.connection.closed:
             worker.connection.send(message, payload)
 
-    def _from_worker(self, worker: _Worker, message: m.FromWorker, payload: memoryview) -> None:
+    def _from_worker(self, worker: Worker, message: m.FromWorker, payload: memoryview) -> None:
         work = worker.work
         if isinstance(message, (m.LogRecord, m.WarningRecord)):
             if work.key in self.jobs:
@@ -380,7 +304,7 @@ class Server:
                 work.client.connection.send(message)
         elif isinstance(message, m.Answer):
             worker.pid = message.pid  # the zygote's word on it may still be on the way
-            answer = _Answer(message.ok, message.seconds, payload, message.pid)
+            answer = Answer(message.ok, message.seconds, payload, message.pid)
             self._do(self.scheduler.answered(worker.number, answer))
         elif isinstance(message, m.Submit):
             if message.job in worker.keys:
@@ -400,7 +324,7 @@ class Server:
                 above.disabled,
             )
             self.counters["sub_jobs"] += 1
-            self._submit(_Work(self._next_number(), message, payload, work.client, worker, work.root))
+            self._submit(Work(self._next_number(), message, payload, work.client, worker, work.root))
         elif isinstance(message, m.Cancel):
             if message.job in worker.keys:
                 self._do(self.scheduler.cancel(worker.keys[message.job], "by its asker"))
@@ -412,7 +336,7 @@ class Server:
         elif isinstance(message, m.SlotsQuery):
             self._to_worker(worker, m.SlotsReply(message.number, self.scheduler.free))
 
-    def _worker_silent(self, worker: _Worker, error: Exception | None) -> None:
+    def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
         """Its socket ended: normally because the process did, which the zygote will tell."""
         if error is not None:
             log.warning("worker %s: %s", worker.pid, error)
@@ -460,35 +384,25 @@ class Server:
             # Its last words may still be in the socket; they are over when the socket is.
             worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._worker_gone, worker))
 
-    def _worker_gone(self, worker: _Worker) -> None:
+    def _worker_gone(self, worker: Worker) -> None:
         if worker.number not in self.workers:
             return
         assert worker.exited is not None
         if worker.work.key in self.jobs:
             self.counters["deaths"] += 1
-            self._keep_log(worker.log_path)
+            self.logs.keep(worker.log_path)
         # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
         self._do(self.scheduler.exited(worker.number, worker.exited))
         self._forget(worker)
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: Worker) -> None:
         self.workers.pop(worker.number, None)
         for timer in worker.timers:
             timer.cancel()
         worker.timers = []
         if worker.connection is not None:
             worker.connection.close()
-        if worker.log_path not in self._failed_logs:
-            with contextlib.suppress(OSError):
-                worker.log_path.unlink()
-
-    def _keep_log(self, path: Path) -> None:
-        if path in self._failed_logs:
-            return
-        self._failed_logs.append(path)
-        while len(self._failed_logs) > FAILED_LOGS_KEPT:
-            with contextlib.suppress(OSError):
-                self._failed_logs.popleft().unlink()
+        self.logs.discard(worker.log_path)
 
     # ------------------------------------------------------------ the zygote
 
@@ -535,7 +449,7 @@ class Server:
         self.zygote = None
         for worker in self.workers.values():
             if worker.pid is not None and worker.work.key in self.jobs:
-                self._keep_log(worker.log_path)
+                self.logs.keep(worker.log_path)
         how = m.Exited(0, None, int(signal.SIGKILL), f"{reason}, and its workers with it")
         self._do(self.scheduler.zygote_lost(how, reason))
         for worker in list(self.workers.values()):
@@ -556,7 +470,7 @@ class Server:
             if client.greeted:
                 self._tell_zygote_state(client)
 
-    def _tell_zygote_state(self, client: _Client) -> None:
+    def _tell_zygote_state(self, client: Client) -> None:
         facts = self.zygote_facts
         client.connection.send(
             m.ZygoteState(facts["state"], facts.get("preload_seconds", 0.0), facts.get("reason", ""))
@@ -627,28 +541,6 @@ class Server:
         # Last, so that who waits for our end finds nothing of us.
         for client in list(self.clients.values()):
             client.connection.close()
-
-
-def describe(how: object) -> str:
-    """How a worker ended, in words."""
-    if not isinstance(how, m.Exited):
-        return str(how)
-    if how.failure:
-        return how.failure
-    if how.signal is not None:
-        return f"it was killed by signal {how.signal}"
-    return f"it exited with code {how.exit_code} before it answered"
-
-
-def _tail(path: Path) -> str:
-    """The end of a worker's output, which may say why it died (faulthandler writes there)."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_TAIL))
-            return file.read().decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,136 @@
+"""A submitted job as its asker holds it: waits, results, exceptions, what the worker logged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fxpool.pool import exceptions, logs
+from fxpool.pool import messages as m
+
+from fxpool.errors import JobCancelledError, PoolUnavailableError
+
+if TYPE_CHECKING:
+    from fxpool.pool.client import PoolClient
+    from fxpool.pool.session import Session
+
+__all__ = ["Job"]
+
+log = logging.getLogger("fxpool.pool")
+
+
+class Job:
+    """A submitted job. `worker_pid` and `attempts` are known once it runs, `seconds` (in the worker) at its end."""
+
+    def __init__(self, session: Session, number: int, label: str, client: PoolClient) -> None:
+        self.id = number
+        self.label = label
+        self.worker_pid: int | None = None
+        self.attempts = 0
+        self.seconds: float | None = None
+        self._session = session
+        self._client = client  # who forgets the client and keeps the job still wants its result
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._value: bytes | None = None
+        self._error: Callable[[], BaseException] | None = None
+        self._records: list[m.LogRecord | m.WarningRecord] = []
+        self._callbacks: list[Callable[[Job], object]] = []
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done() else "failed" if self._error is not None else "done"
+        return f"<Job {self.id} {self.label!r} {state}>"
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._value is not None or self._error is not None
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """What the job's function returned.
+
+        Raises what it raised, with the worker's frames; WorkerDiedError, JobTimeoutError, JobCancelledError,
+        PoolUnavailableError; TimeoutError when `timeout` seconds pass first (the job goes on). Logs and warnings of the
+        worker are replayed first, by this thread; a warning that this process's filters make an error is raised here,
+        once, unless the job failed anyway. KeyboardInterrupt while waiting cancels the job.
+        """
+        if self._pid != os.getpid() and not self.done():
+            raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
+        try:
+            over = self.done() or self._over.wait(timeout)
+        except BaseException:
+            self.cancel()
+            raise
+        if not over:
+            raise TimeoutError(f"job {self.label!r} is not done after {timeout:g} s")
+        with self._lock:
+            records, self._records = self._records, []
+        raised = logs.replay(records)
+        if self._error is not None:
+            # Made anew for each caller: a raised exception collects the frames of its way.
+            raise self._error()
+        if raised is not None:
+            raise raised
+        assert self._value is not None
+        return self._value
+
+    def add_done_callback(self, function: Callable[[Job], object]) -> None:
+        """Call `function(job)` when the job is over: at once if it is, else in the connection's thread."""
+        with self._lock:
+            if not self.done():
+                self._callbacks.append(function)
+                return
+        self._call(function)
+
+    def cancel(self) -> None:
+        """Withdraw the job: its worker and all that it started is killed. Nothing happens if it is over."""
+        if self._pid != os.getpid():
+            return
+        if self.finish(None, lambda: JobCancelledError(f"job {self.label!r} was cancelled")):
+            self._session.cancel(self.id)
+
+    # -- for the session
+
+    def started(self, message: m.Started) -> None:
+        self.worker_pid, self.attempts = message.worker, message.attempt
+        if message.reason:
+            text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
+            text += f"{message.reason} in the attempt before"
+            self.add(
+                m.LogRecord(0, log.name, logging.WARNING, text, __file__, 0, "", os.getpid(), "", time.time(), None)
+            )
+
+    def add(self, record: m.LogRecord | m.WarningRecord) -> None:
+        with self._lock:
+            self._records.append(record)
+
+    def completed(self, message: m.Done, payload: memoryview) -> None:
+        self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
+        self.finish(bytes(payload), None)
+
+    def failed(self, message: m.Failed, payload: memoryview) -> None:
+        self.worker_pid = message.worker or self.worker_pid
+        self.attempts, self.seconds = message.attempts, message.seconds
+        data = bytes(payload)
+        self.finish(None, lambda: exceptions.error_of(message, data, self.label))
+
+    def finish(self, value: bytes | None, error: Callable[[], BaseException] | None) -> bool:
+        with self._lock:
+            if self.done():
+                return False
+            self._value, self._error = value, error
+            callbacks, self._callbacks = self._callbacks, []
+        self._over.set()
+        for function in callbacks:
+            self._call(function)
+        return True
+
+    def _call(self, function: Callable[[Job], object]) -> None:
+        try:
+            function(self)
+        except Exception:
+            log.exception("a callback of %r raised", self)

@@ -1,0 +1,140 @@
+"""The server's records of jobs and workers, their logs, and what an asker is told when a job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fxpool.pool import messages as m
+from fxpool.pool import scheduler as s
+from fxpool.pool.connection import Connection
+
+__all__ = ["Answer", "Client", "JobLogs", "Work", "Worker", "describe", "outcome"]
+
+_FAILED_LOGS_KEPT = 50
+_LOG_TAIL = 2000
+
+
+@dataclass
+class Work:
+    """A job as the server knows it beside the scheduler: what to run and whom to tell."""
+
+    key: int
+    ask: m.Submit
+    payload: memoryview
+    client: Client
+    worker: Worker | None  # the worker that asked for it, if it is a sub-job
+    root: int  # the client's number of the job it belongs to
+    limit: float | None = None
+
+
+@dataclass(eq=False)
+class Client:
+    connection: Connection[m.ToServer]
+    number: int
+    pid: int
+    greeted: bool = False
+    timer: asyncio.TimerHandle | None = None
+    pidfd: int = -1
+    keys: dict[int, int] = field(default_factory=dict)  # job key by the client's number
+
+
+@dataclass(eq=False)
+class Worker:
+    number: int
+    work: Work
+    attempt: int
+    log_path: Path
+    last: object
+    connection: Connection[m.FromWorker] | None = None
+    pid: int | None = None
+    exited: m.Exited | None = None
+    keys: dict[int, int] = field(default_factory=dict)  # sub-job key by the worker's number
+    resume: int = 0
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker answered; `ok` is whether the job's function returned."""
+
+    ok: bool
+    seconds: float
+    payload: memoryview
+    pid: int
+
+
+class JobLogs:
+    """The files with the workers' output: gone with the worker, but for the latest of those that failed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kept: deque[Path] = deque()
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+    def path(self, job: int, attempt: int) -> Path:
+        return self._directory / f"{job}-{attempt}.log"
+
+    def keep(self, path: Path) -> None:
+        if path not in self._kept:
+            self._kept.append(path)
+            if len(self._kept) > _FAILED_LOGS_KEPT:
+                self.discard(self._kept.popleft())
+
+    def discard(self, path: Path) -> None:
+        """Remove it unless it is kept."""
+        if path not in self._kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
+    number, outcome = work.ask.job, action.outcome
+    pid = worker.pid if worker is not None else None
+    log_path = str(worker.log_path) if worker is not None else None
+    failed = m.Failed(number, "cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
+    if isinstance(outcome, s.Answered):
+        answer = outcome.answer
+        assert isinstance(answer, Answer)
+        if answer.ok:
+            return m.Done(number, answer.pid, action.attempts, answer.seconds), answer.payload
+        failed.kind, failed.seconds = "exception", answer.seconds
+        return failed, answer.payload
+    if isinstance(outcome, s.Died):
+        how = outcome.how
+        assert isinstance(how, m.Exited)
+        failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
+        failed.reason = how.failure or (tail(worker.log_path) if worker is not None else "")
+    elif isinstance(outcome, s.TimedOut):
+        failed.kind, failed.limit = "timeout", work.limit or 0.0
+    elif isinstance(outcome, s.Unavailable):
+        failed.kind, failed.reason = "unavailable", outcome.reason
+    else:
+        failed.reason = outcome.reason
+    return failed, memoryview(b"")
+
+
+def describe(how: object) -> str:
+    """How a worker ended, in words."""
+    if not isinstance(how, m.Exited):
+        return str(how)
+    if how.failure:
+        return how.failure
+    if how.signal is not None:
+        return f"it was killed by signal {how.signal}"
+    return f"it exited with code {how.exit_code} before it answered"
+
+
+def tail(path: Path) -> str:
+    """The end of a worker's output, which may say why it died (faulthandler writes there)."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_TAIL))
+            return file.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""

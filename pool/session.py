@@ -1,0 +1,389 @@
+"""One server process and the connection to it, from its start to its end.
+
+One daemon thread does the reading, and the writing that did not fit into the socket at once, so that nobody who submits
+waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fxpool.pool import messages as m
+from fxpool.pool import runtime_dir
+from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
+from fxpool.pool.job import Job
+from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, check_peer, encode
+
+from fxpool import __version__
+from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
+
+if TYPE_CHECKING:
+    from fxpool.pool.client import PoolClient
+
+__all__ = ["Session", "again"]
+
+_LOG_TAIL = 2000
+
+# Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
+_sockets: set[socket.socket] = set()
+_processes: set[subprocess.Popen[bytes]] = set()
+# No fork while they are made. Reentrant: a signal handler may fork.
+_making = threading.RLock()
+
+
+def _after_fork() -> None:
+    for sock in list(_sockets):
+        sock.close()  # this process's copy; the connection is the parent's
+    _sockets.clear()
+    for process in _processes:
+        process.returncode = 0  # not our child: nothing to wait for
+    _processes.clear()
+    _making.release()
+
+
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
+
+
+class Session:
+    """A new server is a new session. `alive` until the server is gone or `close` was called."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self.jobs: dict[int, Job] = {}
+        self.replies: dict[int, _Reply] = {}
+        self.zygote: m.ZygoteState | None = None
+        self.zygote_known = threading.Event()
+        self.error: PoolError | None = None
+        self.over = threading.Event()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # the outbox, the jobs and `error`
+        self._outbox = Outbox()
+        self._welcome: m.Welcome | None = None
+        self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
+        self._closing = False
+        self._leave = False
+        self._deadline = time.monotonic() + config.start_timeout
+        self.directory = runtime_dir.make_private(runtime_dir.runtime_root(config.runtime_dir))
+        self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
+        self._wake = -1
+        try:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            with _making:
+                self._spawn()
+            self.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
+            self._thread.start()
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started (any more)
+                raise PoolUnavailableError(f"the server could not be started: {error}") from error
+            raise
+
+    def _spawn(self) -> None:
+        config = self.config
+        facts = ServerConfig(
+            config.workers,
+            list(config.preload),
+            list(config.sys_path),
+            config.start_timeout,
+            config.job_timeout,
+            str(self.directory.parent),
+        )
+        (self.directory / CONFIG).write_bytes(msgspec.json.encode(facts))
+        path = str(self.directory / runtime_dir.SOCKET)
+        # We listen and connect, then start who will accept: nobody has to poll, and if we die at any moment from here
+        # on, the server finds a connection that has ended.
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.update((listener, self.sock))
+        try:
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(64)
+            self.sock.connect(path)
+            check_peer(self.sock, os.getuid())
+            self.sock.setblocking(False)
+            arguments = ["--directory", str(self.directory), "--listen", str(listener.fileno())]
+            with open(self.directory / "server.log", "wb") as output:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fxpool.pool.server", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # A file of the user's working directory must not shadow a module.
+                    cwd=self.directory,
+                    env=dict(config.environment),
+                    pass_fds=(listener.fileno(),),
+                    start_new_session=True,  # Ctrl-C in a terminal is for the client alone
+                )
+            _processes.add(self.process)
+        finally:
+            _sockets.discard(listener)
+            listener.close()  # our copy would keep the end of a server that never accepted from being seen
+
+    def _abandon(self) -> None:
+        """Undo a start that got stuck half-way."""
+        if self._wake >= 0:
+            os.close(self._wake)
+        if hasattr(self, "process"):
+            self.process.kill()
+            self.process.wait()
+            _processes.discard(self.process)
+        if hasattr(self, "sock"):
+            self._close_socket()
+        runtime_dir.remove(self.directory)
+
+    # ------------------------------------------------------------ any thread
+
+    @property
+    def alive(self) -> bool:
+        return self.pid == os.getpid() and self.error is None and not self._closing
+
+    def submit(self, client: PoolClient, label: str, make: Callable[[int], m.Submit], payload: bytes) -> Job | None:
+        """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
+        number = next(self._numbers)
+        job = Job(self, number, label, client)
+        with self._lock:
+            if self.error is not None or self._closing:
+                return None
+            self.jobs[number] = job
+        try:
+            self.send(make(number), payload)
+        except BaseException:
+            self.jobs.pop(number, None)
+            raise
+        return job
+
+    def cancel(self, number: int) -> None:
+        if self.jobs.pop(number, None) is not None:
+            self.send(m.Cancel(number))
+
+    def ask_status(self, timeout: float) -> dict[str, Any] | None:
+        reply = _Reply()
+        number = next(self._numbers)
+        self.replies[number] = reply
+        self.send(m.StatusQuery(number))
+        reply.event.wait(timeout)
+        self.replies.pop(number, None)
+        return reply.facts
+
+    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        parts = encode(message, payload)
+        with self._lock:
+            if self.error is not None:
+                return
+            waiting = bool(self._outbox)
+            self._outbox.push(parts)
+            if waiting:
+                return
+            try:
+                done = self._outbox.flush(self.sock)
+            except OSError:
+                return  # the thread sees the end, too
+        if not done:
+            self._wake_up()
+
+    def close(self, timeout: float) -> None:
+        """End the server and all it runs, and this session. Returns when its processes are gone."""
+        if self.pid != os.getpid():
+            return
+        if threading.current_thread() is self._thread:
+            # From a callback, or as the last reference to the client went. Possibly in the middle of anything, as the
+            # garbage collector calls finalizers wherever it runs: the loop does the rest.
+            self._closing = self._leave = True
+            self._wake_up()
+            return
+        with self._lock:
+            first, self._closing = not self._closing, True
+        if not first:
+            self.over.wait(timeout)
+            return
+        if self.error is None:
+            if self._welcome is None:
+                self.process.kill()  # still starting; a zygote dies with it
+            else:
+                self.send(m.Shutdown())
+            if not self.over.wait(timeout):
+                self.process.kill()
+        self._thread.join(timeout)
+
+    def _wake_up(self) -> None:
+        try:
+            os.eventfd_write(self._wake, 1)
+        except OSError:
+            pass  # closed: the thread is through
+
+    # ------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        error: PoolError
+        try:
+            error = self._loop()
+        except ProtocolError as broken:
+            error = broken
+        except Exception as broken:
+            error = PoolUnavailableError(f"the connection to the server broke: {broken!r}")
+        self._end(error)
+
+    def _loop(self) -> PoolError:
+        """Until the server is gone; returns why."""
+        with selectors.PollSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                timeout = None
+                if self._leave:
+                    self._leave = False
+                    if self._welcome is None:
+                        self.process.kill()
+                    self.send(m.Shutdown())
+                if self._welcome is None:
+                    timeout = self._deadline - time.monotonic()
+                    if timeout <= 0:
+                        limit = self.config.start_timeout
+                        return PoolUnavailableError(f"the server did not answer within {limit:g} s of its start")
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+                selector.modify(self.sock, events)
+                for key, mask in selector.select(timeout):
+                    if key.fd == self._wake:
+                        os.eventfd_read(self._wake)
+                        continue
+                    if mask & selectors.EVENT_WRITE:
+                        with self._lock:
+                            try:
+                                self._outbox.flush(self.sock)
+                            except OSError:
+                                self._outbox.clear()
+                    if mask & selectors.EVENT_READ and not self._read():
+                        return PoolUnavailableError("the server ended")
+
+    def _read(self) -> bool:
+        while True:
+            try:
+                count = self.sock.recv_into(self._decoder.buffer())
+            except (BlockingIOError, InterruptedError):
+                return True
+            except OSError:
+                count = 0
+            if not count:
+                return False
+            frame = self._decoder.received(count)
+            if frame is not None:
+                self._take(*frame)
+
+    def _take(self, message: m.ToClient, payload: memoryview) -> None:
+        if isinstance(message, (m.LogRecord, m.WarningRecord, m.Started)):
+            job = self.jobs.get(message.job)
+            if job is not None and isinstance(message, m.Started):
+                job.started(message)
+            elif job is not None:
+                job.add(message)  # type: ignore[arg-type]
+        elif isinstance(message, m.Done):
+            job = self.jobs.pop(message.job, None)
+            if job is not None:
+                job.completed(message, payload)
+        elif isinstance(message, m.Failed):
+            job = self.jobs.pop(message.job, None)
+            if job is not None:
+                job.failed(message, payload)
+        elif isinstance(message, m.Welcome):
+            if (message.protocol, message.fxpool) != (PROTOCOL_VERSION, __version__):
+                raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process {__version__}")
+            self._welcome = message
+        elif isinstance(message, m.Refused):
+            raise ProtocolError(f"the server refused this client: {message.reason}")
+        elif isinstance(message, m.ZygoteState):
+            self.zygote = message
+            self.zygote_known.set()
+        else:
+            reply = self.replies.get(message.number)
+            if reply is not None:
+                reply.facts = message.facts
+                reply.event.set()
+
+    def _end(self, error: PoolError) -> None:
+        if not self._closing:
+            # Its socket has ended: so has the server, or it is of no use.
+            _ended(self.process, 0.5)
+        if self.process.poll() is None and (not self._closing or self._welcome is None):
+            self.process.kill()
+        if not _ended(self.process, 5.0):
+            self.process.kill()
+        code = self.process.wait()
+        _processes.discard(self.process)
+        if not isinstance(error, ProtocolError) and not self._closing:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            error = PoolUnavailableError(f"{error}: server {self.process.pid} {how}", remedy=self._log_tail())
+        with self._lock:
+            self.error = error
+            jobs, self.jobs = self.jobs, {}
+            self._outbox.clear()
+        self._close_socket()
+        os.close(self._wake)
+        # The server removes it when it leaves in peace.
+        runtime_dir.remove(self.directory)
+        cancelled = self._closing
+        for job in jobs.values():
+            if cancelled:
+                text = f"the pool was closed while job {job.label!r} ran or waited"
+                job.finish(None, lambda text=text: JobCancelledError(text))  # type: ignore[misc]
+            else:
+                job.finish(None, lambda: again(error))
+        for reply in list(self.replies.values()):
+            reply.event.set()
+        self.zygote_known.set()
+        self.over.set()
+
+    def _log_tail(self) -> str:
+        try:
+            text = (self.directory / "server.log").read_text("utf-8", "replace")[-_LOG_TAIL:].strip()
+        except OSError:
+            return ""
+        return f"the end of its log:\n{text}" if text else ""
+
+    def _close_socket(self) -> None:
+        _sockets.discard(self.sock)
+        self.sock.close()
+
+
+@dataclass
+class _Reply:
+    event: threading.Event = field(default_factory=threading.Event)
+    facts: dict[str, Any] | None = None
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for the end of `process`. Popen.wait with a limit looks every 50 ms, which is most of what `close` takes."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        pidfd = -1  # an old kernel, or it was reaped by somebody else
+    if pidfd >= 0:
+        try:
+            waiter = select.poll()
+            waiter.register(pidfd, select.POLLIN)
+            if not waiter.poll(seconds * 1000):
+                return False
+        finally:
+            os.close(pidfd)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def again(error: PoolError) -> PoolError:
+    return type(error)(error.message, remedy=error.remedy)
