@@ -289,7 +289,7 @@ def _render(data: Any) -> tuple[str, int]:
     if kind == "rational":
         return f"{decode_int(args[0])}/{decode_int(args[1])}", _PRECEDENCE["/"]
     if kind == "float":
-        return repr(float_value(args, exact=False)), _ATOM
+        return _render_float(args), _ATOM
     parts = [_render(arg) for arg in args]
     if kind in _INFIX and len(parts) > 1:
         sign = _INFIX[kind]
@@ -297,6 +297,14 @@ def _render(data: Any) -> tuple[str, int]:
         return f" {sign} ".join(text if binds > own else f"({text})" for text, binds in parts), own
     name = kind.removeprefix(TORCH).removeprefix("OpaqueUnaryFn_").lower()
     return f"{name}({', '.join(text for text, _ in parts)})", _ATOM
+
+
+def _render_float(args: list[Any]) -> str:
+    try:
+        return repr(float_value(args, exact=False))
+    except (UnknownGuardError, OverflowError):  # sympy's floats have no largest one
+        sign, mantissa, exponent, _ = args
+        return f"{'-' if sign else ''}{hex(decode_int(mantissa))}p{int(exponent)}"
 
 
 # ---------------------------------------------------------------- evaluation

@@ -42,7 +42,7 @@ def attempt(build, *args, **kwargs):
     """What sympy builds, or a skipped example: sympy and torch raise all sorts for arguments that don't fit."""
     try:
         result = build(*args, **kwargs)
-    except (ArithmeticError, ValueError, TypeError, AssertionError, AttributeError, RecursionError):
+    except Exception:
         assume(False)
     assume(not result.has(sympy.nan, sympy.zoo, sympy.I))
     return result
@@ -119,7 +119,7 @@ VALUES = st.fixed_dictionaries(
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(guard_expressions())
 def test_there_and_back(expr):
     data = guards.encode(expr)
@@ -132,10 +132,16 @@ def test_there_and_back(expr):
     assert isinstance(guards.render(data), str)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(guard_expressions(), VALUES)
 def test_evaluates_as_sympy_substitutes(expr, values):
+    # sympy does not look into Identity: it finds Eq(Identity(0), 0) false.
+    assume(not expr.has(F["Identity"]))
     check_against_sympy(expr, values)
+
+
+def test_identity_is_its_argument():
+    assert guards.evaluate(guards.encode(sympy.Eq(F["Identity"](S2 + 1), 1)), {"s2": 0}) is True
 
 
 def check_against_sympy(expr, values):
@@ -145,8 +151,8 @@ def check_against_sympy(expr, values):
         for symbol in expr.free_symbols
     }
     try:
-        expected = expr.xreplace(numbers) if numbers else expr
-    except (ArithmeticError, ValueError, TypeError, AssertionError, AttributeError):
+        expected = expr.xreplace(numbers)
+    except Exception:  # as in `attempt`
         expected = None
     try:
         got = guards.evaluate(data, values)
