@@ -26,12 +26,14 @@ class Bypass(Exception):
 # Where public functions live that Dynamo puts into graphs and that do only what their arguments say.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
                  "torch.special", "torch.linalg", "torch.fft")  # fmt: skip
-_PURE_MODULES = ("operator", "_operator", "builtins", "math", "einops.einops")
+_PURE_MODULES = ("operator", "_operator", "builtins", "math", "einops.einops", "torch._functorch.predispatch")
+_PURE_PACKAGES = ("torch._numpy.",)
 # Private, and still functions of their arguments only.
 _KNOWN = frozenset(
     ("torch._sym_sqrt", "torch.sym_float", "torch.sym_int", "torch.sym_sum", "torch.Size", "torch._tensor.Tensor",
      "torch.autograd.grad", "torch._assert", "torch._assert_async", "torch._check_is_size", "torch.sym_max",
-     "torch.sym_min", "torch.sym_not", "torch.sym_ite")
+     "torch.sym_min", "torch.sym_not", "torch.sym_ite", "torch.amp.autocast_mode._enter_autocast",
+     "torch.amp.autocast_mode._exit_autocast")
 )  # fmt: skip
 
 
@@ -96,11 +98,14 @@ def _refusal(target: Any) -> str | None:
         return None  # those of a program are hashed by source: see code_digests
     if operators.is_higher_order(target):
         return None if operators.higher_order_cacheable(target) else "higher_order_operator"
+    wrapped = operators.numpy_wrapper(target)
+    if wrapped is not None:
+        return None if isinstance(wrapped[1], str) else _refusal(wrapped[1])
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "")
     if type(target).__name__ in ("builtin_function_or_method", "method_descriptor", "wrapper_descriptor"):
         return None
-    if f"{module}.{name}" in _KNOWN or module in _PURE_MODULES:
+    if f"{module}.{name}" in _KNOWN or module in _PURE_MODULES or module.startswith(_PURE_PACKAGES):
         return None
     if module in _PUBLIC_HOMES and not name.startswith("_"):
         return None

@@ -246,6 +246,9 @@ class GraphEncoder:
             return ["packet", operators.packet_name(target)]
         if operators.is_higher_order(target):
             return ["hop", operators.higher_order_name(target)]
+        wrapped = operators.numpy_wrapper(target)
+        if wrapped is not None:
+            return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]
         module, qualified = name_of(target)
         if not _comes_with_torch(module):
             self.dependencies[f"function:{module}.{qualified}"] = target
@@ -273,10 +276,11 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
     """The elements of a real tensor in row-major order."""
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
-    if flat.numel() == 0:
-        return b""
-    return memoryview(flat.view(torch.uint8).numpy())
+    with tensors.modes_disabled():
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+        if flat.numel() == 0:
+            return b""
+        return memoryview(flat.view(torch.uint8).numpy())
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -433,6 +437,9 @@ class GraphDecoder:
             return operators.find_packet(names[0])
         if kind == "hop":
             return operators.find_higher_order(names[0])
+        if kind == "numpy":
+            kept = names[1] if isinstance(names[1], str) else self.function(names[1])
+            return operators.make_numpy_wrapper(names[0], kept)
         return operators.resolve(*names)
 
 

@@ -46,15 +46,15 @@ class AmbientState:
     code: bytes | None = None
 
 
-def capture() -> AmbientState:
-    """The state in force in this thread.
+def capture(*, before_autograd: bool) -> AmbientState:
+    """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
 
     Raises:
         CannotTravelError: something is in force that exists in this process only.
     """
     if switches.dispatch_modes_active():
         raise CannotTravelError("dispatch_mode", "a TorchDispatchMode is active")
-    if switches.saved_tensor_hooks_active():
+    if before_autograd and switches.saved_tensor_hooks_active():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are active")
     registered = configs.user_lowerings()
     if registered:

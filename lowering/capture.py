@@ -15,7 +15,7 @@ from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolch
 from fxpool.errors import CannotTravelError
 from fxpool.lowering import ambient, overlap
 from fxpool.lowering.request import AOT, FX, CompileRequest
-from fxpool.torch_compat import aot, operators, shape_env, tracing
+from fxpool.torch_compat import aot, configs, operators, shape_env, tracing
 
 
 @dataclasses.dataclass
@@ -61,6 +61,8 @@ def capture(
         raise CannotTravelError("no_tracing_context", "the backend was called outside Dynamo")
     if tracing.real_inputs_expected(context):
         raise CannotTravelError("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+    if configs.freezing() and not torch.is_grad_enabled():
+        raise CannotTravelError("freezing", "parameters' values are folded after AOTAutograd has run")
     env = fake_mode.shape_env
     if shape_env.translation_validation(env):
         raise CannotTravelError("translation_validation")
@@ -167,7 +169,7 @@ def _finish(
     store: str | None,
     tools: str | None,
 ) -> Captured:
-    state = ambient.capture()
+    state = ambient.capture(before_autograd=level == AOT)
     modules, libraries = _needed(encoded.dependencies)
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(values)
@@ -178,7 +180,7 @@ def _finish(
         graph=graph_bytes,
         inputs=input_bytes,
         debug=encoded.debug,
-        constants=[constant.detach() for constant in encoded.constants],
+        constants=encoded.constants,
         symbols=sorted(encoded.symbols),
         shapes=shapes,
         ambient=state,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from fxpool.codecache.key import GraphKey
 from fxpool.lowering.ambient import AmbientState
+from fxpool.torch_compat import tensors
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made
@@ -50,7 +51,8 @@ class CompileRequest:
     tools: str | None = None
 
     def dump(self) -> bytes:
-        return pickle.dumps(self, protocol=5)
+        with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
+            return pickle.dumps(self, protocol=5)
 
     @staticmethod
     def load(data: bytes) -> CompileRequest:

@@ -212,3 +212,21 @@ def schema_of(target: Any) -> list[str]:
     """Schemas of an operator's overloads as text: what it may alias and mutate is in them."""
     overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
     return [str(overload._schema) for overload in overloads]
+
+
+# How Dynamo puts a call of NumPy's into a graph, and the attribute that says what is called.
+_NUMPY_WRAPPERS = {"numpy_to_tensor_wrapper": "f", "numpy_method_wrapper": "method", "numpy_operator_wrapper": "op"}
+
+
+def numpy_wrapper(target: Any) -> tuple[str, Any] | None:
+    """(kind of wrapper, what it calls: a function or a method's name) of a NumPy call in a graph, else None."""
+    kind = type(target).__name__
+    if kind not in _NUMPY_WRAPPERS or type(target).__module__ != "torch._dynamo.utils":
+        return None
+    return kind, getattr(target, _NUMPY_WRAPPERS[kind])
+
+
+def make_numpy_wrapper(kind: str, called: Any) -> Any:
+    from torch._dynamo import utils
+
+    return getattr(utils, kind)(called)

@@ -171,10 +171,13 @@ def saved_tensor_hooks_active() -> bool:
 
 
 def dispatch_modes_active() -> bool:
-    """Whether a user's TorchDispatchMode is on: what it does to a graph can't be known elsewhere."""
-    from torch.utils._python_dispatch import _len_torch_dispatch_stack
+    """Whether a user's TorchDispatchMode is on: what it does to a graph can't be known elsewhere.
 
-    return bool(_len_torch_dispatch_stack())
+    The modes that tracing itself switches on (fake tensors, functionalization) don't count.
+    """
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(not type(mode).is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
 def inference_mode() -> bool:

@@ -157,3 +157,10 @@ def is_fake(value: Any) -> bool:
 def new_fake_mode(shape_env: Any) -> FakeTensorMode:
     """A fake mode for compiling: real tensors among its inputs (constants) are taken as they are."""
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+
+
+def modes_disabled() -> Any:
+    """Context in which tensors are what they are: AOTAutograd compiles with a fake mode switched on."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()

@@ -1,0 +1,37 @@
+"""Keys and requests of functions, without compiling them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxpool.lowering import capture
+from fxpool.lowering.capture import Captured
+
+
+def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> list[Captured]:
+    """What is captured of each graph when `function` is called on `inputs` (the call runs eagerly)."""
+    found: list[Captured] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append(capture.capture(gm, example_inputs, label="test", store=None, tools=None))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    return found
+
+
+def key_of(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> str:
+    """The key of the one graph of `function`."""
+    (only,) = captured(function, *inputs, dynamic=dynamic)
+    assert only.key is not None, only.bypass
+    return only.key.digest
+
+
+def components_of(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> dict[str, str]:
+    (only,) = captured(function, *inputs, dynamic=dynamic)
+    assert only.key is not None, only.bypass
+    return {component.name: component.digest for component in only.key.components}

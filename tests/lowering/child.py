@@ -1,0 +1,105 @@
+"""Runs one model under one back end in a process of its own; prints one line of JSON.
+
+    child.py '{"model": "gpt2", "backend": "fxpool", "what": ["infer", "train"], ...}'
+
+What it reports about fxpool does not rest on fxpool's own counters alone: constructions of
+Inductor's GraphLowering in this process, child processes, and what a profiler sees are counted here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import psutil
+import torch
+import zoo
+
+_lowerings = 0
+
+
+def count_lowerings() -> None:
+    """Count GraphLowering constructions from now on, also if the module is imported later."""
+    import importlib.abc
+    import importlib.machinery
+
+    def watch(module: object) -> None:
+        cls = module.GraphLowering  # type: ignore[attr-defined]
+        original = cls.__init__
+
+        def counted(self: object, *args: object, **kwargs: object) -> None:
+            global _lowerings
+            _lowerings += 1
+            original(self, *args, **kwargs)
+
+        cls.__init__ = counted
+
+    name = "torch._inductor.graph"
+    if name in sys.modules:
+        watch(sys.modules[name])
+        return
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname, path, target=None):  # type: ignore[no-untyped-def]
+            if fullname != name:
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+            load = spec.loader.exec_module
+
+            def exec_module(module):  # type: ignore[no-untyped-def]
+                load(module)
+                watch(module)
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+
+
+def compiled_calls(run) -> tuple[int, list[str]]:  # type: ignore[no-untyped-def]
+    """(calls of Inductor's compiled graphs, names of operators) that a profiler sees while `run` runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    names = [event.name for event in profile.events()]
+    return sum(n.startswith("## Call CompiledFxGraph") for n in names), sorted(set(names))
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    asked = json.loads(sys.argv[1])
+    model = zoo.build(asked["model"], dropout=asked.get("dropout", 0.0))
+    batch = zoo.inputs(asked["model"], asked.get("batch", 2))
+    count_lowerings()
+    options = {"mode": asked["mode"]} if asked.get("mode") else None
+    torch._dynamo.config.recompile_limit = 32
+    compiled = torch.compile(model, backend=asked["backend"], options=options, dynamic=asked.get("dynamic"))
+    outputs: dict[str, list[torch.Tensor]] = {}
+    calls: dict[str, int] = {}
+    operators: dict[str, list[str]] = {}
+    for what in asked["what"]:
+        outputs[what] = zoo.step(compiled, batch, what)
+    for what in asked["what"]:
+        again: list[torch.Tensor] = []
+        calls[what], operators[what] = compiled_calls(lambda w=what, a=again: a.extend(zoo.step(compiled, batch, w)))
+        if not asked["model"] == "resnet":  # running statistics move with every training step
+            torch.testing.assert_close(again, outputs[what])
+    if asked.get("save"):
+        torch.save(outputs, asked["save"])
+    report = {
+        "lowerings": _lowerings,
+        "calls": calls,
+        "operators": operators,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        "children": [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)],
+    }
+    if asked["backend"] == "fxpool":
+        import fxpool
+
+        report["stats"] = fxpool.stats()
+    print(json.dumps(report, default=str))
+
+
+if __name__ == "__main__":
+    main()

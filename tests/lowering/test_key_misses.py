@@ -1,0 +1,237 @@
+"""What must make another key, and what must not. Nothing is compiled here: the key is the decision."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capturing import captured, components_of, key_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fxpool.torch_compat import configs
+
+X = torch.ones(4, 8)
+
+
+def attention(q: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+Q = torch.ones(1, 2, 8, 16)
+
+
+@contextmanager
+def setting(write: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def states() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    threads = torch.get_num_threads()
+    return {
+        "inductor option": lambda: torch._inductor.config.patch(max_fusion_size=7),
+        "functorch option": lambda: torch._functorch.config.patch(activation_memory_budget=0.5),
+        "thread count": lambda: setting(torch.set_num_threads, threads + 1, threads),
+        "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        "autocast dtype": lambda: torch.autocast("cpu", dtype=torch.float16),
+        "SDPA backend": lambda: sdpa_kernel(SDPBackend.MATH),
+        "no_grad": torch.no_grad,
+        "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
+        "matmul precision": lambda: setting(torch.set_float32_matmul_precision, "high", "highest"),
+        "default dtype": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+        "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(states()))
+def test_state_that_shapes_code_is_in_the_key(name: str) -> None:
+    plain = key_of(attention, Q)
+    with states()[name]():
+        changed = key_of(attention, Q)
+    assert changed != plain
+    if name != "matmul precision":  # torch writes "ieee" where nothing stood before
+        assert key_of(attention, Q) == plain, "and the state is the same afterwards"
+
+
+def test_two_autocast_types_are_two_keys() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one = key_of(attention, Q)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert key_of(attention, Q) != one
+
+
+def test_environment_counts_only_where_it_shapes_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = key_of(attention, Q)
+    monkeypatch.setenv("SOME_UNRELATED_VARIABLE", "1")
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert key_of(attention, Q) == plain
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert key_of(attention, Q) != plain
+
+
+def test_where_code_lies_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = key_of(attention, Q)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert key_of(attention, Q) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("size", torch.ones(5, 8)),
+        ("dtype", torch.ones(4, 8, dtype=torch.float64)),
+        ("stride", torch.ones(8, 4).t()),
+        ("view of a larger tensor", torch.ones(8, 8)[2:6]),
+        ("requires grad", torch.ones(4, 8, requires_grad=True)),
+        ("parameter", torch.nn.Parameter(torch.ones(4, 8))),
+    ],
+)
+def test_inputs_by_metadata(name: str, other: torch.Tensor) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert components_of(double, other)["inputs"] != components_of(double, X)["inputs"], name
+
+
+def test_values_of_inputs_do_not_count_and_values_of_constants_do() -> None:
+    def scaled(by: list[float]) -> str:
+        constant = torch.tensor(by)
+
+        class Graph(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * constant
+
+        gm = torch.fx.symbolic_trace(Graph())
+        from fxpool.codecache import graph_codec, key
+
+        return key.canonical(graph_codec.GraphEncoder().encode(gm).description).hex()
+
+    assert key_of(lambda x: x * 2, X) == key_of(lambda x: x * 2, X + 1)
+    assert scaled([1.0, 2.0]) == scaled([1.0, 2.0])
+    assert scaled([1.0, 2.0]) != scaled([1.0, 3.0])
+
+
+def test_shared_and_overlapping_inputs_are_keys_of_their_own() -> None:
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+    base = torch.ones(32)
+    apart = components_of(add, base[0:8], base[8:16])["inputs"]
+    assert components_of(add, base[0:8], base[4:12])["inputs"] != apart
+    assert components_of(add, base[0:8], base[0:8].view_as(base[0:8]))["inputs"] != apart
+
+
+OPERATOR = """
+import torch
+@torch.library.custom_op("fxpool_test::{name}", mutates_args=())
+def {name}(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+FACTOR = {factor}
+@{name}.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def import_operator(directory: Path, module: str, factor: int) -> Any:
+    (directory / f"{module}.py").write_text(OPERATOR.format(name=module, factor=factor))
+    importlib.invalidate_caches()
+    sys.modules.pop(module, None)
+    return getattr(importlib.import_module(module), module)
+
+
+def test_source_of_a_custom_operator_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    first = import_operator(tmp_path, "scaled_by", 2)
+    before = components_of(lambda x: first(x) + 1, X)
+    again = components_of(lambda x: first(x) + 1, X)
+    assert again == before
+    second = import_operator(tmp_path, "scaled_by", 3)
+    after = components_of(lambda x: second(x) + 1, X)
+    assert after["code"] != before["code"]
+
+
+class Pass:
+    """A custom pass that says what version it is (or does not)."""
+
+    def __init__(self, version: str | None) -> None:
+        self.version = version
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        return None
+
+    def uuid(self) -> str | None:
+        return self.version
+
+
+def test_custom_passes_count_by_uuid_and_are_refused_without() -> None:
+    plain = key_of(attention, Q)
+    with torch._inductor.config.patch(post_grad_custom_post_pass=Pass("1")):
+        first = key_of(attention, Q)
+    with torch._inductor.config.patch(post_grad_custom_post_pass=Pass("2")):
+        assert len({plain, first, key_of(attention, Q)}) == 3
+    with torch._inductor.config.patch(post_grad_custom_post_pass=Pass(None)):
+        (found,) = captured(attention, Q)
+    assert found.key is None
+    assert found.bypass is not None
+    assert found.bypass.reason == "custom_pass_without_uuid"
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("freezing", lambda: torch._inductor.config.patch(freezing=True)),
+        ("caches_disabled", lambda: torch._inductor.config.patch(force_disable_caches=True)),
+    ],
+)
+def test_refusals_by_configuration(reason: str, state: Callable[[], AbstractContextManager[Any]]) -> None:
+    with state():
+        (found,) = captured(attention, Q)
+    assert found.bypass is not None
+    assert found.bypass.reason == reason
+
+
+def test_dynamic_sizes_share_a_key_and_promises_about_them_do_not() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1).sum(0)
+
+    assert key_of(total, torch.ones(4, 8), dynamic=True) == key_of(total, torch.ones(6, 9), dynamic=True)
+    promised = torch.ones(4, 8)
+    torch._dynamo.mark_dynamic(promised, 0, min=2, max=64)
+    torch._dynamo.mark_dynamic(promised, 1)
+    assert key_of(total, promised) != key_of(total, torch.ones(4, 8), dynamic=True)
+
+
+def test_keys_are_equal_in_another_process(tmp_path: Path) -> None:
+    from conftest import run_python
+
+    program = (
+        "import torch, sys; sys.path.insert(0, '.'); from capturing import components_of;"
+        "import test_key_misses as t; import json; print(json.dumps(components_of(t.attention, t.Q)))"
+    )
+    import json
+
+    seen = [json.loads(run_python(["-c", program], PYTHONHASHSEED=seed).splitlines()[-1]) for seed in ("1", "77")]
+    assert seen[0] == seen[1]
+    here = components_of(attention, Q)
+    assert {name: here[name] for name in ("graph", "inputs", "system")} == {
+        name: seen[0][name] for name in ("graph", "inputs", "system")
+    }
+
+
+def test_configuration_that_says_how_to_run_is_not_in_the_key() -> None:
+    plain = configs.key_values(configs.capture())
+    with torch._inductor.config.patch(compile_threads=3, fx_graph_cache=False):
+        assert configs.key_values(configs.capture()) == plain

@@ -1,0 +1,83 @@
+"""Real models, compiled by workers and served from the cache, against stock Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+Child = Callable[..., dict[str, Any]]
+# Operators of eager mode that no compiled graph of these models runs.
+EAGER_ONLY = {"aten::layer_norm", "aten::gelu", "aten::softmax", "aten::relu", "aten::silu", "aten::batch_norm"}
+
+
+def check_outputs(found: Path, expected: dict[str, Any]) -> None:
+    ours = torch.load(found)
+    assert ours.keys() == expected.keys()
+    for what in expected:
+        torch.testing.assert_close(ours[what], expected[what], rtol=1e-4, atol=1e-5)
+
+
+def check_compiled_code_ran(report: dict[str, Any]) -> None:
+    assert report["calls"]["infer"] >= 1
+    assert report["calls"]["train"] >= 2, "forward and backward"
+    for what, names in report["operators"].items():
+        assert not EAGER_ONLY & set(names), what
+
+
+@pytest.mark.parametrize("model", zoo.NAMES)
+def test_a_worker_compiles_and_a_second_process_is_served(
+    model: str, child: Child, inductor: Callable[..., Any], tmp_path: Path, cache: Path
+) -> None:
+    cold = child(model, save=str(tmp_path / "cold.pt"))
+    check_outputs(tmp_path / "cold.pt", inductor(model))
+    check_compiled_code_ran(cold)
+    graphs = cold["stats"]["misses"]
+    assert graphs >= 2
+    assert cold["lowerings"] == 0, "GraphLowering was constructed in the parent"
+    assert cold["stats"]["compiles"] == {"worker": graphs, "in_process": 0}
+    assert cold["stats"]["entries_written"] == graphs
+    assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs
+    assert (cold["stats"]["hits"], cold["stats"]["fallbacks"], cold["stats"]["bypasses"]) == (0, {}, {})
+
+    warm = child(model, save=str(tmp_path / "warm.pt"))
+    check_outputs(tmp_path / "warm.pt", inductor(model))
+    check_compiled_code_ran(warm)
+    assert warm["lowerings"] == 0
+    assert warm["stats"]["hits"] == graphs
+    assert (warm["stats"]["misses"], warm["stats"]["guard_misses"]) == (0, 0)
+    assert warm["stats"]["compiles"] == {"worker": 0, "in_process": 0}
+    assert (warm["stats"]["fallbacks"], warm["stats"]["bypasses"]) == ({}, {})
+    assert warm["children"] == [], "a hit needs no server"
+    assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs
+
+
+@pytest.mark.parametrize("mode", ["normal", "serialize"])
+@pytest.mark.parametrize("model", zoo.NAMES)
+def test_modes_that_compile_here_give_the_same(
+    model: str, mode: str, child: Child, inductor: Callable[..., Any], tmp_path: Path
+) -> None:
+    report = child(model, mode, save=str(tmp_path / "out.pt"))
+    check_outputs(tmp_path / "out.pt", inductor(model))
+    check_compiled_code_ran(report)
+    graphs = report["stats"]["misses"]
+    assert report["lowerings"] >= graphs, "this mode lowers in the parent: the witness must see it"
+    assert report["stats"]["compiles"] == {"worker": 0, "in_process": graphs}
+    assert report["stats"]["entries_written"] == graphs
+    assert report["stats"]["fallbacks"] == {}
+    assert report["children"] == []
+
+
+def test_modes_share_one_cache(child: Child) -> None:
+    assert child("gpt2", "normal", what=["infer"])["stats"]["entries_written"] == 1
+    served = child("gpt2", "subprocess", what=["infer"])
+    assert (served["stats"]["hits"], served["lowerings"]) == (1, 0)
+
+
+def test_dropout_has_inductors_random_numbers(child: Child, inductor: Callable[..., Any], tmp_path: Path) -> None:
+    child("gpt2", save=str(tmp_path / "out.pt"), dropout=0.3, what=["train"])
+    check_outputs(tmp_path / "out.pt", inductor("gpt2", dropout=0.3, what=["train"]))
