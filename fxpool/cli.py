@@ -224,7 +224,9 @@ def cache_clear(yes: bool) -> None:
 
 
 def _console() -> Console:
-    return Console()
+    console = Console()
+    # A file or a pipe has no width; 80 columns would break lines that a log can hold.
+    return console if console.is_terminal else Console(width=120)
 
 
 def _store() -> LocalStore | None:
