@@ -123,7 +123,8 @@ def pack(result: Any, context: Any, sources: list[Any]) -> tuple[bytes, dict[str
     for graph in aot.graphs_of(result):
         if not output_code.is_compiled_graph(graph):
             raise CannotReturnError("output_code", type(graph).__name__)
-    recorded = effects.record(context, sources, aot.mutated_inputs(result))
+    mutated = aot.mutated_inputs(result)
+    recorded = effects.record(context, sources, list(range(len(sources))) if mutated is None else mutated)
     try:
         return aot.dump_result(result), recorded
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:

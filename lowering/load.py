@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fxpool import statistics
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering import effects, overlap
 from fxpool.lowering.artifact import Parts
@@ -72,7 +73,12 @@ def _watch_overlap(
     inputs = [position - shift for position in written if position >= shift]
     if not inputs:
         return call
-    return overlap.Checked(call, eager, inputs, expected)  # type: ignore[arg-type]
+
+    def otherwise(*args: Any) -> Any:
+        statistics.count("eager_calls", "overlap")
+        return eager(*args)
+
+    return overlap.Checked(call, otherwise, inputs, expected)  # type: ignore[arg-type]
 
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any], name: str) -> Any:

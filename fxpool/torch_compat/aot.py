@@ -118,9 +118,16 @@ def graphs_of(result: Any) -> list[Any]:
     return found
 
 
-def mutated_inputs(result: Any) -> list[int]:
-    """Positions of the inputs whose data the graph changes."""
-    return [i for i, info in enumerate(result.runtime_metadata.input_info) if info.mutates_data]
+def mutated_inputs(result: Any) -> list[int] | None:
+    """Positions of the inputs whose data the graph changes; None where it may be any of them.
+
+    AOTAutograd numbers inputs anew when it merges equal or overlapping ones; positions then say
+    nothing about the caller's.
+    """
+    changed = [i for i, info in enumerate(result.runtime_metadata.input_info) if info.mutates_data]
+    if changed and any(getattr(wrapper, "needs_post_compile", False) for wrapper in result.dispatch_wrappers):
+        return None
+    return changed
 
 
 def aot_config_of(result: Any) -> Any:

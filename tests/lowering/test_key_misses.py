@@ -48,7 +48,7 @@ def states() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
         "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
         "matmul precision": lambda: setting(torch.set_float32_matmul_precision, "high", "highest"),
         "default dtype": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
-        "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
+        "mkldnn": lambda: setting(torch._C._set_mkldnn_enabled, False, True),
     }
 
 
@@ -196,6 +196,7 @@ def test_custom_passes_count_by_uuid_and_are_refused_without() -> None:
         ("caches_disabled", lambda: torch._inductor.config.patch(force_disable_caches=True)),
     ],
 )
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_refusals_by_configuration(reason: str, state: Callable[[], AbstractContextManager[Any]]) -> None:
     with state():
         (found,) = captured(attention, Q)

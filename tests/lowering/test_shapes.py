@@ -1,0 +1,79 @@
+"""Dynamic shapes: which calls an entry serves, in other processes too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fxpool
+from fxpool.codecache import guards
+from fxpool.codecache.store import LocalStore
+
+Child = Callable[..., dict[str, Any]]
+
+
+def test_batches_inside_the_guards_hit_and_outside_miss(
+    child: Child, inductor: Callable[..., Any], tmp_path: Path, cache: Path
+) -> None:
+    """GPT-2 with a dynamic batch: cold at 4, served at 6, compiled anew at 1, each in a fresh process."""
+    asked: dict[str, Any] = {"what": ["infer"], "dynamic": True}
+    cold = child("gpt2", batch=4, **asked)
+    assert (cold["stats"]["misses"], cold["stats"]["entries_written"]) == (1, 1)
+    inside = child("gpt2", batch=6, save=str(tmp_path / "6.pt"), **asked)
+    assert (inside["stats"]["hits"], inside["stats"]["misses"], inside["lowerings"]) == (1, 0, 0)
+    assert inside["stats"]["compiles"] == {"worker": 0, "in_process": 0}
+    expected = inductor("gpt2", batch=6, **asked)
+    torch.testing.assert_close(torch.load(tmp_path / "6.pt"), expected, rtol=1e-4, atol=1e-5)
+    outside = child("gpt2", batch=1, **asked)
+    assert outside["stats"]["hits"] == 0
+    assert outside["stats"]["compiles"]["worker"] == 1
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:]).softmax(-1).sum(0)
+
+
+def compiled(rows: int, columns: int) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(rows, columns)
+    torch.testing.assert_close(torch.compile(total, backend="fxpool", dynamic=True)(x), total(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_guard_of_lowering_makes_a_second_entry_under_one_key(shared_pool: Path, cache: Path) -> None:
+    """Inductor guards on the length of a reduction (4096): the same graph beyond it is another entry."""
+    compiled(4, 100)
+    compiled(6, 200)
+    stats = fxpool.stats()
+    assert (stats["misses"], stats["hits"], stats["guard_misses"]) == (1, 1, 0)
+    compiled(4, 5000)
+    stats = fxpool.stats()
+    assert (stats["misses"], stats["hits"], stats["guard_misses"]) == (1, 1, 1)
+    compiled(5, 6000)
+    compiled(7, 300)
+    stats = fxpool.stats()
+    assert (stats["hits"], stats["guard_misses"], stats["entries_written"]) == (3, 1, 2)
+    entries = [stored.entry for stored in LocalStore(str(cache)).scan()]
+    assert len({entry.key for entry in entries}) == 1
+    assert len(entries) == 2
+    assert all(entry.guards for entry in entries)
+
+
+def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cache: Path) -> None:
+    """Served code must not be run beyond its guards: Dynamo has to know them, as after a compile."""
+    compiled(4, 100)
+    torch._dynamo.reset()
+    function = torch.compile(total, backend="fxpool", dynamic=True)
+    for columns in (120, 5000, 140):
+        x = torch.randn(3, columns)
+        torch.testing.assert_close(function(x), total(x), rtol=1e-4, atol=1e-4)
+    stats = fxpool.stats()
+    assert (stats["hits"], stats["guard_misses"]) == (1, 1), "5000 columns went through Dynamo again"
+
+
+def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:
+    compiled(4, 100)
+    (stored,) = LocalStore(str(cache)).scan()
+    assert all("4096" in guards.render(guard) or guards.free_symbol_names(guard) for guard in stored.entry.guards)
