@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxpool.errors import PoolUnavailableError
 from fxpool.pool import logs
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
 from fxpool.pool.session import Session, again
-
-from fxpool.errors import PoolUnavailableError
 
 __all__ = ["PoolClient"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from fxpool.pool.protocol import PAYLOAD_CAP, Buffer, FrameDecoder, Outbox, encode
 
 from fxpool.errors import ProtocolError
+from fxpool.pool.protocol import PAYLOAD_CAP, Buffer, FrameDecoder, Outbox, encode
 
 __all__ = ["Connection"]
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import msgspec
-from fxpool.pool import messages as m
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
+from fxpool.pool import messages as m
 
 __all__ = ["RemoteError", "dump", "error_of", "load"]
 

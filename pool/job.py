@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
-
-from fxpool.errors import JobCancelledError, PoolUnavailableError
 
 if TYPE_CHECKING:
     from fxpool.pool.client import PoolClient
@@ -36,7 +35,7 @@ class Job:
         self._client = client  # who forgets the client and keeps the job still wants its result
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._waiters: list[threading.Lock] = []
         self._value: bytes | None = None
         self._error: Callable[[], BaseException] | None = None
         self._records: list[m.LogRecord | m.WarningRecord] = []
@@ -58,10 +57,8 @@ class Job:
         worker are replayed first, by this thread; a warning that this process's filters make an error is raised here,
         once, unless the job failed anyway. KeyboardInterrupt while waiting cancels the job.
         """
-        if self._pid != os.getpid() and not self.done():
-            raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
         try:
-            over = self.done() or self._over.wait(timeout)
+            over = self.done() or self._wait(timeout)
         except BaseException:
             self.cancel()
             raise
@@ -124,10 +121,28 @@ class Job:
                 return False
             self._value, self._error = value, error
             callbacks, self._callbacks = self._callbacks, []
-        self._over.set()
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
         for function in callbacks:
             self._call(function)
         return True
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._pid != os.getpid():
+            raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
+        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held for ever.
+        waiter = threading.Lock()
+        waiter.acquire()
+        with self._lock:
+            if self.done():
+                return True
+            self._waiters.append(waiter)
+        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return self.done()
 
     def _call(self, function: Callable[[Job], object]) -> None:
         try:

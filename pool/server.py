@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from fxpool import __version__
+from fxpool.errors import ProtocolError
 from fxpool.pool import limits, processes, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool import scheduler as s
@@ -30,9 +33,6 @@ from fxpool.pool.connection import Connection
 from fxpool.pool.outcomes import Answer, Client, JobLogs, Work, Worker, describe, outcome
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.pool.zygote_link import ZygoteLink
-
-from fxpool import __version__
-from fxpool.errors import ProtocolError
 
 __all__ = ["Server", "main"]
 

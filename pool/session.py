@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from fxpool import __version__
+from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.pool import messages as m
 from fxpool.pool import runtime_dir
 from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
 from fxpool.pool.job import Job
 from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, check_peer, encode
-
-from fxpool import __version__
-from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
 
 if TYPE_CHECKING:
     from fxpool.pool.client import PoolClient

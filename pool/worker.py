@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+
+from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import Buffer, Channel, decoder_of
-
-from fxpool.errors import PoolUnavailableError, ProtocolError
 
 __all__ = ["EXIT_SETUP", "JobContext", "current_job"]
 

@@ -21,6 +21,7 @@ import traceback
 
 import msgspec
 import psutil
+
 from fxpool.pool import messages as m
 from fxpool.pool import processes, worker
 from fxpool.pool.protocol import PROTOCOL_VERSION

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol
 
 import msgspec
+
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import PROTOCOL_VERSION
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fxpool.pool import PoolClient
 from pool_place import Place, until
+
+from fxpool.pool import PoolClient
 
 HERE = Path(__file__).parent
 
@@ -34,7 +35,8 @@ def _descriptors() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    tmp_path_factory.getbasetemp()  # made now, for the session, not in the first test's directory
     base = Path(tempfile.mkdtemp(prefix="fxpt-", dir="/tmp"))
     made = Place(uuid.uuid4().hex, base / "r", base / "f")
     made.runtime.mkdir(0o700)

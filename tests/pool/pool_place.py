@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from fxpool.pool import PoolConfig
 
 HERE = Path(__file__).parent

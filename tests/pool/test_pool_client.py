@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fxpool.pool import PoolClient, PoolConfig
 from pool_place import Place, until
 
 from fxpool.errors import ConfigurationError, JobCancelledError, PoolUnavailableError
+from fxpool.pool import PoolClient, PoolConfig
 
 
 def echo(client: PoolClient, data: bytes = b"x") -> bytes:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from fxpool.pool import Job, PoolClient
 from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
+from fxpool.pool import Job, PoolClient
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
@@ -251,10 +252,11 @@ def test_a_server_that_cannot_start(make_client: Callable[..., PoolClient], monk
 # ---------------------------------------------------------------- clients
 
 
-def script(place: Place, body: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def script(place: Place, body: str) -> Iterator[subprocess.Popen[str]]:
     """A process of its own with `client` and `run`; what it prints can be read."""
     code = f"""
-import os, signal, sys, time
+import os, signal, sys, threading, time
 sys.path.insert(0, {str(HERE)!r})
 from fxpool.pool import PoolClient, PoolConfig
 client = PoolClient(PoolConfig(workers=2, environment={place.environment!r}, sys_path=({str(HERE)!r},),
@@ -267,9 +269,14 @@ def wait():
         time.sleep(0.01)
 {textwrap.dedent(body)}
 """
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place.files
-    )
+    arguments = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place.files
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_killed_client_takes_everything_along(place: Place) -> None:
@@ -324,7 +331,8 @@ def test_interrupting_a_wait_cancels_and_leaves_nothing(place: Place) -> None:
         job = run("spawn", mark.encode())
         wait()
         try:
-            print("ready", flush=True)
+            # When this thread waits, as before that there is nothing to interrupt.
+            threading.Timer(0.3, print, ["ready"], {"flush": True}).start()
             job.result()
         except KeyboardInterrupt:
             print("interrupted", job.done(), flush=True)

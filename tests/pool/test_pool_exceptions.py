@@ -8,10 +8,10 @@ import traceback
 
 import pool_jobs
 import pytest
-from fxpool.pool import RemoteError, exceptions
-from fxpool.pool import messages as m
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
+from fxpool.pool import RemoteError, exceptions
+from fxpool.pool import messages as m
 
 
 def raised(function: object, data: bytes = b"x") -> BaseException:

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pool_jobs
 import pytest
-from fxpool.pool import Job, PoolClient, RemoteError, current_job
 from pool_place import HERE, Place, until
 
 from fxpool.errors import ProtocolError
+from fxpool.pool import Job, PoolClient, RemoteError, current_job
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:

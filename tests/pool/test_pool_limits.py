@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fxpool.pool.limits import cpu_quota, default_workers
 
 

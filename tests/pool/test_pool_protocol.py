@@ -8,6 +8,10 @@ import threading
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpool.errors import ProtocolError
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import (
     HANDSHAKE_CAP,
@@ -22,10 +26,6 @@ from fxpool.pool.protocol import (
     check_peer,
     encode,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fxpool.errors import ProtocolError
 
 SAMPLE = m.Submit(3, "a.b:c", "graph 1", {"A": "1", "B": None}, ["/x"], "/y", 1.5, 2, 1, {"": 30}, 0)
 

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fxpool.pool import runtime_dir
 from pool_place import Place
 
 from fxpool.errors import PoolUnavailableError
+from fxpool.pool import runtime_dir
 
 
 def mode(path: Path) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from fxpool.pool.scheduler import (
     Action,
     Answered,
@@ -16,9 +20,6 @@ from fxpool.pool.scheduler import (
     TimedOut,
     Unavailable,
 )
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 
 def ready(slots: int = 1) -> Scheduler:

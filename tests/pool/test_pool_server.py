@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fxpool.pool import PoolClient
-from fxpool.pool import messages as m
-from fxpool.pool import session as session_module
-from fxpool.pool.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 from pool_place import Place, until
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
+from fxpool.pool import PoolClient
+from fxpool.pool import messages as m
+from fxpool.pool import session as session_module
+from fxpool.pool.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from fxpool.pool import Job, PoolClient
 from pool_place import Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
+from fxpool.pool import Job, PoolClient
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
