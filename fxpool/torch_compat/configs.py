@@ -210,7 +210,10 @@ def user_lowerings() -> list[str]:
 
 def _of_torch(function: Callable[..., Any] | Any) -> bool:
     module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
-    return module == "torch" or module.startswith(("torch.", "torchgen", "functools"))
+    # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
+    return module in ("torch", "operator", "_operator", "builtins", "math") or module.startswith(
+        ("torch.", "torchgen", "functools")
+    )
 
 
 def functions_marked_cacheable() -> frozenset[str]:

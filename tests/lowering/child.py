@@ -74,7 +74,10 @@ def main() -> None:
     count_lowerings()
     options = {"mode": asked["mode"]} if asked.get("mode") else None
     torch._dynamo.config.recompile_limit = 32
-    compiled = torch.compile(model, backend=asked["backend"], options=options, dynamic=asked.get("dynamic"))
+    if asked.get("dynamic_batch"):
+        for tensor in batch.values():
+            torch._dynamo.mark_dynamic(tensor, 0)
+    compiled = torch.compile(model, backend=asked["backend"], options=options)
     outputs: dict[str, list[torch.Tensor]] = {}
     calls: dict[str, int] = {}
     operators: dict[str, list[str]] = {}

@@ -18,18 +18,24 @@ Child = Callable[..., dict[str, Any]]
 def test_batches_inside_the_guards_hit_and_outside_miss(
     child: Child, inductor: Callable[..., Any], tmp_path: Path, cache: Path
 ) -> None:
-    """GPT-2 with a dynamic batch: cold at 4, served at 6, compiled anew at 1, each in a fresh process."""
-    asked: dict[str, Any] = {"what": ["infer"], "dynamic": True}
+    """GPT-2 with a dynamic batch, each call in a fresh process: cold at 4, served at 6, beyond a guard at 450.
+
+    The loss is a graph of its own; Inductor guards on the length of its reduction (10 * batch <= 4096).
+    """
+    asked: dict[str, Any] = {"what": ["infer"], "dynamic_batch": True}
     cold = child("gpt2", batch=4, **asked)
-    assert (cold["stats"]["misses"], cold["stats"]["entries_written"]) == (1, 1)
+    graphs = cold["stats"]["misses"]
+    assert graphs == cold["stats"]["entries_written"] == cold["stats"]["compiles"]["worker"] == 2
     inside = child("gpt2", batch=6, save=str(tmp_path / "6.pt"), **asked)
-    assert (inside["stats"]["hits"], inside["stats"]["misses"], inside["lowerings"]) == (1, 0, 0)
+    assert (inside["stats"]["hits"], inside["stats"]["misses"], inside["stats"]["guard_misses"]) == (graphs, 0, 0)
     assert inside["stats"]["compiles"] == {"worker": 0, "in_process": 0}
+    assert (inside["lowerings"], inside["children"]) == (0, [])
     expected = inductor("gpt2", batch=6, **asked)
     torch.testing.assert_close(torch.load(tmp_path / "6.pt"), expected, rtol=1e-4, atol=1e-5)
-    outside = child("gpt2", batch=1, **asked)
-    assert outside["stats"]["hits"] == 0
-    assert outside["stats"]["compiles"]["worker"] == 1
+    outside = child("gpt2", batch=450, save=str(tmp_path / "450.pt"), **asked)
+    assert (outside["stats"]["hits"], outside["stats"]["guard_misses"]) == (graphs - 1, 1)
+    assert outside["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+    assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs + 1
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
