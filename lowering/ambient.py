@@ -32,8 +32,7 @@ _NOT_IN_KEY = frozenset(
 # Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
 _FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "ROCM_HOME", "HIP_VISIBLE_DEVICES",
-                "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TMPDIR", "TORCH_LOGS", "TORCH_TRACE",
-                "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+                "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 
 
 @dataclasses.dataclass

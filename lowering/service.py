@@ -7,8 +7,10 @@ refused once, counted and warned of, and compilation goes on without a cache.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import site
 import sys
 import threading
 from typing import Any
@@ -61,7 +63,29 @@ def _environment() -> dict[str, str]:
     # the process as one that can't be forked.
     found.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Where Triton is installed, importing Inductor starts a compile pool of its own, and threads with it.
+    found.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
+    path = _import_path_of_libraries()
+    if path:
+        found["PYTHONPATH"] = os.pathsep.join(path)
     return found
+
+
+def _import_path_of_libraries() -> list[str]:
+    """Directories a fresh interpreter must be told of to find what this one found.
+
+    PYTHONPATH's, and those that fxpool and its dependencies were imported from, unless they are the
+    interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
+    """
+    own = {os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))}
+    wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    for module in ("fxpool", "torch", "msgspec", "psutil", "tblib", "zstandard"):
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            place = os.path.dirname(os.path.dirname(os.path.realpath(spec.origin)))
+            if place in {os.path.realpath(p) for p in sys.path if p}:
+                wanted.append(place)
+    return [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
 
 
 def store() -> LocalStore | None:

@@ -178,6 +178,7 @@ class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=Tr
     cwd: str | None = None
     levels: dict[str, int] = {}
     disabled: int = 0
+    scratch: str = ""  # a directory the worker makes for temporary files; the server removes it
 
 
 class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):

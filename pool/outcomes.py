@@ -49,6 +49,7 @@ class Worker:
     work: Work
     attempt: int
     log_path: Path
+    scratch: Path
     last: object
     connection: Connection[m.FromWorker] | None = None
     pid: int | None = None

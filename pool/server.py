@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -258,7 +259,8 @@ class Server:
     def _fork(self, action: s.Fork) -> None:
         work = self.jobs[action.job]
         path = self.logs.path(work.key, action.attempt)
-        worker = Worker(action.worker, work, action.attempt, path, action.last)
+        scratch = self.directory / "scratch" / path.stem
+        worker = Worker(action.worker, work, action.attempt, path, scratch, action.last)
         self.workers[action.worker] = worker
         try:
             ours, theirs = socket.socketpair()
@@ -289,6 +291,7 @@ class Server:
             ask.cwd,
             ask.levels,
             ask.disabled,
+            str(scratch),
         )
         self._to_worker(worker, run, work.payload)
 
@@ -403,6 +406,8 @@ class Server:
         if worker.connection is not None:
             worker.connection.close()
         self.logs.discard(worker.log_path)
+        # A worker that was killed could not tidy up, nor could the compilers it had started.
+        shutil.rmtree(worker.scratch, ignore_errors=True)
 
     # ------------------------------------------------------------ the zygote
 

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -269,6 +270,10 @@ def _settle(run: m.Run) -> None:
             os.environ[name] = value
     if "TZ" in run.environment:
         time.tzset()
+    if run.scratch:
+        os.makedirs(run.scratch, mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = run.scratch
+        tempfile.tempdir = None
     if run.cwd is not None:
         os.chdir(run.cwd)
     if run.sys_path:

@@ -212,7 +212,7 @@ def constraints(context: Any, value: Any) -> list[str] | None:
         return None
     symbolic = context.tensor_to_context.get(value)
     promised = [
-        str(constraint) if constraint is not None else ""
+        str(constraint) if constraint is not None and not constraint.warn_only else ""
         for name in ("constraint_sizes", "constraint_strides")
         for constraint in getattr(symbolic, name, None) or ()
     ]

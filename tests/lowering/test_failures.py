@@ -69,7 +69,11 @@ def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cac
         data = bytearray(path.read_bytes())
         if damage == "flip":
             data[len(data) // 2] ^= 1
-        path.write_bytes({"flip": bytes(data), "cut": bytes(data[:-7]), "empty": b""}[damage])
+        # A new file: this process still runs code out of the old one.
+        other = path.with_name("damaged")
+        other.write_bytes({"flip": bytes(data), "cut": bytes(data[:-7]), "empty": b""}[damage])
+        other.chmod(0o600)
+        other.replace(path)
     service.forget_stores()
     compiled()
     stats = fxpool.stats()

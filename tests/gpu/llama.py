@@ -1,0 +1,176 @@
+"""Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
+
+    python tests/gpu/llama.py [--layers 8] [--out results.json]
+
+Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
+a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
+something that must hold does not. (In this version a worker opens a CUDA context of its own.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+
+def child(asked: dict[str, Any]) -> None:
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    lowerings = 0
+    if asked["backend"] == "fxpool":
+        import torch._inductor.graph as graph
+
+        original = graph.GraphLowering.__init__
+
+        def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal lowerings
+            lowerings += 1
+            original(self, *args, **kwargs)
+
+        graph.GraphLowering.__init__ = counted  # type: ignore[method-assign]
+    config = transformers.LlamaConfig(
+        vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=asked["layers"],
+        num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    tokens = torch.randint(0, 8192, (2, 256), device="cuda")
+    torch.cuda.synchronize()
+    training = asked["what"] == "train"
+    model.train(training)
+
+    def step(module: Any) -> list[torch.Tensor]:
+        if not training:
+            with torch.no_grad():
+                return [module(input_ids=tokens).logits]
+        model.zero_grad()
+        loss = module(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    started = time.perf_counter()
+    compiled = torch.compile(model, backend=asked["backend"])
+    found = step(compiled)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - started
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        step(compiled)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    torch.save([t.float().cpu() for t in found], asked["save"])
+    report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": lowerings}
+    if asked["backend"] == "fxpool":
+        import fxpool
+
+        stats = fxpool.stats()
+        report |= {k: stats[k] for k in ("hits", "misses", "compiles", "fallbacks", "bypasses", "entries_written")}
+        report["graphs"] = [(g["how"], g["level"], g["seconds"]) for g in stats["graphs"]]
+        report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
+    print(json.dumps(report))
+
+
+def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(asked)],
+        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def difference(one: str, other: str) -> float:
+    """Largest difference relative to the largest value of each tensor."""
+    import torch
+
+    pairs = zip(torch.load(one), torch.load(other), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    if options.child:
+        return child(json.loads(options.child))
+    import torch
+
+    failures: list[str] = []
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
+        for what in ("infer", "train"):
+            for backend in ("eager", "inductor", "fxpool"):
+                place = {
+                    "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i",
+                    "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t",
+                    "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
+                    "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                }
+                for state in ("cold", "warm"):
+                    if backend == "eager" and state == "warm":
+                        continue
+                    if backend == "fxpool" and state == "warm":
+                        # Nothing but the store is kept: what an entry needs must be in it.
+                        place["TORCHINDUCTOR_CACHE_DIR"] += "2"
+                        place["TRITON_CACHE_DIR"] += "2"
+                    save = f"{root}/{backend}-{what}-{state}.pt"
+                    asked = {"backend": backend, "what": what, "layers": options.layers, "save": save}
+                    row = {"what": what, "backend": backend, "state": state, **run(asked, place)}
+                    if backend == "fxpool":
+                        row["difference"] = difference(save, f"{root}/inductor-{what}-cold.pt")
+                        row["inductor_warm_difference"] = difference(
+                            f"{root}/inductor-{what}-warm.pt", f"{root}/inductor-{what}-cold.pt"
+                        )
+                        check(row, failures)
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama of {options.layers} layers, bf16\n")
+    print("| | back end | state | first call, s | per call, ms | difference from Inductor |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        shown = f"{row['difference']:.2e}" if "difference" in row else ""
+        print(
+            f"| {row['what']} | {row['backend']} | {row['state']} | {row['first']:.2f} | {row['call'] * 1e3:.2f} "
+            f"| {shown} |"
+        )
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1)
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(bool(failures))
+
+
+def check(row: dict[str, Any], failures: list[str]) -> None:
+    name = f"{row['what']} {row['state']}"
+    # bf16: two runs of one compiled program may differ by as much where atomics are used.
+    allowed = max(2e-2, 2 * row["inductor_warm_difference"])
+    if row["difference"] > allowed:
+        failures.append(f"{name}: differs from stock Inductor by {row['difference']:.3g} (allowed {allowed:.3g})")
+    if row["lowerings"]:
+        failures.append(f"{name}: {row['lowerings']} GraphLowering constructions in the parent")
+    if row["fallbacks"]:
+        failures.append(f"{name}: steps down {row['fallbacks']}")
+    if row["state"] == "cold" and (row["compiles"]["worker"] != row["misses"] or row["compiles"]["in_process"]):
+        failures.append(f"{name}: not every graph was compiled by a worker: {row['compiles']}")
+    if row["state"] == "warm" and (row["misses"] or not row["hits"] or any(row["compiles"].values())):
+        failures.append(f"{name}: not served from the cache: {row}")
+
+
+if __name__ == "__main__":
+    main()
