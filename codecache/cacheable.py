@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from fxpool.codecache import sources
 from fxpool.torch_compat import configs, operators, tracing
 

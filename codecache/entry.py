@@ -17,9 +17,9 @@ import re
 from typing import Any
 
 import msgspec
+
 from fxpool.codecache.blobs import BlobRef
 from fxpool.codecache.guards import digest as guards_digest
-
 from fxpool.errors import CorruptEntryError, StoreError
 
 FORMAT_VERSION = 1

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
 from fxpool.codecache import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat import operators, shape_env, tensors
@@ -93,9 +94,7 @@ class GraphEncoder:
             target = node.target if isinstance(node.target, str) else self.function(node.target)
             self._nodes[node] = len(self._nodes)
             self._debug.append(node.meta.get("stack_trace"))
-            nodes.append(
-                [node.op, node.name, target, self.value(node.args), self.value(node.kwargs), self._meta(node)]
-            )
+            nodes.append([node.op, node.name, target, self.value(node.args), self.value(node.kwargs), self._meta(node)])
         kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
@@ -375,7 +374,7 @@ class GraphDecoder:
         root = torch.nn.Module()
         for name, is_parameter, tensor in lifted:
             _place(root, name, self.value(tensor), is_parameter)
-        nested: dict[str, list[Any]] = {name: row for name, row in attributes}
+        nested: dict[str, list[Any]] = dict(attributes)
         placed: set[str] = set()
         graph = torch.fx.Graph()
         for op, name, target, args, kwargs, node_meta in nodes:
@@ -494,4 +493,3 @@ _DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
     "range": lambda d, r: range(*r[1:]),
     "bytes": lambda d, r: r[1],
 }
-

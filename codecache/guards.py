@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
 from fxpool.codecache.guard_arithmetic import (
     CONSTANT_VALUES,
     FUNCTIONS,

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
 from fxpool.codecache.entry import Component
 
 # Bump when the meaning of an entry changes in a way the digest of fxpool's own sources does not show.

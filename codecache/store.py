@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
 from fxpool.codecache.blobs import (
     BlobRef,
     StoreWriteError,
@@ -39,7 +40,6 @@ from fxpool.codecache.blobs import (
     write_private,
 )
 from fxpool.codecache.entry import Entry, OtherVersionError, decode_entry, encode_entry, is_hex_digest
-
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 ENTRY_SUFFIX = ".entry"

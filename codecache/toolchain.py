@@ -19,7 +19,6 @@ import threading
 from dataclasses import dataclass
 
 from fxpool.codecache.blobs import check_directory, read_private, write_private
-
 from fxpool.errors import NoCompilerError, StoreError
 
 # Variables that lead the compiler to other headers, libraries or programs, or change its output.

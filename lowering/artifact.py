@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+
 from fxpool.codecache.blobs import BlobRef
 from fxpool.codecache.entry import Entry, Metadata
 from fxpool.codecache.key import GraphKey

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering import ambient, overlap
@@ -222,7 +223,7 @@ def _key(
     tools: str | None,
 ) -> key.GraphKey:
     ambient_part, configuration = ambient.key_parts(state)
-    devices = {device for device in _devices(encoded, input_bytes)}
+    devices = _devices(encoded, input_bytes)
     try:
         parts = {
             "graph": key.canonical([level, graph_bytes]),
@@ -298,5 +299,3 @@ def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str]]:
         if not registration.files and not registration.libraries:
             raise CannotTravelError("operator_of_unknown_source", registration.name)
     return sorted(modules), sorted(libraries)
-
-

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import torch
+
 from fxpool import statistics
 from fxpool.codecache import graph_codec
 from fxpool.codecache.store import LocalStore
@@ -144,9 +145,7 @@ def _inner(request: CompileRequest, decoder: graph_codec.GraphDecoder, context: 
         raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
 
 
-def compile_live(
-    captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: int
-) -> Artifact:
+def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: int) -> Artifact:
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request

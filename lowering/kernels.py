@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
+
 from fxpool import statistics
 from fxpool.errors import CompileError, NoCompilerError
 from fxpool.torch_compat import cpp, output_code
@@ -172,7 +173,8 @@ template <typename T> struct fxpool_argument<T, std::enable_if_t<std::is_integra
     static T of(PyObject* object) {
         if constexpr (std::is_unsigned<T>::value) {
             unsigned long long value = PyLong_AsUnsignedLongLongMask(object);
-            if (value == (unsigned long long)-1 && PyErr_Occurred()) throw std::invalid_argument("an integer is needed");
+            if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred())
+                throw std::invalid_argument("an integer is needed");
             return static_cast<T>(value);
         } else {
             long long value = PyLong_AsLongLong(object);

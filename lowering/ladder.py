@@ -149,7 +149,7 @@ def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
         COMPILE_JOB,
         request.dump(),
         label=attempt.label,
-        environment=request.ambient.environment,
+        environment=service.job_environment(request.ambient.environment),
         sys_path=service.import_path(),
         cwd=service.working_directory(),
     )

@@ -102,9 +102,7 @@ class Checked:
         """Whether this call's memory is laid out as it was at compile time."""
         try:
             # Shapes too: under dynamic shapes one address can reach further than before.
-            pointers = tuple(
-                [(a.data_ptr(), a.shape) if isinstance(a, torch.Tensor) else None for a in args]  # noqa: C409
-            )
+            pointers = tuple([(a.data_ptr(), a.shape) if isinstance(a, torch.Tensor) else None for a in args])
         except RuntimeError:
             return True  # no memory to overlap in (fake tensors: the graph is being traced)
         if pointers == self._seen:

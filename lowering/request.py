@@ -11,6 +11,7 @@ import pickle
 from typing import Any
 
 import torch
+
 from fxpool.codecache.key import GraphKey
 from fxpool.lowering.ambient import AmbientState
 from fxpool.torch_compat import tensors

@@ -29,6 +29,9 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
                 "PYTHONPYCACHEPREFIX")  # fmt: skip
 
+# Devices are hidden while the zygote imports; each job gets what its asker sees.
+_HIDDEN_FROM_ZYGOTE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
 _lock = threading.RLock()
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
@@ -59,10 +62,12 @@ def pool() -> PoolClient:
 
 def _environment() -> dict[str, str]:
     found = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    # One thread while it is only importing (forking needs that), and no CUDA call that would mark
-    # the process as one that can't be forked.
+    # One thread while it is only importing: forking needs that.
     found.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    # A GPU that is looked for is found through NVML (a CUDA call would mark the process as one that
+    # can't be forked), and is not seen while the zygote imports: NVML's first call starts a thread.
     found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    found.update(dict.fromkeys(_HIDDEN_FROM_ZYGOTE, ""))
     # Where Triton is installed, importing Inductor starts a compile pool of its own, and threads with it.
     found.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
     path = _import_path_of_libraries()
@@ -77,7 +82,9 @@ def _import_path_of_libraries() -> list[str]:
     PYTHONPATH's, and those that fxpool and its dependencies were imported from, unless they are the
     interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
     """
-    own = {os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))}
+    own = {
+        os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
+    }
     wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     for module in ("fxpool", "torch", "msgspec", "psutil", "tblib", "zstandard"):
         spec = importlib.util.find_spec(module)
@@ -122,6 +129,11 @@ def forget_stores() -> None:
     """Look at cache directories anew (their rights may have been mended)."""
     with _lock:
         _stores.clear()
+
+
+def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
+    """Variables a job's worker gets besides its zygote's; None takes one away."""
+    return {**dict.fromkeys(_HIDDEN_FROM_ZYGOTE), **wanted}
 
 
 def import_path() -> tuple[str, ...]:

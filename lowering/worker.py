@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 
 import torch
+
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering import compile as compiling

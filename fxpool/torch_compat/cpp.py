@@ -118,7 +118,7 @@ def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
     """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""
     from torch._inductor import cpu_vec_isa
 
-    names = {name: extra for name, extra in known}
+    names = dict(known)
     classes = [cpu_vec_isa.VecISA, *_subclasses(cpu_vec_isa.VecISA)]
     with contextlib.ExitStack() as stack:
         for cls in classes:

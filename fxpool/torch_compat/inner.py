@@ -20,9 +20,10 @@ PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper"
 
 def compile_with_inner(gm: Any, inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
     """AOTAutograd here, `inner(gm, fake inputs, **arguments)` for each graph it makes."""
-    from fxpool.torch_compat.aot import in_process_only
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
+
+    from fxpool.torch_compat.aot import in_process_only
 
     # torch's AOTAutograd cache would look for Inductor's results where ours are not.
     with in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
@@ -31,9 +32,10 @@ def compile_with_inner(gm: Any, inputs: Sequence[Any], inner: Callable[..., Any]
 
 def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
     """Inductor's own inner compile in this process, its caches left out. Returns Inductor's output."""
-    from fxpool.torch_compat.aot import in_process_only
     from torch._inductor import compile_fx
     from torch._inductor.utils import BoxedBool
+
+    from fxpool.torch_compat.aot import in_process_only
 
     arguments = dict(arguments)
     arguments.setdefault("cudagraphs", BoxedBool(False))
@@ -121,8 +123,9 @@ def count_calls(gm: torch.fx.GraphModule) -> int:
 
 def compile_as_torch_does(gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
     """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
-    from fxpool.torch_compat.aot import in_process_only
     from torch._inductor import compile_fx
+
+    from fxpool.torch_compat.aot import in_process_only
 
     with in_process_only():
         return compile_fx.compile_fx_inner(gm, inputs, **arguments)

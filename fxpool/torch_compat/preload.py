@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 _MODULES = (
     "torch._dynamo",
@@ -32,10 +33,25 @@ _MODULES = (
 
 
 def import_compiler() -> None:
-    """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped."""
+    """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped.
+
+    What was found out about devices meanwhile is forgotten: they are hidden from a zygote, and not
+    from its workers.
+    """
     for name in _MODULES:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):
                 raise
+    _forget_devices()
+
+
+def _forget_devices() -> None:
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
+            continue
+        for value in list(vars(module).values()):
+            clear, info = getattr(value, "cache_clear", None), getattr(value, "cache_info", None)
+            if callable(clear) and callable(info) and getattr(value, "__module__", None) == name and info().currsize:
+                clear()

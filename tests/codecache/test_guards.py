@@ -10,12 +10,12 @@ import sys
 import msgspec
 import pytest
 import sympy
-from fxpool.codecache import guards
-from fxpool.codecache.guard_arithmetic import FUNCTIONS, LAZY
-from fxpool.codecache.guards import UnknownGuardError
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from fxpool.codecache import guards
+from fxpool.codecache.guard_arithmetic import FUNCTIONS, LAZY
+from fxpool.codecache.guards import UnknownGuardError
 from fxpool.torch_compat.sympy_functions import function_classes, integer_infinities
 
 F = function_classes()

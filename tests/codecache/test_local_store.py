@@ -12,12 +12,12 @@ import time
 
 import msgspec
 import pytest
+
 from fxpool.codecache import blobs as blob_files
 from fxpool.codecache import store as store_module
 from fxpool.codecache.blobs import BlobRef, StoreWriteError
 from fxpool.codecache.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
 from fxpool.codecache.store import LocalStore, check_directory, default_cache_dir
-
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 KEY = hashlib.sha256(b"a graph").hexdigest()

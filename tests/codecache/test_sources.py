@@ -9,6 +9,7 @@ import textwrap
 import types
 
 import pytest
+
 from fxpool.codecache import sources
 from fxpool.codecache.sources import UndigestableError, digest_callable, digest_file, digest_module, digest_value
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fxpool.codecache import system
 
 _PROGRAM = """

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
+
 from fxpool.codecache import toolchain
 from fxpool.codecache.toolchain import find_compiler, require_compiler, toolchain_facts
-
 from fxpool.errors import NoCompilerError
 from fxpool.torch_compat import cpp_toolchain
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from fxpool.codecache.entry import Component, Entry, Metadata
-from fxpool.codecache.store import LocalStore
 
 import fxpool
 from fxpool.cli import main
+from fxpool.codecache.entry import Component, Entry, Metadata
+from fxpool.codecache.store import LocalStore
 
 
 def run(*arguments: str, **kwargs: Any) -> Result:

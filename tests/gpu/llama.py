@@ -150,7 +150,9 @@ def main() -> None:
         )
     if options.out:
         with open(options.out, "w") as file:
-            json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1)
+            json.dump(
+                {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1
+            )
     for failure in failures:
         print("FAILED:", failure)
     sys.exit(bool(failures))

@@ -86,7 +86,7 @@ def main() -> None:
     for what in asked["what"]:
         again: list[torch.Tensor] = []
         calls[what], operators[what] = compiled_calls(lambda w=what, a=again: a.extend(zoo.step(compiled, batch, w)))
-        if not asked["model"] == "resnet":  # running statistics move with every training step
+        if asked["model"] != "resnet":  # running statistics move with every training step
             torch.testing.assert_close(again, outputs[what])
     if asked.get("save"):
         torch.save(outputs, asked["save"])

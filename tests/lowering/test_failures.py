@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def innermost(error: BaseException) -> BaseException:
 
 def raised(**options: Any) -> BaseException:
     torch._dynamo.reset()
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         torch.compile(total, backend="fxpool", options=options or None)(X)
     return innermost(caught.value)
 
@@ -334,7 +334,7 @@ def test_a_graph_that_cannot_travel_steps_down_and_is_counted(shared_pool: Path,
 def test_an_error_of_inductors_comes_with_the_workers_frames(shared_pool: Path, cache: Path) -> None:
     """A lowering that fails fails everywhere; what the user sees is the worker's error."""
     torch._dynamo.reset()
-    with torch._inductor.config.patch(force_fuse_int_mm_with_mul=False), pytest.raises(Exception) as caught:  # noqa: PT011
+    with torch._inductor.config.patch(force_fuse_int_mm_with_mul=False), pytest.raises(Exception) as caught:
         torch.compile(broken, backend="fxpool")(X)
     error = innermost(caught.value)
     assert "fake kernel" in str(error) or "broken" in str(error)
@@ -354,5 +354,3 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 def broken(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("broken on purpose")
-
-

@@ -31,9 +31,7 @@ def build(name: str, *, dropout: float = 0.0) -> torch.nn.Module:
         )  # fmt: skip
         model = transformers.GPT2LMHeadModel(config)
     elif name == "bert":
-        config = transformers.BertConfig(
-            **_SIZES, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
-        )
+        config = transformers.BertConfig(**_SIZES, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         model = transformers.BertForMaskedLM(config)
     elif name == "llama":
         config = transformers.LlamaConfig(
