@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+
+_CACHED = type(functools.cache(lambda: None))
 
 _MODULES = (
     "torch._dynamo",
@@ -52,6 +55,5 @@ def _forget_devices() -> None:
         if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
             continue
         for value in list(vars(module).values()):
-            clear, info = getattr(value, "cache_clear", None), getattr(value, "cache_info", None)
-            if callable(clear) and callable(info) and getattr(value, "__module__", None) == name and info().currsize:
-                clear()
+            if isinstance(value, _CACHED) and value.__module__ == name:
+                value.cache_clear()
