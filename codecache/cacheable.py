@@ -89,7 +89,7 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
         found: Any = gm
         for part in str(node.target).split("."):
             found = getattr(found, part, None)
-        if isinstance(found, torch._C.ScriptObject) or type(found).__name__ == "FakeScriptObject":
+        if operators.is_script_object(found):
             raise Bypass("torchbind", str(node.target))
 
 

@@ -59,7 +59,7 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int)
             # No code: the next process that comes here is told at once to trace again.
             return Artifact(request.level, b"", [], {}, [], effects.restart(asked), time.perf_counter() - started)
         found = effects.encoded_guards(env, set(request.symbols))
-        linked = kernels.link(collected, headers=host_facts.headers(request.tools), units=units, submit=submit)
+        linked = kernels.link(collected, tools=request.tools, units=units, submit=submit)
     return Artifact(
         level=request.level,
         result=result,
@@ -109,6 +109,8 @@ def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder, context: An
         aot.attach_dynamo_metadata(gm, sources, parameter_sources)
     with tracing.aot_id_is(request.aot_id):
         compiled = aot.compile_graph(gm, inputs, keep_result=True)
+    if compiled.result is not None and request.from_dynamo:
+        aot.as_from_real_inputs(compiled.result)
     lifted = [parameter_sources.get(name) for name in aot.parameters_and_buffers(gm)]
     return pack(compiled.result, context, [*lifted, *sources])
 
@@ -157,7 +159,7 @@ def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: ker
         if asked:
             return Artifact(request.level, b"", [], {}, [], effects.restart(asked), time.perf_counter() - started)
         found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
-        linked = kernels.link(collected, headers=host_facts.headers(request.tools), units=units, submit=submit)
+        linked = kernels.link(collected, tools=request.tools, units=units, submit=submit)
     return Artifact(
         request.level, result, linked.libraries, linked.index, found, recorded, time.perf_counter() - started
     )

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 
 from fxpool.codecache import blobs, system, toolchain
+from fxpool.errors import StoreError
 from fxpool.torch_compat import cpp
 
 
@@ -25,31 +26,37 @@ def headers(tools: str | None) -> str | None:
 
 @contextlib.contextmanager
 def known(tools: str | None) -> Iterator[None]:
-    """Answer Inductor's questions about the host from what is kept under `tools`; ask once if nothing is."""
-    with cpp.instruction_sets_known(instruction_sets(tools)):
-        yield
+    """Answer Inductor's questions about the host from what is kept under `tools`.
 
-
-def instruction_sets(tools: str | None) -> list[cpp.InstructionSet]:
-    """Usable vector instruction sets of this host, best first.
-
-    Raises:
-        NoCompilerError: there is nothing to ask with.
+    What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then.
     """
-    toolchain.require_compiler()
-    path = None
-    if tools is not None:
-        path = os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json")
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found = json.loads(blobs.read_private(path)[0])
-            return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in found]
-    found = cpp.usable_instruction_sets()
-    if path is not None:
-        with contextlib.suppress(Exception):  # nothing is lost but the next process's time
-            blobs.write_private(path, json.dumps(found).encode())
-    return found
+    if toolchain.find_compiler(tools) is None:
+        with cpp.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
+            yield
+        return
+    path = os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json") if tools is not None else None
+    found = _kept(path)
+    if found is not None:
+        with cpp.instruction_sets_known(found):
+            yield
+        return
+    yield
+    if path is not None and cpp.was_probed():
+        with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
+            blobs.write_private(path, json.dumps(cpp.usable_instruction_sets()).encode())
+
+
+def _kept(path: str | None) -> list[cpp.InstructionSet] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(blobs.read_private(path)[0])
+        return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in found]
+    except (OSError, StoreError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def _host_digest(tools: str | None) -> str:
-    facts = {**toolchain.toolchain_facts(tools), **system.system_facts()}
+    host = {name: value for name, value in system.system_facts().items() if not name.startswith("fxpool")}
+    facts = {**toolchain.toolchain_facts(tools), **host}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fxpool import statistics
+from fxpool.codecache import toolchain
 from fxpool.errors import CompileError, NoCompilerError
 from fxpool.torch_compat import cpp, output_code
 
@@ -65,8 +66,8 @@ class Linked(msgspec.Struct):
 # --- building, in a worker -----------------------------------------------------------------------
 
 
-def link(kernels: Sequence[cpp.CollectedKernel], *, headers: str | None, units: int, submit: Submit) -> Linked:
-    """Compile collected kernels into at most `units` libraries.
+def link(kernels: Sequence[cpp.CollectedKernel], *, tools: str | None, units: int, submit: Submit) -> Linked:
+    """Compile collected kernels into at most `units` libraries; `tools` keeps the precompiled header.
 
     Raises:
         NoCompilerError: there is no compiler to call.
@@ -77,8 +78,9 @@ def link(kernels: Sequence[cpp.CollectedKernel], *, headers: str | None, units: 
         unique.setdefault(output_code.kernel_digest(kernel.argument_types, kernel.source), kernel)
     if not unique:
         return Linked([], {})
+    toolchain.require_compiler(tools)
     try:
-        command = cpp.Command(headers)
+        command = cpp.Command(os.path.join(tools, "headers") if tools is not None else None)
     except subprocess.CalledProcessError as error:  # the precompiled header
         raise CppCompileError([str(error.cmd)], str(error.output or error)) from error
     groups = plan(unique, units)

@@ -8,6 +8,7 @@ another process (`wrap`). torch's cache itself is neither read nor written.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -133,6 +134,14 @@ def mutated_inputs(result: Any) -> list[int] | None:
 def aot_config_of(result: Any) -> Any:
     """AOTAutograd's configuration of the graph, reduced to what is kept in a result."""
     return result.sanitized_aot_config
+
+
+def as_from_real_inputs(result: Any) -> None:
+    """Make the kept configuration what it is where inputs were real tensors, as Dynamo's are.
+
+    AOTAutograd notes whether it was handed fake ones; nothing after tracing depends on it.
+    """
+    result.sanitized_aot_config = dataclasses.replace(result.sanitized_aot_config, dynamic_shapes=False)
 
 
 def compile_seconds(result: Any) -> float:

@@ -113,6 +113,13 @@ def usable_instruction_sets() -> list[InstructionSet]:
     return found
 
 
+def was_probed() -> bool:
+    """Whether this process has asked its host which instruction sets it can use."""
+    from torch._inductor import cpu_vec_isa
+
+    return bool(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
+
+
 @contextlib.contextmanager
 def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
     """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""

@@ -230,3 +230,8 @@ def make_numpy_wrapper(kind: str, called: Any) -> Any:
     from torch._dynamo import utils
 
     return getattr(utils, kind)(called)
+
+
+def is_script_object(value: Any) -> bool:
+    """A TorchScript object, real or fake."""
+    return isinstance(value, torch._C.ScriptObject) or type(value).__name__ == "FakeScriptObject"

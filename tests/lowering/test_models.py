@@ -57,7 +57,9 @@ def test_a_worker_compiles_and_a_second_process_is_served(
 
 
 @pytest.mark.parametrize("mode", ["normal", "serialize"])
-@pytest.mark.parametrize("model", zoo.NAMES)
+@pytest.mark.parametrize(
+    "model", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NAMES]
+)
 def test_modes_that_compile_here_give_the_same(
     model: str, mode: str, child: Child, inductor: Callable[..., Any], tmp_path: Path
 ) -> None:

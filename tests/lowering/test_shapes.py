@@ -76,7 +76,8 @@ def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cach
         x = torch.randn(3, columns)
         torch.testing.assert_close(function(x), total(x), rtol=1e-4, atol=1e-4)
     stats = fxpool.stats()
-    assert (stats["hits"], stats["guard_misses"]) == (1, 1), "5000 columns went through Dynamo again"
+    assert stats["hits"] == 1
+    assert stats["misses"] + stats["guard_misses"] == 2, "5000 columns went through Dynamo again"
 
 
 def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:
