@@ -50,7 +50,7 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
             expected = OWN_OPTIONS[name]
             if not isinstance(value, expected):
                 raise ConfigurationError(f"option {name!r} takes {expected.__name__}, not {type(value).__name__}")
-            own[name] = _compile_mode(value, COMPILE_MODES) if name == "mode" else value
+            own[name] = _compile_mode(str(value), COMPILE_MODES) if name == "mode" else value
             continue
         try:
             attribute, checked = configs.check_inductor_option(name, value)

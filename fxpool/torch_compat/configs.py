@@ -209,7 +209,9 @@ def user_lowerings() -> list[str]:
 
 
 def _of_torch(function: Callable[..., Any] | Any) -> bool:
-    module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
+    module = str(
+        getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
+    )
     # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
     return module in ("torch", "operator", "_operator", "builtins", "math") or module.startswith(
         ("torch.", "torchgen", "functools")

@@ -141,7 +141,7 @@ def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
 
 
 def _subclasses(cls: type) -> list[Any]:
-    direct = cls.__subclasses__()
+    direct: list[Any] = cls.__subclasses__()
     return direct + [deeper for sub in direct for deeper in _subclasses(sub)]
 
 

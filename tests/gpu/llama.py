@@ -1,6 +1,6 @@
 """Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
 
-    python tests/gpu/llama.py [--layers 8] [--out results.json]
+    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--out results.json]
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
 a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
@@ -104,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--child")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--what", choices=["infer", "train"], action="append")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.child:
@@ -113,7 +114,7 @@ def main() -> None:
     failures: list[str] = []
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
-        for what in ("infer", "train"):
+        for what in options.what or ("infer", "train"):
             for backend in ("eager", "inductor", "fxpool"):
                 place = {
                     "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i",
