@@ -92,15 +92,16 @@ def test_cxx_is_what_inductor_reads(tmp_path):
     assert run.stdout == "mycc 1.0\n"
 
 
-def test_the_configuration_counts(tmp_path, monkeypatch):
+def test_the_configuration_counts(tmp_path):
     from torch._inductor import config
 
     first, second = script(tmp_path / "one", "one 1"), script(tmp_path / "two", "two 2")
-    monkeypatch.setattr(config.cpp, "cxx", (None, first, second))
-    assert cpp_toolchain.compiler_candidates() == [first, second]
-    assert toolchain_facts()["compiler"] == "one 1"
-    monkeypatch.setattr(config.cpp, "cxx", second)
-    assert toolchain_facts()["compiler"] == "two 2"
+    # Not monkeypatch: it undoes by deleting, after which the option does not exist.
+    with config.patch({"cpp.cxx": (None, first, second)}):
+        assert cpp_toolchain.compiler_candidates() == [first, second]
+        assert toolchain_facts()["compiler"] == "one 1"
+    with config.patch({"cpp.cxx": second}):
+        assert toolchain_facts()["compiler"] == "two 2"
 
 
 def test_what_does_not_run_is_passed_over(tmp_path, candidates):
