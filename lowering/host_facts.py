@@ -19,11 +19,6 @@ from fxpool.errors import StoreError
 from fxpool.torch_compat import cpp
 
 
-def headers(tools: str | None) -> str | None:
-    """Where precompiled headers are kept; None where there is no such place."""
-    return os.path.join(tools, "headers") if tools is not None else None
-
-
 @contextlib.contextmanager
 def known(tools: str | None) -> Iterator[None]:
     """Answer Inductor's questions about the host from what is kept under `tools`.

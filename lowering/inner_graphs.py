@@ -37,7 +37,8 @@ def _compile_one(
     if inner.count_calls(graph) == 0:
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
-    part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx")
+    # "in_process" until a hit or a worker says otherwise: it is recorded before the last rung runs.
+    part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx", how="in_process")
     started = time.perf_counter()
     try:
         return _travel(graph, inputs, arguments, part, compile_captured)
@@ -59,7 +60,6 @@ def _compile_one(
         part.seconds["total"] = time.perf_counter() - started
         part.record()
     statistics.count("compiles", "in_process")
-    part.how = "in_process"
     return inner.compile_as_torch_does(graph, inputs, arguments)
 
 

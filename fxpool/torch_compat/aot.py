@@ -144,10 +144,6 @@ def as_from_real_inputs(result: Any) -> None:
     result.sanitized_aot_config = dataclasses.replace(result.sanitized_aot_config, dynamic_shapes=False)
 
 
-def compile_seconds(result: Any) -> float:
-    return (result.forward_time_taken_ns + result.backward_time_taken_ns) / 1e9
-
-
 def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None) -> Callable[[list[Any]], Any]:
     """The callable AOTAutograd would have returned, taking one list of inputs that it empties.
 
@@ -197,19 +193,6 @@ def parameter_sources(gm: Any) -> dict[str, Any] | None:
     if "dynamo_compile_id" not in getattr(gm, "meta", {}):
         return None
     return getattr(gm, "_param_name_to_source", None)
-
-
-def set_lifted_parameters(context: Any, tensors_by_name: dict[str, torch.Tensor]) -> None:
-    """Tell the tracing context which parameters lead the inputs, as AOTAutograd would."""
-    if context is not None and tensors_by_name:
-        context.params_flat = list(tensors_by_name.values())
-
-
-def is_flat_wrapper(module: Any) -> bool:
-    """Whether Dynamo handed over a GmWrapper (inputs packed into one list)."""
-    from torch._dynamo.utils import GmWrapper
-
-    return isinstance(module, GmWrapper)
 
 
 def graph_of(module: Any) -> torch.fx.GraphModule | None:

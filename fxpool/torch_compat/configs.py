@@ -181,10 +181,6 @@ def caches_disabled() -> bool:
     return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
 
 
-def custom_passes_in_use() -> list[str]:
-    return sorted(code_values())
-
-
 def user_lowerings() -> list[str]:
     """Lowerings, decompositions and device back ends registered by code that is not torch's.
 

@@ -11,7 +11,7 @@ ShapeEnv by `add_guard`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -148,22 +148,9 @@ def add_guard(env: ShapeEnv, expr: sympy.Basic) -> bool:
     return bool(env.evaluate_expr(expr))
 
 
-def sym_node_of(value: Any) -> Any | None:
-    """The node of a SymInt, SymFloat or SymBool; None for anything else."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node
-    return None
-
-
 def expression_of(value: Any) -> sympy.Basic:
     """The sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
     return value.node.expr
-
-
-def hint_of(value: Any) -> int | float | bool | None:
-    """The value a symbolic number has in this call; None for one that depends on data."""
-    node = value.node
-    return node.hint if node.has_hint() else None
 
 
 def is_nested_int(value: Any) -> bool:
@@ -182,10 +169,3 @@ def make(env: ShapeEnv, expr: sympy.Basic, kind: str, hint: int | float | bool |
 def translation_validation(env: ShapeEnv | None) -> bool:
     """Whether the ShapeEnv records itself for a solver; such a record can't be taken along."""
     return bool(env is not None and env._translation_validation_enabled)
-
-
-def free_symbol_names(exprs: Sequence[sympy.Basic]) -> set[str]:
-    names: set[str] = set()
-    for expr in exprs:
-        names.update(symbol.name for symbol in expr.free_symbols)
-    return names
