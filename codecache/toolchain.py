@@ -10,12 +10,14 @@ Facts hold no paths: what a search path in the environment says is in them as a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxpool.codecache.blobs import check_directory, read_private, write_private
@@ -65,6 +67,34 @@ def require_compiler(root: str | None = None) -> Compiler:
     if compiler is None:
         raise NoCompilerError(_candidates())
     return compiler
+
+
+@contextlib.contextmanager
+def failures_explained(root: str | None = None) -> Iterator[None]:
+    """Turn a failure that comes of having no compiler into NoCompilerError.
+
+    Inductor asks for its compiler in many places, and says so in as many ways (2.13: an OSError of `subprocess` if CXX
+    is empty).
+    """
+    try:
+        yield
+    except NoCompilerError:
+        raise
+    except Exception as error:
+        if _wanted_a_compiler(error) and find_compiler(root) is None:
+            raise NoCompilerError(_candidates()) from error
+        raise
+
+
+def _wanted_a_compiler(error: BaseException) -> bool:
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, OSError) or type(found).__name__ == "InvalidCxxCompiler":
+            return True
+        seen.append(found)
+        found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
+    return False
 
 
 def find_compiler(root: str | None = None) -> Compiler | None:

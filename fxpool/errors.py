@@ -140,7 +140,8 @@ class NoCompilerError(CompileError):
     def __init__(self, tried: Iterable[str], detail: str = "") -> None:
         self.tried = list(tried)
         super().__init__(
-            f"no working C++ compiler (tried {', '.join(self.tried)})" + (f": {detail}" if detail else ""),
+            f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
+            + (f": {detail}" if detail else ""),
             remedy="install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it",
         )
 

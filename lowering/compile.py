@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from fxpool import statistics
-from fxpool.codecache import graph_codec
+from fxpool.codecache import graph_codec, toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, StoreError
 from fxpool.lowering import ambient, effects, host_facts, kernels
@@ -46,6 +46,7 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int)
     fake_mode = tensors.new_fake_mode(env)
     collected: list[cpp.CollectedKernel] = []
     with (
+        toolchain.failures_explained(request.tools),
         ambient.entered(request.ambient),
         host_facts.known(request.tools),
         tracing.worker_context(fake_mode, request.compile_id) as context,
@@ -152,7 +153,7 @@ def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: ker
     started = time.perf_counter()
     request = captured.request
     collected: list[cpp.CollectedKernel] = []
-    with host_facts.known(request.tools), cpp.collecting(collected):
+    with toolchain.failures_explained(request.tools), host_facts.known(request.tools), cpp.collecting(collected):
         with _restart_caught() as asked:
             compiled = aot.compile_graph(gm, inputs, keep_result=True)
             result, recorded = pack(compiled.result, captured.context, captured.sources)

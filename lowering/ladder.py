@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fxpool import config, statistics
+from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
 from fxpool.lowering import capture, inner_graphs, load, lookup, service
 from fxpool.lowering import compile as compiling
@@ -188,7 +189,8 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
     attempt.level, attempt.how = "in_process", "in_process"
     statistics.count("compiles", "in_process")
     try:
-        compiled = aot.compile_graph(gm, inputs, keep_result=False)
+        with toolchain.failures_explained(service.tools_directory(service.store() if attempt.wanted.cache else None)):
+            compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
         if cause is not None and type(cause) is type(error):
             raise cause from None  # the worker's, with the worker's frames

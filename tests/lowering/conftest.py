@@ -9,35 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import HERE, run_python
 
-HERE = Path(__file__).parent
+import fxpool
+
 # torch formats every graph for a trace as soon as anything could record it, pytest's capturing included.
 logging.getLogger("torch.__trace").propagate = False
 TRIVIAL = "import torch; torch.compile(lambda x: x.sin().sum(), backend=%r)(torch.randn(8))"
 
 
-def run_python(arguments: list[str], timeout: float = 280, **environment: str) -> str:
-    """Standard output of a child; what it printed is in the failure when it fails."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=HERE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **environment},
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"child failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
-    return done.stdout
+@pytest.fixture(scope="module", autouse=True)
+def _pool_of_this_process() -> Iterator[None]:
+    """What a module's tests compiled with in this process ends with it."""
+    yield
+    fxpool.close()
 
 
 @pytest.fixture(scope="session")

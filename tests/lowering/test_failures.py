@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import HERE
+from processes import HERE
 
 import fxpool
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError

@@ -216,7 +216,7 @@ def test_dynamic_sizes_share_a_key_and_promises_about_them_do_not() -> None:
 
 
 def test_keys_are_equal_in_another_process(tmp_path: Path) -> None:
-    from conftest import run_python
+    from processes import run_python
 
     program = (
         "import torch, sys; sys.path.insert(0, '.'); from capturing import components_of;"

@@ -73,19 +73,21 @@ def test_environment_is_not_inherited(client: PoolClient, place: Place, monkeypa
     assert seen["environment"] == {k: v for k, v in place.environment.items() if k != "TMPDIR"}
 
 
-def test_surroundings_of_a_job(client: PoolClient, place: Place) -> None:
+def test_surroundings_of_a_job(make_client: Callable[..., PoolClient], place: Place) -> None:
+    client = make_client(extra={"REMOVED": "was here"})
     extra = place.mark("mark-path")
     extra.mkdir()
     job = run(
         client,
         "surroundings",
-        environment={"ADDED": "yes", "TMPDIR": None},
+        environment={"ADDED": "yes", "REMOVED": None},
         sys_path=[str(extra)],
         cwd=str(extra),
     )
     seen = json.loads(job.result())
     assert seen["environment"]["ADDED"] == "yes"
-    assert "TMPDIR" not in seen["environment"]
+    assert "REMOVED" not in seen["environment"]
+    assert seen["environment"]["TMPDIR"].startswith(str(place.runtime)), "what a worker leaves, the server removes"
     assert seen["path"][:2] == [str(extra), str(HERE)]
     assert "" not in seen["path"]
     assert seen["cwd"] == str(extra)
@@ -99,6 +101,7 @@ def test_surroundings_of_a_job(client: PoolClient, place: Place) -> None:
     # And nothing of it stays.
     again = json.loads(run(client, "surroundings").result())
     assert "ADDED" not in again["environment"]
+    assert again["environment"]["REMOVED"] == "was here"
 
 
 def test_a_working_directory_that_is_not_there(client: PoolClient) -> None:
