@@ -1,22 +1,34 @@
 """What a host's tool chain can do, found once and kept beside the graphs.
 
 Which vector instructions the CPU, torch and the compiler agree on takes Inductor a chain of test
-builds (8 s, in every process that finds no trace of an earlier one). The answer is kept per
-compiler, CPU and torch, so that a machine that changes, or a home directory shared by several,
-asks again instead of being told wrong.
+builds (8 s and more, in every process that finds no trace of an earlier one); it is one build here,
+on top of the precompiled header that kernels need anyway. The answer is kept per compiler, CPU and
+torch, so that a machine that changes, or a home directory shared by several, asks again instead of
+being told wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
+import logging
 import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
 
+import filelock
+
 from fxpool.codecache import blobs, system, toolchain
-from fxpool.errors import StoreError
-from fxpool.torch_compat import cpp
+from fxpool.errors import FxpoolError, StoreError
+from fxpool.torch_compat import cpp, instruction_sets
+from fxpool.torch_compat.instruction_sets import InstructionSet
+
+log = logging.getLogger("fxpool.lowering")
+#: Longest wait, in seconds, for another process that is finding out the same.
+_PATIENCE = 120.0
 
 
 @contextlib.contextmanager
@@ -26,22 +38,93 @@ def known(tools: str | None) -> Iterator[None]:
     What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then.
     """
     if toolchain.find_compiler(tools) is None:
-        with cpp.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
+        with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
             yield
         return
-    path = os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json") if tools is not None else None
+    path = _path(tools)
     found = _kept(path)
     if found is not None:
-        with cpp.instruction_sets_known(found):
+        with instruction_sets.instruction_sets_known(found):
             yield
-        return
-    yield
-    if path is not None and cpp.was_probed():
-        with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
-            blobs.write_private(path, json.dumps(cpp.usable_instruction_sets()).encode())
+    elif instruction_sets.was_probed():
+        yield
+    else:
+        with instruction_sets.instruction_sets_found_by(lambda: find(tools)):
+            yield
 
 
-def _kept(path: str | None) -> list[cpp.InstructionSet] | None:
+def are_kept(tools: str) -> bool:
+    """Whether this host's facts lie under `tools`."""
+    return _kept(_path(tools)) is not None
+
+
+def worth_preparing() -> bool:
+    """Whether there is a core to spare for finding out beside a compile."""
+    return len(os.sched_getaffinity(0)) > 1
+
+
+def find(tools: str | None) -> list[InstructionSet] | None:
+    """This host's instruction sets: kept ones, or one build's answer, which is kept; None if that says nothing.
+
+    Processes that come at the same time find out once.
+    """
+    path = _path(tools)
+    with _alone(tools):
+        found = _kept(path)
+        if found is None:
+            found = _probe(tools)
+            if found is None:
+                log.info("Inductor's own probes decide which instruction sets can be used")
+                found = instruction_sets.usable_instruction_sets()
+            if path is not None:
+                with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
+                    blobs.write_private(path, json.dumps(found).encode())
+    return found
+
+
+@contextlib.contextmanager
+def _alone(tools: str | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if tools is not None:
+            try:
+                os.makedirs(tools, mode=0o700, exist_ok=True)
+                stack.enter_context(filelock.FileLock(os.path.join(tools, "probe.lock"), timeout=_PATIENCE, mode=0o600))
+            except (OSError, filelock.Timeout) as error:  # together, then
+                log.info("instruction sets are probed without a lock: %s", error)
+        yield
+
+
+def _probe(tools: str | None) -> list[InstructionSet] | None:
+    """What the CPU claims, if a program that uses all of it builds with the flags of kernels, and loads."""
+    claimed = instruction_sets.candidates()
+    if not claimed:
+        return None
+    with tempfile.TemporaryDirectory(prefix="fxpool-probe-") as directory:
+        source = os.path.join(directory, "probe.cpp")
+        with open(source, "w") as file:
+            file.write(cpp.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
+        try:
+            with instruction_sets.instruction_sets_known(claimed):
+                command, library = cpp.Command(headers_directory(tools)).compile(source, "probe")
+            subprocess.run(command, cwd=directory, check=True, capture_output=True)
+            ctypes.CDLL(library)
+        except (OSError, subprocess.SubprocessError, FxpoolError) as error:
+            log.info("one build for all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
+            return None
+    instruction_sets.enable_tiles()
+    return claimed
+
+
+def headers_directory(tools: str | None) -> str | None:
+    """Where precompiled headers are kept."""
+    return os.path.join(tools, "headers") if tools is not None else None
+
+
+def _path(tools: str | None) -> str | None:
+    return os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json") if tools is not None else None
+
+
+def _kept(path: str | None) -> list[InstructionSet] | None:
     if path is None:
         return None
     try:

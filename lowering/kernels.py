@@ -27,7 +27,8 @@ import msgspec
 from fxpool import statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CompileError, NoCompilerError
-from fxpool.torch_compat import cpp, output_code
+from fxpool.lowering import host_facts
+from fxpool.torch_compat import cpp, instruction_sets, output_code
 
 MODULE = "fxpool_kernels"
 COMPILE_UNIT = "fxpool.lowering.kernels:compile_unit"
@@ -80,7 +81,7 @@ def link(kernels: Sequence[cpp.CollectedKernel], *, tools: str | None, units: in
         return Linked([], {})
     toolchain.require_compiler(tools)
     try:
-        command = cpp.Command(os.path.join(tools, "headers") if tools is not None else None)
+        command = cpp.Command(host_facts.headers_directory(tools))
     except subprocess.CalledProcessError as error:  # the precompiled header
         raise CppCompileError([str(error.cmd)], str(error.output or error)) from error
     groups = plan(unique, units)
@@ -310,6 +311,7 @@ def load_library(digest: str, file: LibraryFile) -> Any:
                 assert spec is not None
                 module = importlib.util.module_from_spec(spec)
                 loader.exec_module(module)
+            instruction_sets.enable_tiles()
             module.bind(cpp.tensor_data_pointer())
             _loaded[digest] = module
         return module

@@ -25,7 +25,7 @@ from fxpool.lowering.artifact import Parts, decode_answer, parts_of_artifact
 from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
-from fxpool.lowering.request import COMPILE_JOB, CompileRequest
+from fxpool.lowering.request import COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat import aot, configs, tracing
 
 
@@ -146,14 +146,17 @@ def _in_worker(captured: Captured, attempt: Attempt, store: Any | None) -> Parts
 
 
 def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
-    job = service.pool().submit(
-        COMPILE_JOB,
-        request.dump(),
-        label=attempt.label,
-        environment=service.job_environment(request.ambient.environment),
-        sys_path=service.import_path(),
-        cwd=service.working_directory(),
-    )
+    payload = request.dump()
+    place: dict[str, Any] = {
+        "environment": service.job_environment(request.ambient.environment),
+        "sys_path": service.import_path(),
+        "cwd": service.working_directory(),
+    }
+    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **place)
+    if request.tools is not None and service.first_of_host(request.tools):
+        # While AOTAutograd traces there, in another worker. Nobody waits for it: the compile finds out itself what it
+        # can't find.
+        service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
     return job.result()
 
 

@@ -21,6 +21,8 @@ FX = "fx"  # a graph that AOTAutograd made
 
 #: the pool's name for the job that compiles a request
 COMPILE_JOB = "fxpool.lowering.worker:compile_job"
+#: the job that finds out what this host's tool chain can do, on a host that was not asked before
+PREPARE_JOB = "fxpool.lowering.worker:prepare_job"
 
 
 @dataclasses.dataclass

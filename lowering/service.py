@@ -18,6 +18,7 @@ from typing import Any
 from fxpool import config, statistics
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
+from fxpool.lowering import host_facts
 from fxpool.pool import PoolClient, PoolConfig
 
 log = logging.getLogger("fxpool.lowering")
@@ -36,6 +37,7 @@ _lock = threading.RLock()
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
+_prepared: set[str] = set()
 
 
 def pool() -> PoolClient:
@@ -114,6 +116,15 @@ def store() -> LocalStore | None:
 def tools_directory(found: LocalStore | None) -> str | None:
     """Where facts about this host's tool chain and its precompiled header are kept."""
     return os.path.join(found.root, "toolchain") if found is not None else None
+
+
+def first_of_host(tools: str) -> bool:
+    """Whether nothing is known yet of this host's tool chain under `tools`. Says so once per process."""
+    with _lock:
+        if tools in _prepared:
+            return False
+        _prepared.add(tools)
+    return host_facts.worth_preparing() and not host_facts.are_kept(tools)
 
 
 def close() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
+from fxpool.lowering import ambient, host_facts
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -46,6 +47,17 @@ def compile_job(payload: bytes) -> bytes:
         artifact.unkept = str(error)
         return encode_answer(Answer(artifact=artifact))
     return encode_answer(Answer(reference=Reference(entry.key, entry.name, artifact.seconds)))
+
+
+def prepare_job(payload: bytes) -> bytes:
+    """Job: find out, beside a host's first compile, what its tool chain can do, and precompile the header.
+
+    The payload is that compile's request.
+    """
+    request = CompileRequest.load(payload)
+    with compiling.scratch_directory(), ambient.entered(request.ambient):
+        host_facts.find(request.tools)
+    return b""
 
 
 def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:

@@ -1,4 +1,4 @@
-"""The C++ tool chain as Inductor drives it: which vector instructions, which flags, which header.
+"""The C++ tool chain as Inductor drives it: which flags, which header.
 
 In a worker the kernels of a graph are collected instead of compiled one by one (`collecting`), so
 that fxpool decides how they are grouped; the compiler's command line for a group is Inductor's.
@@ -92,57 +92,6 @@ def _headers_in(codecache: Any, directory: str) -> Iterator[None]:
         yield
     finally:
         codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = saved
-
-
-#: name of an instruction set, and what else was found out about it (``_is_avx512_bf16_supported`` ...)
-InstructionSet = tuple[str, dict[str, bool]]
-
-
-def usable_instruction_sets() -> list[InstructionSet]:
-    """The vector instruction sets this CPU, torch and the compiler agree on, best first.
-
-    Builds and loads test programs: 8 s on a host that has not been asked before.
-    """
-    from torch._inductor import cpu_vec_isa
-
-    found: list[InstructionSet] = []
-    for isa in cpu_vec_isa.valid_vec_isa_list():
-        if isa:
-            extra = {name: value for name, value in vars(isa).items() if name.startswith("_is_")}
-            found.append((str(isa), extra))
-    return found
-
-
-def was_probed() -> bool:
-    """Whether this process has asked its host which instruction sets it can use."""
-    from torch._inductor import cpu_vec_isa
-
-    return bool(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
-
-
-@contextlib.contextmanager
-def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
-    """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""
-    from torch._inductor import cpu_vec_isa
-
-    names = dict(known)
-    classes = [cpu_vec_isa.VecISA, *_subclasses(cpu_vec_isa.VecISA)]
-    with contextlib.ExitStack() as stack:
-        for cls in classes:
-            if "__bool__" in vars(cls) and cls is not cpu_vec_isa.InvalidVecISA:
-                stack.callback(setattr, cls, "__bool__", vars(cls)["__bool__"])
-                cls.__bool__ = lambda self: str(self) in names  # type: ignore[method-assign]
-        cpu_vec_isa.valid_vec_isa_list.cache_clear()
-        stack.callback(cpu_vec_isa.valid_vec_isa_list.cache_clear)
-        for isa in cpu_vec_isa.valid_vec_isa_list():
-            for name, value in names[str(isa)].items():
-                setattr(isa, name, value)
-        yield
-
-
-def _subclasses(cls: type) -> list[Any]:
-    direct: list[Any] = cls.__subclasses__()
-    return direct + [deeper for sub in direct for deeper in _subclasses(sub)]
 
 
 def inductor_directory(path: str) -> None:

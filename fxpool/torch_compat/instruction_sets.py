@@ -1,0 +1,143 @@
+"""Which vector instruction sets Inductor may use on this host, and asking that with one compile.
+
+Inductor builds, and loads in a fresh interpreter, one test program per instruction set and per extension of it
+(2.13: up to seven programs, each including torch's vector headers). `probe_source` puts all of them into one, for the
+best set that the CPU says it has; when that program builds and loads, every lesser set is taken to work too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+#: name of an instruction set, and what else was found out about it (``_is_avx512_bf16_supported`` ...)
+InstructionSet = tuple[str, dict[str, bool]]
+
+
+def usable_instruction_sets() -> list[InstructionSet]:
+    """The vector instruction sets this CPU, torch and the compiler agree on, best first.
+
+    Builds and loads test programs: 8 s on a host that has not been asked before.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    found: list[InstructionSet] = []
+    for isa in cpu_vec_isa.valid_vec_isa_list():
+        if isa:
+            extra = {name: value for name, value in vars(isa).items() if name.startswith("_is_")}
+            found.append((str(isa), extra))
+    return found
+
+
+def was_probed() -> bool:
+    """Whether this process has asked its host which instruction sets it can use."""
+    from torch._inductor import cpu_vec_isa
+
+    return bool(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
+
+
+@contextlib.contextmanager
+def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
+    """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""
+    from torch._inductor import cpu_vec_isa
+
+    names = dict(known)
+    classes = [cpu_vec_isa.VecISA, *_subclasses(cpu_vec_isa.VecISA)]
+    with contextlib.ExitStack() as stack:
+        for cls in classes:
+            if "__bool__" in vars(cls) and cls is not cpu_vec_isa.InvalidVecISA:
+                stack.callback(setattr, cls, "__bool__", vars(cls)["__bool__"])
+                cls.__bool__ = lambda self: str(self) in names  # type: ignore[method-assign]
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        stack.callback(cpu_vec_isa.valid_vec_isa_list.cache_clear)
+        for isa in cpu_vec_isa.valid_vec_isa_list():
+            for name, value in names[str(isa)].items():
+                setattr(isa, name, value)
+        yield
+
+
+def _subclasses(cls: type) -> list[Any]:
+    direct: list[Any] = cls.__subclasses__()
+    return direct + [deeper for sub in direct for deeper in _subclasses(sub)]
+
+
+@contextlib.contextmanager
+def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None]) -> Iterator[None]:
+    """Let `find` answer when Inductor first asks which instruction sets it can use; None leaves that to Inductor."""
+    from torch._inductor import cpu_vec_isa
+
+    original = cpu_vec_isa.valid_vec_isa_list
+    with contextlib.ExitStack() as stack:
+
+        def ask() -> Any:
+            cpu_vec_isa.valid_vec_isa_list = original
+            found = find()
+            if found is not None:
+                stack.enter_context(instruction_sets_known(found))
+            return original()
+
+        ask.cache_clear = original.cache_clear  # type: ignore[attr-defined]
+        ask.cache_info = original.cache_info  # type: ignore[attr-defined]
+        cpu_vec_isa.valid_vec_isa_list = ask  # type: ignore[assignment]
+        stack.callback(setattr, cpu_vec_isa, "valid_vec_isa_list", original)
+        yield
+
+
+def candidates() -> list[InstructionSet]:
+    """The instruction sets that this CPU has by its own account, best first, in the form of a finding.
+
+    Empty where Inductor does not choose among several, and on processors other than x86-64: there its own probe is
+    one build already.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    flags = set(cpu_vec_isa.x86_isa_checker())
+    found: list[InstructionSet] = []
+    for isa in cpu_vec_isa.supported_vec_isa_list:
+        if flags and all(flag in flags for flag in str(isa).split()):
+            extra = {}
+            if hasattr(isa, "_is_avx512_bf16_supported") and torch.cpu._is_avx512_bf16_supported():
+                extra["_is_avx512_bf16_supported"] = True
+            if hasattr(isa, "_is_amx_fp16_supported") and torch.cpu._is_amx_fp16_supported():
+                extra["_is_amx_fp16_supported"] = True
+            found.append((str(isa), extra))
+    return found
+
+
+_CHECKS = (  # attribute with a test program, and the instruction sets or extensions it belongs to
+    ("_avx_code", ""),
+    ("_avx512_bf16_code", "_is_avx512_bf16_supported"),
+    ("_avx512_vnni_code", "avx512_vnni"),
+    ("_amx_code", "amx_tile"),
+    ("_amx_fp16_code", "_is_amx_fp16_supported"),
+)
+
+
+def probe_source(best: InstructionSet) -> str:
+    """C++ that uses what `best` promises: Inductor's own test programs, one after another."""
+    from torch._inductor import cpu_vec_isa
+
+    name, extra = best
+    promised = {"", *name.split(), *(k for k, v in extra.items() if v)}
+    owner = next(isa for isa in cpu_vec_isa.supported_vec_isa_list if str(isa) == name)
+    parts = []
+    for number, (attribute, needs) in enumerate(_CHECKS):
+        code = getattr(owner, attribute, None)
+        if needs in promised and code:
+            # The programs define functions and types of the same names.
+            for repeated in ("__amx_chk_kernel", "amx_tilecfg"):
+                code = code.replace(repeated, f"{repeated}_{number}")
+            parts.append(code)
+    return "\n".join(parts)
+
+
+def enable_tiles() -> None:
+    """Ask the kernel for the tile registers if this CPU has them: without that, code that uses them is killed.
+
+    Inductor asks while it probes, which a process that is served from a cache never does.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
