@@ -254,6 +254,10 @@ class LocalStore:
         with self._lock:
             return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
 
+    def is_empty(self) -> bool:
+        """Whether no entry is kept: every graph will be a miss."""
+        return next(self._entry_paths(), None) is None
+
     def sizes(self) -> dict[str, int]:
         """How many `entries` and `blobs` there are, and their `bytes` together."""
         counts = {"entries": 0, "blobs": 0, "bytes": 0}

@@ -88,9 +88,11 @@ def fxpool_backend(
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
-    from fxpool.lowering import ladder
+    from fxpool.lowering import ladder, service
 
     wanted = call_options.parse(mode, options)
+    if wanted.mode != "subprocess":
+        service.end_start_ahead()
     attempt = Attempt(_label(), wanted)
     started = time.perf_counter()
     try:

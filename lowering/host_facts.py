@@ -23,6 +23,7 @@ import filelock
 
 from fxpool.codecache import blobs, system, toolchain
 from fxpool.errors import FxpoolError, StoreError
+from fxpool.lowering import precompiled_header
 from fxpool.torch_compat import cpp, instruction_sets
 from fxpool.torch_compat.instruction_sets import InstructionSet
 
@@ -105,7 +106,7 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
             file.write(cpp.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
         try:
             with instruction_sets.instruction_sets_known(claimed):
-                command, library = cpp.Command(headers_directory(tools)).compile(source, "probe")
+                command, library = precompiled_header.command(tools).compile(source, "probe")
             subprocess.run(command, cwd=directory, check=True, capture_output=True)
             ctypes.CDLL(library)
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:
@@ -113,11 +114,6 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
             return None
     instruction_sets.enable_tiles()
     return claimed
-
-
-def headers_directory(tools: str | None) -> str | None:
-    """Where precompiled headers are kept."""
-    return os.path.join(tools, "headers") if tools is not None else None
 
 
 def _path(tools: str | None) -> str | None:

@@ -27,7 +27,7 @@ import msgspec
 from fxpool import statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CompileError, NoCompilerError
-from fxpool.lowering import host_facts
+from fxpool.lowering import precompiled_header
 from fxpool.torch_compat import cpp, instruction_sets, output_code
 
 MODULE = "fxpool_kernels"
@@ -80,10 +80,7 @@ def link(kernels: Sequence[cpp.CollectedKernel], *, tools: str | None, units: in
     if not unique:
         return Linked([], {})
     toolchain.require_compiler(tools)
-    try:
-        command = cpp.Command(host_facts.headers_directory(tools))
-    except subprocess.CalledProcessError as error:  # the precompiled header
-        raise CppCompileError([str(error.cmd)], str(error.output or error)) from error
+    command = precompiled_header.command(tools)
     groups = plan(unique, units)
     pending = [(group, submit(COMPILE_UNIT, _unit(group, command), f"{len(group)} kernels")) for group in groups]
     linked = Linked([], {})

@@ -26,7 +26,7 @@ from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
 from fxpool.lowering.request import COMPILE_JOB, PREPARE_JOB, CompileRequest
-from fxpool.torch_compat import aot, configs, tracing
+from fxpool.torch_compat import aot, configs, preload, tracing
 
 
 @contextlib.contextmanager
@@ -157,6 +157,7 @@ def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
         # While AOTAutograd traces there, in another worker. Nobody waits for it: the compile finds out itself what it
         # can't find.
         service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
+    preload.import_what_results_need()  # while the worker compiles
     return job.result()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from fxpool import config, statistics
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import StoreError
+from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering import host_facts
 from fxpool.pool import PoolClient, PoolConfig
 
@@ -38,6 +38,7 @@ _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
 _prepared: set[str] = set()
+_ahead = False
 
 
 def pool() -> PoolClient:
@@ -60,6 +61,34 @@ def pool() -> PoolClient:
             )
             _pool_settings = wanted
         return _pool
+
+
+def start_ahead() -> None:
+    """Start the pool before the first graph comes, if the first graph can only be a miss.
+
+    Called when the backend is asked for by its name: importing Dynamo and tracing a model take as long as a zygote
+    takes to be ready. Says nothing of what is wrong; the first graph does.
+    """
+    global _ahead
+    try:
+        settings = config.current()
+        if settings.pool == "off" or settings.mode != "subprocess":
+            return
+        directory = store()
+        if directory is None or directory.is_empty():
+            pool().start()
+            _ahead = True
+    except FxpoolError as error:
+        log.debug("no pool ahead of the first graph: %s", error)
+
+
+def end_start_ahead() -> None:
+    """End a pool that was started ahead: the first graph is not for workers."""
+    global _ahead
+    with _lock:
+        if _ahead:
+            _ahead = False
+            close()
 
 
 def _environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ nothing with the process that asks but the request.
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import Future
 
@@ -13,12 +14,14 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, host_facts
+from fxpool.lowering import ambient, host_facts, rehearsal
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
 from fxpool.pool import current_job
 from fxpool.torch_compat import preload
+
+log = logging.getLogger("fxpool.lowering")
 
 
 def compile_job(payload: bytes) -> bytes:
@@ -66,5 +69,13 @@ def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
     return job.submit(function, payload, label=label)
 
 
-# Imported in the zygote, so this is paid once for all workers.
-preload.import_compiler()
+def _warm_up() -> None:
+    """What every worker would do first, done in the zygote: paid once for all of them."""
+    preload.import_compiler()
+    try:
+        rehearsal.rehearse()
+    except Exception:
+        log.warning("workers start cold: the zygote's rehearsal failed", exc_info=True)
+
+
+_warm_up()

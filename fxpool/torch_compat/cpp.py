@@ -53,29 +53,20 @@ def tensor_data_pointer() -> int:
 
 
 class Command:
-    """Inductor's compiler command for kernel libraries on this host, header precompiled."""
+    """Inductor's compiler command for kernel libraries on this host."""
 
-    def __init__(self, headers: str | None) -> None:
-        """`headers` is the directory precompiled headers are kept in; None uses none."""
-        import torch._inductor.codecache as codecache
-        from torch._inductor import config
+    def __init__(self) -> None:
         from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        flags: dict[str, Any] = {
+        self._flags: dict[str, Any] = {
             "vec_isa": pick_vec_isa(),
             "device_type": "cpu",
             "include_pytorch": False,
             "shared": True,
         }
         self._builder = CppBuilder
-        self._options = CppTorchDeviceOptions(**flags)
-        if headers is not None and config.cpp_cache_precompile_headers:
-            line = CppBuilder(name="o", sources="i", BuildOption=self._options).get_command_line()
-            with _headers_in(codecache, headers):
-                self._options.precompiled_header = codecache._precompile_header(
-                    codecache._get_cpp_prefix_header("cpu"), line, min_optimize=False, **flags
-                )
+        self._options = CppTorchDeviceOptions(**self._flags)
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the library it writes beside the source)."""
@@ -83,15 +74,21 @@ class Command:
         builder = self._builder(name=name, sources=source_path, BuildOption=self._options, output_dir=directory)
         return shlex.split(builder.get_command_line()), builder.get_target_file_path()
 
+    def precompiles_headers(self) -> bool:
+        """Whether Inductor's configuration asks for a precompiled header, and this compiler can use one."""
+        from torch._inductor import config
 
-@contextlib.contextmanager
-def _headers_in(codecache: Any, directory: str) -> Iterator[None]:
-    saved = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = directory, os.path.join(directory, "locks")
-    try:
-        yield
-    finally:
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = saved
+        return bool(config.cpp_cache_precompile_headers)
+
+    def precompile(self, header_path: str) -> tuple[list[str], str]:
+        """(arguments of the compiler, path of the compiled header that these kernels can use)."""
+        options = type(self._options)(**self._flags, precompiling=True)
+        builder = self._builder(name=header_path, sources=header_path, BuildOption=options)
+        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+
+    def use_header(self, header_path: str) -> None:
+        """Let `compile` include the header there first, whose compiled form is beside it."""
+        self._options.precompiled_header = header_path
 
 
 def inductor_directory(path: str) -> None:

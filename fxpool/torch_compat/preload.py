@@ -1,10 +1,16 @@
-"""What a zygote imports of torch before it forks workers: everything a compile needs, and no thread."""
+"""What is imported of torch before it is needed.
+
+A zygote imports everything a compile needs before it forks workers, and starts no thread. A process that waits for a
+worker imports meanwhile what the result will need.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
+from collections.abc import Iterator
 
 _CACHED = type(functools.cache(lambda: None))
 
@@ -34,6 +40,14 @@ _MODULES = (
     "torch._dynamo.repro.after_aot",
 )
 
+# What Inductor's wrappers and AOTAutograd's results import when they are loaded: about a second.
+_MODULES_OF_RESULTS = (
+    "torch._functorch._aot_autograd.aot_autograd_result",
+    "torch._inductor.decomposition",
+    "torch._inductor.output_code",
+    "torch._inductor.select_algorithm",
+)
+
 
 def import_compiler() -> None:
     """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped.
@@ -41,13 +55,52 @@ def import_compiler() -> None:
     What was found out about devices meanwhile is forgotten: they are hidden from a zygote, and not
     from its workers.
     """
-    for name in _MODULES:
+    _import(_MODULES)
+    _forget_devices()
+
+
+def import_what_results_need() -> None:
+    """Import what loading a compiled graph would import."""
+    _import(_MODULES_OF_RESULTS)
+
+
+def _import(names: tuple[str, ...]) -> None:
+    for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):
                 raise
-    _forget_devices()
+
+
+@contextlib.contextmanager
+def no_progress_thread() -> Iterator[None]:
+    """Keep tqdm, whose bars Inductor makes even where it shows none, from starting the thread that watches them."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield
+        return
+    before, tqdm.monitor_interval = tqdm.monitor_interval, 0
+    try:
+        yield
+    finally:
+        tqdm.monitor_interval = before
+
+
+@contextlib.contextmanager
+def counters_kept() -> Iterator[None]:
+    """Leave the counters of Dynamo and Inductor as they were."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics
+
+    before = {name: counts.copy() for name, counts in counters.items()}
+    try:
+        yield
+    finally:
+        counters.clear()
+        counters.update(before)
+        metrics.reset()
 
 
 def _forget_devices() -> None:

@@ -166,7 +166,7 @@ def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> N
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "fxpool = fxpool.lowering.backend:fxpool_backend" in archive.read(entry_points).decode()
+        assert "fxpool = fxpool.lowering.entry_point:fxpool_backend" in archive.read(entry_points).decode()
     expected = set()
     for folder, place in ROOMS.items():
         for path in (copy / folder).rglob("*"):

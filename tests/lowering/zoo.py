@@ -46,6 +46,8 @@ def build(name: str, *, dropout: float = 0.0) -> torch.nn.Module:
         model = transformers.T5ForConditionalGeneration(config)
     elif name == "resnet":
         config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        # Found out and set by the first call otherwise, which makes Dynamo trace the second call again.
+        config.problem_type = "single_label_classification"
         model = transformers.ResNetForImageClassification(config)
     else:
         raise ValueError(name)

@@ -1,0 +1,88 @@
+"""The precompiled header: real g++ on a header of the test's own, because Inductor's takes 8 s each time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fxpool.lowering import precompiled_header
+from fxpool.torch_compat import cpp, instruction_sets
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    include = tmp_path / "include"
+    include.mkdir()
+    (include / "mine.h").write_text("inline int seven() { return 7; }\n")
+    monkeypatch.setenv("CPATH", str(include))
+    monkeypatch.setattr(cpp, "HEADER", "#include <mine.h>")
+    return tmp_path
+
+
+def made(tools: Path) -> tuple[cpp.Command, Path | None]:
+    with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
+        command = precompiled_header.command(str(tools))
+    found = sorted((tools / "headers").glob("*.gch"))
+    return command, found[0] if found else None
+
+
+def seven_from(command: cpp.Command, directory: Path) -> str:
+    """What g++ says it read, compiling a kernel that only the header makes possible."""
+    source = directory / "kernel.cpp"
+    source.write_text('extern "C" int eight() { return seven() + 1; }\n')
+    arguments, _ = command.compile(str(source), "kernel")
+    return subprocess.run([*arguments, "-H"], check=True, capture_output=True, text=True).stderr
+
+
+def test_it_is_compiled_once_and_kernels_use_it(tools: Path) -> None:
+    command, header = made(tools)
+    assert header is not None
+    first = header.stat()
+    assert any(line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, tools).splitlines())
+    _, again = made(tools)
+    assert again is not None and (again, again.stat().st_ino) == (header, first.st_ino)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_half_a_header_is_compiled_again(recorded: bool, tools: Path) -> None:
+    _, header = made(tools)
+    assert header is not None
+    header.write_bytes(header.read_bytes()[:1000])
+    if not recorded:  # the record comes last: a killed process has written none
+        Path(str(header)[: -len(".h.gch")] + ".json").unlink()
+    command, header = made(tools)
+    assert header is not None and header.stat().st_size > 1000
+    assert any(line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, tools).splitlines())
+
+
+def test_a_changed_header_is_compiled_again(tools: Path) -> None:
+    _, header = made(tools)
+    assert header is not None
+    before = header.stat().st_ino
+    (tools / "include" / "mine.h").write_text("inline long seven() { return 7; }\n")
+    _, header = made(tools)
+    assert header is not None and header.stat().st_ino != before
+    record = json.loads(Path(str(header)[: -len(".h.gch")] + ".json").read_bytes())
+    assert str(tools / "include" / "mine.h") in record
+
+
+def test_a_header_that_does_not_compile_is_included_as_text(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tools / "include" / "mine.h").write_text("int seven( {\n")
+    with caplog.at_level(logging.WARNING, "fxpool.lowering"):
+        _, header = made(tools)
+    assert header is None
+    assert "without a precompiled header" in caplog.text and "mine.h" in caplog.text
+    assert not list((tools / "headers").glob("building-*"))
+
+
+def test_headers_nobody_used_for_long_make_room(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, first = made(tools)
+    assert first is not None
+    monkeypatch.setattr(precompiled_header, "_UNUSED", -1.0)
+    monkeypatch.setenv("CPATH", f"{tools / 'include'}:{tools}")  # another tool chain
+    _, second = made(tools)
+    assert second is not None and second != first and not first.exists()
