@@ -1,42 +1,36 @@
 """The demonstration: two models, two kinds of step, three backends, cold and warm, and a table.
 
-Every measurement is a process of its own (`demo_child`). Each backend gets one temporary cache directory for the
-whole demonstration, as on a user's machine: its first run finds nothing at all, the later cold runs find what is
-known about compiler and processor but not their graph, the warm runs find their graph. Nothing of the user's is read or
-written, and nothing is downloaded.
+Every measurement is a process of its own (`demo_child`), forked from one that has imported torch and the models' code.
+Each backend gets one temporary cache directory for the whole demonstration, as on a user's machine: its first run
+finds nothing at all, the later cold runs find what is known about compiler and processor but not their graph, the warm
+runs find their graph. Nothing of the user's is read or written, and nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fxpool.errors import ConfigurationError, FxpoolError
+from fxpool.demo_processes import ChildError, Loader, child_environment, orderly_end
+from fxpool.errors import ConfigurationError
 
-__all__ = ["ChildError", "Run", "child_environment", "orderly_end", "plan", "run_child", "run_demo", "table"]
+__all__ = ["Run", "plan", "run_demo", "table"]
 
 MODELS = {"gpt2": "GPT-2", "bert": "BERT"}
 WHATS = {"infer": "inference", "train": "training"}
 # Float32 on both sides and the same weights; a larger difference is a wrong result, not another order of summation.
 TOLERANCE = 1e-3
-CHILD_LIMIT = 900.0  # seconds; ten times what the slowest child takes on two slow cores
-KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
 
 
 @dataclass(frozen=True)
@@ -53,16 +47,8 @@ class Run:
         return f"{what}, {self.backend}" + (f", {self.state}" if self.state else "")
 
 
-class ChildError(FxpoolError):
-    """A measurement's process failed; `output` is the last of what it wrote."""
-
-    def __init__(self, what: str, how: str, output: str) -> None:
-        self.what, self.how, self.output = what, how, output
-        super().__init__(f"{what}: the process {how}")
-
-
 def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]:
-    """What is measured, in order. `eager` traces and runs; nothing of it is ever warm."""
+    """What is measured, in order. `eager` is the model as it is; nothing of it is ever warm."""
     runs = []
     for model in MODELS:
         for what in WHATS:
@@ -70,85 +56,6 @@ def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]
                 states = ("",) if backend == "eager" else ("cold", "warm")
                 runs += [Run(model, what, backend, state) for state in states]
     return runs
-
-
-def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child that keeps everything under `directory` and is not steered by the user's settings."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_"))
-    }
-    return {
-        **kept,
-        "FXPOOL_CONFIG": os.devnull,
-        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
-        "FXPOOL_RUNTIME_DIR": str(directory / "run"),
-        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
-        "TRITON_CACHE_DIR": str(directory / "triton"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        **(extra or {}),
-    }
-
-
-def run_child(
-    arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
-) -> dict[str, Any]:
-    """Run `python <arguments>` and return the JSON object on its last line of output. Raises `ChildError`."""
-    with tempfile.TemporaryFile() as errors:
-        # A session of its own, so that a child which has to be killed takes its compilers with it.
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-        )
-        how = ""
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            _kill_group(process)
-            output, _ = process.communicate()
-            how = f"was killed after {limit:.0f} s"
-        except BaseException:
-            _kill_group(process)
-            process.wait()
-            raise
-        errors.seek(0)
-        noise = errors.read().decode(errors="replace")
-    text = output.decode(errors="replace")
-    if not how and process.returncode != 0:
-        code = process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-    if not how:
-        with contextlib.suppress(IndexError, ValueError):
-            result = json.loads(text.strip().splitlines()[-1])
-            if isinstance(result, dict):
-                return result
-        how = "printed no result"
-    raise ChildError(what, how, (text + noise)[-KEPT_OUTPUT:].strip())
-
-
-@contextlib.contextmanager
-def orderly_end() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that whoever stops this process stops its child and its directories too."""
-
-    def end(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> int:
@@ -160,7 +67,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
         )
     runs = plan(backends)
     console.print(
-        f"{len(runs)} measurements, each in a fresh process with temporary caches: "
+        f"{len(runs)} measurements, each in a process of its own with temporary caches: "
         f"{' and '.join(MODELS.values())} (2 layers, random weights, nothing is downloaded), "
         f"{' and '.join(WHATS.values())}, with {', '.join(backends)}.",
         soft_wrap=True,
@@ -171,14 +78,14 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     with (
         orderly_end(),
         tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory,
+        Loader("fxpool.demo_child", child_environment(Path(directory, "loader"))) as loader,
         _display(console, len(runs)) as step,
     ):
         for run in runs:
-            arguments = ["-m", "fxpool.demo_child", "--model", run.model, "--what", run.what]
-            arguments += ["--backend", run.backend]
+            arguments = ["--model", run.model, "--what", run.what, "--backend", run.backend]
             with step(str(run)) as say:
                 try:
-                    result = run_child(arguments, child_environment(Path(directory, run.backend)), str(run))
+                    result = loader.run(arguments, child_environment(Path(directory, run.backend)), str(run))
                 except ChildError as error:
                     failures.append(error)
                     say(f"failed: the process {error.how}")
@@ -190,8 +97,9 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     console.print()
     console.print(
         "Seconds of the first call in a fresh process, torch.compile() included. cold: this graph was not compiled "
-        "before; the very first cold run of a backend also finds out about compiler and processor. eager: Dynamo "
-        "traces, nothing is compiled. Largest difference: from eager, over logits and gradients.",
+        "before; the very first cold run of a backend also finds out about compiler and processor. eager: the "
+        "model as it is. Largest difference: from eager, over logits and gradients. torch and the models' code are "
+        "imported before each process begins, for every backend alike.",
         soft_wrap=True,
     )
     console.print(f"{time.monotonic() - started:.0f} s in all", highlight=False)

@@ -2,8 +2,9 @@
 
     python -m fxpool.demo_child --model gpt2 --what train --backend fxpool
 
-prints one line of JSON (the fields of `measure`). The demo and the benchmarks run it with cache directories of
-their own in its environment; by itself it uses whatever the environment says.
+prints one line of JSON (the fields of `measure`). The benchmarks run it with cache directories of their own in
+its environment; by itself it uses whatever the environment says. The demo runs it with ``--serve``: it imports torch
+and the models' code once, and forks for each measurement that it is asked for on its standard input.
 
 The clock starts right before `torch.compile()`, so that importing the backend counts, and stops when the first
 call has returned (training: when its backward has). Building the model and importing torch and transformers
@@ -17,6 +18,8 @@ import copy
 import importlib.abc
 import importlib.machinery
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -141,7 +144,7 @@ def measure(model_name: str, what: str, backend: str, size: str = "small") -> di
     reference = copy.deepcopy(model)
 
     start = time.perf_counter()
-    compiled = torch.compile(model, backend=backend)
+    compiled = model if backend == "eager" else torch.compile(model, backend=backend)
     first = call(compiled, tokens, what)
     first_seconds = time.perf_counter() - start
 
@@ -176,7 +179,41 @@ def _stats() -> dict[str, Any]:
     return fxpool.stats()
 
 
+def serve() -> None:
+    """Fork for every request, a line of JSON, and answer with two lines: the fork's pid, and its exit status.
+
+    `fxpool.demo_processes.Loader` is who asks. Returns in each fork after its measurement, and at the end of input.
+    """
+    import torch
+    from transformers import BertForMaskedLM, GPT2LMHeadModel
+
+    from fxpool.pool.processes import die_with_parent
+
+    del torch, BertForMaskedLM, GPT2LMHeadModel
+    loader = os.getpid()
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setsid()  # so that it can be killed with what it started
+            die_with_parent(signal.SIGKILL, loader)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                os.dup2(file, number)
+                os.close(file)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            main(request["arguments"])
+            return
+        print(child, flush=True)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    if (sys.argv[1:] if arguments is None else list(arguments)) == ["--serve"]:
+        serve()
+        return
     parser = argparse.ArgumentParser(prog="python -m fxpool.demo_child", description=__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--what", choices=WHATS, required=True)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fxpool import demo
+from fxpool import demo, demo_processes
 from fxpool.demo_child import LoweringCounter
 
 STATS = {"hits": 0, "misses": 2, "compiles": {"worker": 2, "in_process": 0}, "bypasses": {}, "fallbacks": {}}
@@ -55,7 +58,7 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
             (demo.Run("gpt2", "train", "fxpool", "warm"), result("fxpool", 1.0, stats=warm)),
             (demo.Run("gpt2", "train", "inductor", "cold"), result("inductor", 20.0, graph_lowerings=2)),
             (demo.Run("gpt2", "train", "inductor", "warm"), result("inductor", 4.0)),
-            (demo.Run("bert", "infer", "eager", ""), result("eager", 0.5, difference=0.0)),
+            (demo.Run("bert", "infer", "eager", ""), result("eager", 0.05, difference=0.0)),
         ]
     )
     assert list(zip(*(column.cells for column in shown.columns), strict=True)) == [
@@ -63,7 +66,7 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
         ("GPT-2 training", "fxpool warm", "1.00 s", "0.25 x", "2", "0", "from the cache", "1.0e-06"),
         ("GPT-2 training", "inductor cold", "20.00 s", "", "", "", "2 in process", "1.0e-06"),
         ("GPT-2 training", "inductor warm", "4.00 s", "", "", "", "from its cache", "1.0e-06"),
-        ("BERT inference", "eager", "0.50 s", "", "", "", "nothing", "0.0e+00"),
+        ("BERT inference", "eager", "0.05 s", "", "", "", "nothing", "0.0e+00"),
     ]
     console = Console(file=io.StringIO(), width=80)
     console.print(shown)
@@ -84,7 +87,7 @@ def test_children_get_directories_of_their_own_and_none_of_the_users_settings(
 ) -> None:
     monkeypatch.setenv("FXPOOL_POOL", "off")
     monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "serialize")
-    environment = demo.child_environment(tmp_path, {"OMP_NUM_THREADS": "2"})
+    environment = demo_processes.child_environment(tmp_path, {"OMP_NUM_THREADS": "2"})
     assert "FXPOOL_POOL" not in environment and "TORCHINDUCTOR_FX_COMPILE_MODE" not in environment
     assert environment["OMP_NUM_THREADS"] == "2" and environment["HF_HUB_OFFLINE"] == "1"
     for name in ("FXPOOL_CACHE_DIR", "FXPOOL_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
@@ -93,7 +96,7 @@ def test_children_get_directories_of_their_own_and_none_of_the_users_settings(
 
 def test_a_childs_result_is_its_last_line() -> None:
     code = "print('chatter'); print('{\"a\": 1}')"
-    assert demo.run_child(["-c", code], demo.child_environment(Path("/x")), "it") == {"a": 1}
+    assert demo_processes.run_child(["-c", code], demo_processes.child_environment(Path("/x")), "it") == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -106,37 +109,80 @@ def test_a_childs_result_is_its_last_line() -> None:
     ],
 )
 def test_a_failed_child_is_reported_with_its_last_output(code: str, how: str) -> None:
-    with pytest.raises(demo.ChildError) as caught:
-        demo.run_child(["-c", code], demo.child_environment(Path("/x")), "it", limit=2.0 if "600" in code else 60.0)
+    with pytest.raises(demo_processes.ChildError) as caught:
+        demo_processes.run_child(
+            ["-c", code], demo_processes.child_environment(Path("/x")), "it", limit=2.0 if "600" in code else 60.0
+        )
     assert how in caught.value.message and "told you" in caught.value.output
 
 
 def test_the_status_says_whether_a_child_failed_or_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(difference: float, fails: bool = False) -> Any:
-        def run_child(arguments: list[str], *others: Any) -> dict[str, Any]:
+    def answers(difference: float, fails: bool = False) -> Any:
+        def run(*others: Any) -> dict[str, Any]:
             if fails:
-                raise demo.ChildError("it", "exited with status 1", "[red] is no markup here")
+                raise demo_processes.ChildError("it", "exited with status 1", "[red] is no markup here")
             return result("eager", 1.0, difference=difference)
 
-        return run_child
+        return canned_loader(run)
 
-    for run_child, status, word in (
-        (fake(1e-6), 0, "first call 1.0 s"),
-        (fake(1.0), 1, "differ from eager"),
-        (fake(float("nan")), 1, "differ from eager"),
-        (fake(0.0, fails=True), 1, "[red] is no markup here"),
+    for loader, status, word in (
+        (answers(1e-6), 0, "first call 1.0 s"),
+        (answers(1.0), 1, "differ from eager"),
+        (answers(float("nan")), 1, "differ from eager"),
+        (answers(0.0, fails=True), 1, "[red] is no markup here"),
     ):
-        monkeypatch.setattr(demo, "run_child", run_child)
+        monkeypatch.setattr(demo, "Loader", loader)
         console = Console(file=io.StringIO(), width=200)
         assert demo.run_demo(console, ["eager"]) == status
         assert word in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def canned_loader(run: Any) -> Any:
+    """In place of a `Loader`: nothing is started, `run` answers."""
+    return lambda *arguments: contextlib.nullcontext(types.SimpleNamespace(run=run))
+
+
 def test_a_terminal_gets_the_same_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run_child", lambda *arguments: result("eager", 1.0))
+    monkeypatch.setattr(demo, "Loader", canned_loader(lambda *arguments: result("eager", 1.0)))
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     assert demo.run_demo(console, ["eager"]) == 0
     assert "GPT-2 inference, eager: first call 1.0 s" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
+    """A directory with a module `hanging`: the real one's forks, which say where they run instead of measuring."""
+    (tmp_path / "hanging.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "from fxpool import demo_child\n"
+        "def measure(model, what, *rest):\n"
+        "    if model == 'bert': print('told you', flush=True); sys.exit(3)\n"
+        f"    pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
+        f"    os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
+        "    while what == 'train': time.sleep(1)\n"
+        "    return {'pid': os.getpid(), 'variable': os.environ['VARIABLE']}\n"
+        "demo_child.measure = measure\n"
+        "demo_child.main()\n"
+    )
+    return tmp_path
+
+
+def test_a_loader_forks_for_each_measurement(hanging: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(hanging)}
+    asked = ["--model", "gpt2", "--backend", "eager", "--what"]
+    with demo_processes.Loader("hanging", environment) as loader:
+        first = loader.run([*asked, "infer"], {**environment, "VARIABLE": "1"}, "it")
+        second = loader.run([*asked, "infer"], {**environment, "VARIABLE": "2"}, "it")
+        assert first["pid"] != second["pid"]
+        assert (first["variable"], second["variable"]) == ("1", "2")
+        with pytest.raises(demo_processes.ChildError) as caught:
+            loader.run(["--model", "bert", "--backend", "eager", "--what", "infer"], environment, "it")
+        assert "exited with status 3" in caught.value.message and "told you" in caught.value.output
+        with pytest.raises(demo_processes.ChildError) as caught:
+            loader.run([*asked, "train"], {**environment, "VARIABLE": "1"}, "it", limit=3.0)
+        assert "was killed after 3 s" in caught.value.message
+        assert not psutil.pid_exists(int((hanging / "pid").read_text()))
+        assert loader.run([*asked, "infer"], {**environment, "VARIABLE": "3"}, "it")["variable"] == "3"
 
 
 def test_lowerings_are_counted_without_importing_their_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,21 +211,18 @@ def test_canned_results_survive_the_trip_through_json() -> None:
     assert text_of([(run, canned)]) == text_of([(run, json.loads(json.dumps(canned)))])
 
 
-def test_sigterm_takes_the_child_and_its_directory_along(python: str, tmp_path: Path) -> None:
-    # The child that the demonstration starts first says where it runs, then hangs.
-    (tmp_path / "hang.py").write_text(
-        "import os, pathlib, time\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
-        f"os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
-        "time.sleep(600)\n"
-    )
+def test_sigterm_takes_the_child_and_its_directory_along(python: str, hanging: Path, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom rich.console import Console\nfrom fxpool import demo\n"
-        "original = demo.run_child\n"
-        f"demo.run_child = lambda arguments, *rest: original([{str(tmp_path / 'hang.py')!r}], *rest)\n"
+        "original = demo.Loader\n"
+        "demo.WHATS = {'train': 'training'}\n"
+        "demo.Loader = lambda module, environment: original('hanging', environment)\n"
         "sys.exit(demo.run_demo(Console(), ['eager']))\n"
     )
-    process = subprocess.Popen([python, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": str(hanging), "VARIABLE": ""}
+    process = subprocess.Popen(
+        [python, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     while not (tmp_path / "pid").exists():
         assert process.poll() is None
         time.sleep(0.02)
@@ -187,4 +230,4 @@ def test_sigterm_takes_the_child_and_its_directory_along(python: str, tmp_path: 
     process.terminate()
     assert process.wait() == 143
     assert not psutil.pid_exists(child)
-    assert not list((tmp_path / "t").glob("fxpool-demo-*"))
+    assert not list((tmp_path / "t").glob("fxpool-*"))

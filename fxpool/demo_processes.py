@@ -1,0 +1,198 @@
+"""Processes of measurements: started with caches of their own, watched, and ended with all they started.
+
+`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code and
+nothing of a compiler, and forks for each measurement: as fresh as far as compiling goes, without five seconds of
+imports each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fxpool.errors import FxpoolError
+
+__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child"]
+
+CHILD_LIMIT = 900.0  # seconds; ten times what the slowest child takes on two slow cores
+KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
+
+
+class ChildError(FxpoolError):
+    """A measurement's process failed; `output` is the last of what it wrote."""
+
+    def __init__(self, what: str, how: str, output: str) -> None:
+        self.what, self.how, self.output = what, how, output
+        super().__init__(f"{what}: the process {how}")
+
+
+def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child that keeps everything under `directory` and is not steered by the user's settings."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_"))
+    }
+    return {
+        **kept,
+        "FXPOOL_CONFIG": os.devnull,
+        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
+        "FXPOOL_RUNTIME_DIR": str(directory / "run"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        **(extra or {}),
+    }
+
+
+def run_child(
+    arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
+) -> dict[str, Any]:
+    """Run `python <arguments>` and return the JSON object on its last line of output. Raises `ChildError`."""
+    with tempfile.TemporaryFile() as errors:
+        # A session of its own, so that a child which has to be killed takes its compilers with it.
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        how = ""
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            _kill_group(process.pid)
+            output, _ = process.communicate()
+            how = f"was killed after {limit:.0f} s"
+        except BaseException:
+            _kill_group(process.pid)
+            process.wait()
+            raise
+        errors.seek(0)
+        noise = errors.read().decode(errors="replace")
+    return _result(what, how, process.returncode, output.decode(errors="replace"), noise)
+
+
+def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
+    """The object on the last line of `text`. Raises ChildError if the process failed, which `how` may say already."""
+    if not how and code != 0:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    if not how:
+        with contextlib.suppress(IndexError, ValueError):
+            result = json.loads(text.strip().splitlines()[-1])
+            if isinstance(result, dict):
+                return result
+        how = "printed no result"
+    raise ChildError(what, how, (text + noise)[-KEPT_OUTPUT:].strip())
+
+
+class Loader:
+    """Runs measurements of one module in forks of a process that has imported what all of them need.
+
+    The module is run as ``python -m <module> --serve``; see `serve` in `fxpool.demo_child`, which is the other side.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="fxpool-loader-")
+        self._errors = Path(self._directory.name, "loader.err")
+        with open(self._errors, "wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, "--serve"],
+                bufsize=0,  # or a second answer might lie in a buffer that no selector sees
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)  # it reaps its fork, if that was killed, and leaves
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._directory.cleanup()
+
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
+    ) -> dict[str, Any]:
+        """Run the module with `arguments` in a fork; the JSON object on its last line. Raises `ChildError`."""
+        output, errors = Path(self._directory.name, "out"), Path(self._directory.name, "err")
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "stdout": str(output),
+            "stderr": str(errors),
+        }
+        assert self._process.stdin is not None
+        child = None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            child = int(self._answer(limit))
+            how, code = "", int(self._answer(limit))
+        except TimeoutError:
+            how, code = f"was killed after {limit:.0f} s", 0
+            if child is not None:
+                _kill_group(child)
+                self._answer(60.0)
+        except (OSError, ValueError):
+            raise ChildError(what, "could not be started", self._errors.read_text(errors="replace")) from None
+        except BaseException:
+            if child is not None:
+                _kill_group(child)
+            raise
+        return _result(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
+
+    def _answer(self, limit: float) -> bytes:
+        """One line from the process; empty if it ended. Raises TimeoutError."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(limit):
+                raise TimeoutError
+        # Never more than one line lies there: each is an answer to what was asked before.
+        return self._process.stdout.readline()
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that whoever stops this process stops its child and its directories too."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
