@@ -48,17 +48,6 @@ _SWEEP_INTERVAL = 3600.0
 _MAX_ASIDE = 64
 
 
-def default_cache_dir() -> str:
-    """$FXPOOL_CACHE_DIR, else fxpool below $XDG_CACHE_HOME, else ~/.cache/fxpool; absolute."""
-    if chosen := os.environ.get("FXPOOL_CACHE_DIR"):
-        return os.path.abspath(os.path.expanduser(chosen))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says that a relative value is to be ignored.
-    if not os.path.isabs(base):
-        base = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "fxpool")
-
-
 @dataclass(frozen=True)
 class StoredEntry:
     """One entry record as `scan` finds it. `entry` is None if it could not be decoded; `used` is Unix time."""

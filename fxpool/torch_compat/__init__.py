@@ -5,12 +5,17 @@
     shape_env     symbolic shapes as data: symbols, ranges, guards, there and back
     tensors       a (fake) tensor's description, and the tensor made from it
     operators     operators and functions by name, and what they depend on
+    custom_operators   operators that `custom_op` and `triton_op` made, behind the objects these return
+    sympy_functions    sympy functions of torch's by name
     switches      global state that shapes code (autocast, SDPA backends, ...): read, hash, re-enter
     configs       Inductor's, functorch's and Dynamo's configuration as data
     aot           a Dynamo graph through AOTAutograd and Inductor, and back into a callable
     inner         one graph after AOTAutograd through Inductor, and back into a callable
     output_code   what Inductor returns, and how its generated module is loaded
-    cpp           the C++ tool chain as Inductor drives it: instruction set, flags, precompiled header
+    cpp           the C++ tool chain as Inductor drives it: flags, commands, collected kernels
+    cpp_toolchain      which compilers Inductor would try
+    instruction_sets   which vector instructions it may use
+    preload       what is imported before it is needed
 
 A new torch release is this folder to read. It imports nothing of fxpool's but itself.
 Line numbers and behaviour were read in torch 2.11 and 2.13; a name that exists in only

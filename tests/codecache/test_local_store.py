@@ -17,7 +17,7 @@ from fxpool.codecache import blobs as blob_files
 from fxpool.codecache import store as store_module
 from fxpool.codecache.blobs import BlobRef, StoreWriteError
 from fxpool.codecache.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
-from fxpool.codecache.store import LocalStore, check_directory, default_cache_dir
+from fxpool.codecache.store import LocalStore, check_directory
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 KEY = hashlib.sha256(b"a graph").hexdigest()
@@ -504,17 +504,6 @@ def test_publishing_sweeps_now_and_then(store, monkeypatch):
         store.publish(make_entry(), {})
     LocalStore(store.root).publish(make_entry(), {})  # another process: the stamp is young
     assert len(swept) == 1
-
-
-def test_default_directory(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    monkeypatch.setenv("FXPOOL_CACHE_DIR", "/chosen")
-    assert default_cache_dir() == "/chosen"
-    monkeypatch.delenv("FXPOOL_CACHE_DIR")
-    assert default_cache_dir() == "/xdg/fxpool"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert default_cache_dir() == "/home/somebody/.cache/fxpool"
 
 
 # ---------------------------------------------------------------- many at once
