@@ -18,13 +18,13 @@ import copy
 import importlib.abc
 import importlib.machinery
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+
+from fxpool.demo_processes import serve
 
 __all__ = ["MODELS", "SIZES", "WHATS", "LoweringCounter", "build", "call", "main", "measure"]
 
@@ -179,40 +179,17 @@ def _stats() -> dict[str, Any]:
     return fxpool.stats()
 
 
-def serve() -> None:
-    """Fork for every request, a line of JSON, and answer with two lines: the fork's pid, and its exit status.
-
-    `fxpool.demo_processes.Loader` is who asks. Returns in each fork after its measurement, and at the end of input.
-    """
+def _serve() -> None:
     import torch
     from transformers import BertForMaskedLM, GPT2LMHeadModel
 
-    from fxpool.pool.processes import die_with_parent
-
     del torch, BertForMaskedLM, GPT2LMHeadModel
-    loader = os.getpid()
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os.setsid()  # so that it can be killed with what it started
-            die_with_parent(signal.SIGKILL, loader)
-            for number, name in ((1, "stdout"), (2, "stderr")):
-                file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                os.dup2(file, number)
-                os.close(file)
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            main(request["arguments"])
-            return
-        print(child, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+    serve(main)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     if (sys.argv[1:] if arguments is None else list(arguments)) == ["--serve"]:
-        serve()
+        _serve()
         return
     parser = argparse.ArgumentParser(prog="python -m fxpool.demo_child", description=__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)

@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fxpool.errors import FxpoolError
+from fxpool.pool.processes import die_with_parent
 
-__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child"]
+__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child", "serve"]
 
 CHILD_LIMIT = 900.0  # seconds; ten times what the slowest child takes on two slow cores
 KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
@@ -101,7 +102,7 @@ def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, 
 class Loader:
     """Runs measurements of one module in forks of a process that has imported what all of them need.
 
-    The module is run as ``python -m <module> --serve``; see `serve` in `fxpool.demo_child`, which is the other side.
+    The module is run as ``python -m <module> --serve``, and calls `serve` when it has imported what it needs.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -196,3 +197,30 @@ def orderly_end() -> Iterator[None]:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def serve(run: Callable[[list[str]], None]) -> None:
+    """The other side of a `Loader`: fork for every request, and `run` its arguments there.
+
+    A request is a line of JSON on standard input; the answers are two lines, the fork's pid and its exit status.
+    Returns in each fork after `run`, and at the end of input.
+    """
+    loader = os.getpid()
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setsid()  # so that it can be killed with what it started
+            die_with_parent(signal.SIGKILL, loader)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                os.dup2(file, number)
+                os.close(file)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            tempfile.tempdir = None  # found by the loader, from its environment
+            run(request["arguments"])
+            return
+        print(child, flush=True)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)

@@ -153,12 +153,18 @@ def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
         "cwd": service.working_directory(),
     }
     job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **place)
+    beside = None
     if request.tools is not None and service.first_of_host(request.tools):
         # While AOTAutograd traces there, in another worker. Nobody waits for it: the compile finds out itself what it
         # can't find.
-        service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
-    preload.import_what_results_need()  # while the worker compiles
-    return job.result()
+        beside = service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
+    try:
+        with preload.importing_what_results_need():
+            return job.result()
+    except KeyboardInterrupt:
+        if beside is not None:
+            beside.cancel()
+        raise
 
 
 def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 
 _CACHED = type(functools.cache(lambda: None))
@@ -59,9 +60,24 @@ def import_compiler() -> None:
     _forget_devices()
 
 
-def import_what_results_need() -> None:
-    """Import what loading a compiled graph would import."""
-    _import(_MODULES_OF_RESULTS)
+@contextlib.contextmanager
+def importing_what_results_need() -> Iterator[None]:
+    """Import meanwhile, in a thread, what loading a compiled graph would import.
+
+    Not in the thread that waits: an interrupt that hits an import may be swallowed by it.
+    """
+    if all(name in sys.modules for name in _MODULES_OF_RESULTS):
+        yield
+        return
+    thread = threading.Thread(target=_try_to_import, name="fxpool-imports", daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def _try_to_import() -> None:
+    with contextlib.suppress(Exception):  # raised again, where it matters, when a result is loaded
+        _import(_MODULES_OF_RESULTS)
 
 
 def _import(names: tuple[str, ...]) -> None:

@@ -16,6 +16,8 @@ import psutil
 import torch
 import zoo
 
+from fxpool.demo_processes import serve
+
 _lowerings = 0
 
 
@@ -66,9 +68,14 @@ def compiled_calls(run) -> tuple[int, list[str]]:  # type: ignore[no-untyped-def
     return sum(n.startswith("## Call CompiledFxGraph") for n in names), sorted(set(names))
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore")
-    asked = json.loads(sys.argv[1])
+    if arguments == ["--serve"]:
+        for name in zoo.NAMES:
+            zoo.build(name)  # transformers imports a model's code when it is asked for
+        serve(main)
+        return
+    asked = json.loads(arguments[0])
     model = zoo.build(asked["model"], dropout=asked.get("dropout", 0.0))
     batch = zoo.inputs(asked["model"], asked.get("batch", 2))
     count_lowerings()
@@ -105,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from processes import HERE, run_python
 
 import fxpool
+from fxpool.demo_processes import ChildError, Loader
 
 # torch formats every graph for a trace as soon as anything could record it, pytest's capturing included.
 logging.getLogger("torch.__trace").propagate = False
@@ -42,8 +45,12 @@ def known_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "TORCHINDUCTOR_CACHE_DIR": str(root / "i"),
         "TMPDIR": str(root / "t"),
     }
-    for backend in ("fxpool", "inductor"):
-        run_python(["-c", TRIVIAL % backend], **environment)
+    with ThreadPoolExecutor(2) as executor:
+        runs = [
+            executor.submit(run_python, ["-c", TRIVIAL % backend], **environment) for backend in ("fxpool", "inductor")
+        ]
+    for run in runs:
+        run.result()
     return root
 
 
@@ -56,32 +63,78 @@ def cache(known_host: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def child(cache: Path) -> Callable[..., dict[str, Any]]:
-    """Run a model in a fresh process with this test's cache; gives the report of child.py."""
-
-    def run(model: str, mode: str | None = "subprocess", **asked: Any) -> dict[str, Any]:
-        asked = {"model": model, "backend": "fxpool", "mode": mode, "what": ["infer", "train"], **asked}
-        return json.loads(run_python([str(HERE / "child.py"), json.dumps(asked)]).strip().splitlines()[-1])
-
-    return run
+def _forks() -> Iterator[Loader]:
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    with Loader("child", environment) as loader:
+        yield loader
 
 
 @pytest.fixture(scope="session")
-def inductor(known_host: Path) -> Callable[..., dict[str, Any]]:
-    """Stock Inductor's outputs for a model, computed once per session and set of arguments."""
-    import torch
+def loader() -> Iterator[Loader]:
+    """Forks for runs of child.py: it has imported torch and the models, and nothing of a compiler."""
+    yield from _forks()
 
-    kept: dict[str, dict[str, Any]] = {}
 
-    def run(model: str, **asked: Any) -> dict[str, Any]:
-        asked = {"model": model, "backend": "inductor", "what": ["infer", "train"], **asked}
-        name = json.dumps(asked, sort_keys=True)
-        if name not in kept:
-            path = known_host / f"outputs-{len(kept)}.pt"
-            asked["save"] = str(path)
-            run_python([str(HERE / "child.py"), json.dumps(asked)], TORCHINDUCTOR_CACHE_DIR=str(known_host / "i"))
-            kept[name] = torch.load(path)
-        return kept[name]
+@pytest.fixture
+def child(cache: Path, loader: Loader) -> Callable[..., dict[str, Any]]:
+    """Run a model in a process of its own with this test's cache; gives the report of child.py.
+
+    A fork of `loader`, which spares five seconds of imports; `fresh` makes it an interpreter of its own.
+    """
+
+    def run(model: str, mode: str | None = "subprocess", *, fresh: bool = False, **asked: Any) -> dict[str, Any]:
+        asked = {"model": model, "backend": "fxpool", "mode": mode, "what": ["infer", "train"], **asked}
+        if fresh:
+            return json.loads(run_python([str(HERE / "child.py"), json.dumps(asked)]).strip().splitlines()[-1])
+        return _forked(loader, asked, os.environ)
 
     return run
+
+
+def _forked(loader: Loader, asked: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return loader.run([json.dumps(asked)], environment, f"child.py {asked}", limit=280)
+    except ChildError as error:
+        pytest.fail(f"{error.message}:\n{error.output}")
+
+
+class Inductor:
+    """Stock Inductor's outputs for a model, computed once per session and set of arguments.
+
+    `begin` has them computed beside what the test does next; calling it gives them.
+    """
+
+    def __init__(self, directory: Path, executor: ThreadPoolExecutor, loader: Loader) -> None:
+        self._directory, self._executor, self._loader = directory, executor, loader
+        self._outputs: dict[str, Future[Path]] = {}
+
+    def begin(self, model: str, **asked: Any) -> Future[Path]:
+        asked = {"model": model, "backend": "inductor", "what": ["infer", "train"], **asked}
+        name = json.dumps(asked, sort_keys=True)
+        if name not in self._outputs:
+            path = self._directory / f"outputs-{len(self._outputs)}.pt"
+            # What belongs to the test that asked must not be in the way of those that come later.
+            environment = {
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": str(self._directory / "i"),
+                "TMPDIR": str(self._directory / "t"),
+            }
+
+            def run() -> Path:
+                _forked(self._loader, {**asked, "save": str(path)}, environment)
+                return path
+
+            self._outputs[name] = self._executor.submit(run)
+        return self._outputs[name]
+
+    def __call__(self, model: str, **asked: Any) -> dict[str, Any]:
+        import torch
+
+        return torch.load(self.begin(model, **asked).result())
+
+
+@pytest.fixture(scope="session")
+def inductor(known_host: Path) -> Iterator[Inductor]:
+    for loader in _forks():
+        with ThreadPoolExecutor(1, thread_name_prefix="stock") as executor:
+            yield Inductor(known_host, executor, loader)

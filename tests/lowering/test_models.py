@@ -31,9 +31,11 @@ def check_compiled_code_ran(report: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("model", zoo.NAMES)
 def test_a_worker_compiles_and_a_second_process_is_served(
-    model: str, child: Child, inductor: Callable[..., Any], tmp_path: Path, cache: Path
+    model: str, child: Child, inductor: Any, tmp_path: Path, cache: Path
 ) -> None:
-    cold = child(model, save=str(tmp_path / "cold.pt"))
+    inductor.begin(model)
+    fresh = model == "gpt2"
+    cold = child(model, fresh=fresh, save=str(tmp_path / "cold.pt"))
     check_outputs(tmp_path / "cold.pt", inductor(model))
     check_compiled_code_ran(cold)
     graphs = cold["stats"]["misses"]
@@ -44,7 +46,7 @@ def test_a_worker_compiles_and_a_second_process_is_served(
     assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs
     assert (cold["stats"]["hits"], cold["stats"]["fallbacks"], cold["stats"]["bypasses"]) == (0, {}, {})
 
-    warm = child(model, save=str(tmp_path / "warm.pt"))
+    warm = child(model, fresh=fresh, save=str(tmp_path / "warm.pt"))
     check_outputs(tmp_path / "warm.pt", inductor(model))
     check_compiled_code_ran(warm)
     assert warm["lowerings"] == 0
@@ -61,7 +63,7 @@ def test_a_worker_compiles_and_a_second_process_is_served(
     "model", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NAMES]
 )
 def test_modes_that_compile_here_give_the_same(
-    model: str, mode: str, child: Child, inductor: Callable[..., Any], tmp_path: Path
+    model: str, mode: str, child: Child, inductor: Any, tmp_path: Path
 ) -> None:
     report = child(model, mode, save=str(tmp_path / "out.pt"))
     check_outputs(tmp_path / "out.pt", inductor(model))
@@ -80,6 +82,7 @@ def test_modes_share_one_cache(child: Child) -> None:
     assert (served["stats"]["hits"], served["lowerings"]) == (1, 0)
 
 
-def test_dropout_has_inductors_random_numbers(child: Child, inductor: Callable[..., Any], tmp_path: Path) -> None:
+def test_dropout_has_inductors_random_numbers(child: Child, inductor: Any, tmp_path: Path) -> None:
+    inductor.begin("gpt2", dropout=0.3, what=["train"])
     child("gpt2", save=str(tmp_path / "out.pt"), dropout=0.3, what=["train"])
     check_outputs(tmp_path / "out.pt", inductor("gpt2", dropout=0.3, what=["train"]))

@@ -16,13 +16,14 @@ Child = Callable[..., dict[str, Any]]
 
 
 def test_batches_inside_the_guards_hit_and_outside_miss(
-    child: Child, inductor: Callable[..., Any], tmp_path: Path, cache: Path
+    child: Child, inductor: Any, tmp_path: Path, cache: Path
 ) -> None:
     """GPT-2 with a dynamic batch, each call in a fresh process: cold at 4, served at 6, beyond a guard at 450.
 
     The loss is a graph of its own; Inductor guards on the length of its reduction (10 * batch <= 4096).
     """
     asked: dict[str, Any] = {"what": ["infer"], "dynamic_batch": True}
+    inductor.begin("gpt2", batch=6, **asked)
     cold = child("gpt2", batch=4, **asked)
     graphs = cold["stats"]["misses"]
     assert graphs == cold["stats"]["entries_written"] == cold["stats"]["compiles"]["worker"] == 2
