@@ -180,8 +180,7 @@ def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, 
     assert stats["compiles"] == {"worker": 0, "in_process": 0}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
-def test_ctrl_c_ends_the_compile_and_its_worker(seconds: float, cache: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_compile_and_its_worker(cache: Path, tmp_path: Path) -> None:
     program = (
         "import torch, sys\n"
         "def total(x):\n"
@@ -206,7 +205,6 @@ def test_ctrl_c_ends_the_compile_and_its_worker(seconds: float, cache: Path, tmp
     deadline = time.monotonic() + 120
     while not _has_worker(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert out == "interrupted 0\n"
