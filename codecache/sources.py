@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import dis
 import enum
 import functools
 import hashlib
@@ -24,11 +23,20 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
-# Whose code is identified by name and version: the key holds torch's and Triton's digests anyway.
-_NAMED_BY_VERSION = frozenset({"torch", "torchgen", "functorch", "triton", "numpy", "sympy", *sys.stdlib_module_names})
+from fxpool.codecache.references import (
+    MISSING,
+    NAMED_BY_VERSION,
+    Named,
+    globals_read,
+    is_named_by_version,
+    is_of_torch,
+    top_level,
+    version_of,
+)
+
 # What a class body leaves in the class besides code and values; `_autograd_function_id` counts definitions.
 _SKIPPED_CLASS_ATTRIBUTES = frozenset(
     (
@@ -38,9 +46,6 @@ _SKIPPED_CLASS_ATTRIBUTES = frozenset(
         "__type_params__", "__classcell__", "_autograd_function_id",
     )
 )  # fmt: skip
-# Whose objects are known by the name they are published under; their state is ambient state, which the key holds.
-_NAMED_OBJECTS = frozenset({"torch", "torchgen", "functorch", "triton"})
-_MISSING = object()
 
 
 class UndigestableError(ValueError):
@@ -183,7 +188,7 @@ class _Digester:
             for key, item in value.items():
                 self.add(key)
                 self.add(item, f"[{key!r:.40}]")
-        elif kind is _Named:
+        elif kind is Named:
             self.token("named", value.name)
         elif kind is slice or kind is range:
             self.token(kind.__name__)
@@ -264,7 +269,7 @@ class _Digester:
     def _add_function(self, function: types.FunctionType) -> None:
         if self._met(function):
             return
-        if _is_named_by_version(function):
+        if is_named_by_version(function):
             self._add_by_name(function)
             return
         self.token("function")
@@ -284,9 +289,9 @@ class _Digester:
             if isinstance(attribute, (bool, int, float, str)):
                 self.token("attribute", key)
                 self.add(attribute)
-        for path, value in _globals_read(function, self.refuse):
+        for path, value in globals_read(function, self.refuse):
             self.token("global", path)
-            if value is _MISSING:
+            if value is MISSING:
                 self.token("missing")
             else:
                 self.add(value, f"the global {path}")
@@ -295,7 +300,7 @@ class _Digester:
     def _add_class(self, cls: type) -> None:
         if self._met(cls):
             return
-        if _is_named_by_version(cls):
+        if is_named_by_version(cls):
             self._add_by_name(cls)
             return
         self.token("class", f"{cls.__module__}.{cls.__qualname__}")
@@ -320,8 +325,8 @@ class _Digester:
         bound_to_record = type(owner).__module__ == "pybind11_builtins" or type(owner).__name__ == "PyCapsule"
         if owner is None or bound_to_record or isinstance(owner, (types.ModuleType, type)):
             module = function.__module__ or getattr(owner, "__module__", None) or getattr(owner, "__name__", "")
-            self.token("builtin", f"{module}.{name} {_version_of(str(module))}")
-            if _top(str(module)) not in _NAMED_BY_VERSION and str(module) in sys.modules:
+            self.token("builtin", f"{module}.{name} {version_of(str(module))}")
+            if top_level(str(module)) not in NAMED_BY_VERSION and str(module) in sys.modules:
                 self._add_module(sys.modules[str(module)])
         else:
             self.token("builtin method", name)
@@ -329,13 +334,13 @@ class _Digester:
 
     def _add_module(self, module: types.ModuleType) -> None:
         """A module as a whole: by version if it is one of those, else by its source, since anything in it may count."""
-        if _top(module.__name__) in _NAMED_BY_VERSION:
-            self.token("module", f"{module.__name__} {_version_of(module.__name__)}")
+        if top_level(module.__name__) in NAMED_BY_VERSION:
+            self.token("module", f"{module.__name__} {version_of(module.__name__)}")
         else:
             self.token("module", digest_module(module))
 
     def _add_by_name(self, value: Any) -> None:
-        self.token("named", f"{value.__module__}.{value.__qualname__} {_version_of(value.__module__)}")
+        self.token("named", f"{value.__module__}.{value.__qualname__} {version_of(value.__module__)}")
 
     # ------------------------------------------------------------ torch's and Triton's objects
 
@@ -352,7 +357,7 @@ class _Digester:
             self._add_tensor(torch, value)
         elif type(value).__module__ == "torch._ops":
             self._add_operator(value)
-        elif _top(type(value).__module__) == "torch":
+        elif top_level(type(value).__module__) == "torch":
             from fxpool.torch_compat.custom_operators import operator_behind
 
             operator = operator_behind(value)
@@ -401,7 +406,7 @@ class _Digester:
         # The files say nothing of what is imported into them. Wrappers that torch puts around the user's functions
         # have state of their own; what is inside is among the others.
         for part, function in sorted(registered.functions.items()):
-            if isinstance(function, types.FunctionType) and not _is_of_torch(function):
+            if isinstance(function, types.FunctionType) and not is_of_torch(function):
                 self.token("implementation", part)
                 self.add(function, f"{part} of the operator {name}")
 
@@ -433,39 +438,6 @@ class _Digester:
         return True
 
 
-# ---------------------------------------------------------------- whose is it?
-
-
-def _is_named_by_version(value: Any) -> bool:
-    """Whether a function or class is what torch, Triton or the standard library publish under its name.
-
-    A user's wrapper can carry the name of what it wraps (`functools.wraps`), so the name must lead back to it.
-    """
-    if _top(value.__module__ or "") not in _NAMED_BY_VERSION:
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-class _Named:
-    """Stands for an object of torch's or Triton's that is known by name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def _is_instance(value: Any) -> bool:
-    """Whether a value is an object of a class of torch's or Triton's, and not an operator, which is looked into."""
-    module = type(value).__module__
-    return _top(module) in _NAMED_OBJECTS and module != "torch._ops" and not hasattr(value, "untyped_storage")
-
-
-def _is_of_torch(function: types.FunctionType) -> bool:
-    return _top(str(function.__globals__.get("__name__", ""))) in _NAMED_OBJECTS
-
-
 def _is_code(attribute: Any) -> bool:
     return isinstance(attribute, (types.FunctionType, staticmethod, classmethod, property))
 
@@ -478,74 +450,6 @@ def _plain_or_text(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str, tuple, list, set, frozenset)) else repr(value)
 
 
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _version_of(module: str) -> str:
-    """The version that stands for a module's code."""
-    top = _top(module)
-    if top in sys.stdlib_module_names or not top:
-        return f"python {sys.version_info.major}.{sys.version_info.minor}"
-    return str(getattr(sys.modules.get(top), "__version__", ""))
-
-
 def _describe(value: Any) -> str:
     kind = type(value)
     return f"an object of {kind.__module__}.{kind.__qualname__}"
-
-
-# ---------------------------------------------------------------- what a function reads
-
-
-def _globals_read(
-    function: types.FunctionType, refuse: Callable[[str], UndigestableError]
-) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of the global names in a function's code and the code nested in it, sorted by name.
-
-    A user's module is followed along the attributes that are read from it, to what is used of it; `refuse` makes the
-    error for an import whose outcome is not known here.
-    """
-    paths: set[tuple[str, ...]] = set()
-    for code in _codes(function.__code__):
-        paths |= _paths_read(code, refuse)
-    builtins: Any = function.__globals__.get("__builtins__", {})
-    known: Mapping[str, Any] = builtins if isinstance(builtins, Mapping) else vars(builtins)
-    resolved: dict[str, Any] = {}
-    for path in paths:
-        first = path[0]
-        value = function.__globals__.get(first, known.get(first, _MISSING))
-        used = 1
-        while isinstance(value, types.ModuleType) and used < len(path):
-            module, value = value, getattr(value, path[used], _MISSING)
-            used += 1
-            if _top(module.__name__) in _NAMED_OBJECTS and _is_instance(value):
-                value = _Named(f"{module.__name__}.{path[used - 1]} {_version_of(module.__name__)}")
-        resolved[".".join(path[:used])] = value
-    return iter(sorted(resolved.items()))
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _paths_read(code: types.CodeType, refuse: Callable[[str], UndigestableError]) -> set[tuple[str, ...]]:
-    """The global names a code object loads, each with the attributes that are taken from it at once."""
-    paths: set[tuple[str, ...]] = set()
-    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "CACHE")]
-    for position, instruction in enumerate(instructions):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            path = [str(instruction.argval)]
-            for follower in instructions[position + 1 :]:
-                if follower.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                    break
-                path.append(str(follower.argval))
-            paths.add(tuple(path))
-        elif instruction.opname == "IMPORT_NAME":
-            level = instructions[position - 2].argval if position >= 2 else None
-            if level != 0 or _top(str(instruction.argval)) not in _NAMED_BY_VERSION:
-                raise refuse(f"the import of {instruction.argval or 'a sibling module'} inside the function")
-    return paths

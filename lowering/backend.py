@@ -111,7 +111,7 @@ def _label() -> str:
     return f"graph {number} [{compile_id}]" if compile_id else f"graph {number}"
 
 
-def run_eagerly(gm: Any, attempt: Attempt, error: PoolError) -> Callable[..., Any]:
+def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
     """A graph that killed its workers is not compiled in the user's process: it runs as it is."""
     if attempt.wanted.strict:
         raise error
@@ -119,7 +119,7 @@ def run_eagerly(gm: Any, attempt: Attempt, error: PoolError) -> Callable[..., An
     attempt.how = "eager"
     attempt.reasons.append("worker_died")
     warnings.warn(f"{attempt.label} runs eagerly: {error}", RuntimeWarning, stacklevel=2)
-    return gm.forward
+    return as_it_is
 
 
 #: Errors that say the same wherever the graph is compiled: no step down helps.

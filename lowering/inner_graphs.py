@@ -14,7 +14,7 @@ from fxpool import statistics
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering import capture, load, service
 from fxpool.lowering.artifact import Parts
-from fxpool.lowering.backend import DEADLY, FINAL, Attempt
+from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
 from fxpool.torch_compat import configs, inner, tracing
 
@@ -46,8 +46,11 @@ def _compile_one(
         part.step_down(f"fx:{error.reason}", error)
     except CannotReturnError as error:
         part.step_down(f"fx:return:{error.reason}", error)
-    except DEADLY:
-        raise
+    except DEADLY as error:
+        if suffix == "forward":
+            raise  # the whole Dynamo graph runs eagerly
+        # Its forward is running already, and this may be the user's call of backward().
+        return run_eagerly(inner.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
     except tracing.control_flow_errors():

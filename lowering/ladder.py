@@ -45,7 +45,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except CannotReturnError as error:
         attempt.step_down(f"return:{error.reason}", error)
     except DEADLY as error:
-        return run_eagerly(gm, attempt, error)
+        return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
         attempt.step_down(_pool_reason(error), error)
         return in_process(gm, inputs, attempt, error)
@@ -63,7 +63,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
         attempt.step_down(error.reason, error)
         return in_process(gm, inputs, attempt, cause or error)
     except DEADLY as error:
-        return run_eagerly(gm, attempt, error)
+        return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
         attempt.step_down(_pool_reason(error), error)
         return in_process(gm, inputs, attempt, error)

@@ -121,6 +121,18 @@ def count_calls(gm: torch.fx.GraphModule) -> int:
     return sum(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes)
 
 
+def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A graph of AOTAutograd's, run operator by operator, in the form of Inductor's output: called with one list."""
+
+    def run(inputs: list[Any]) -> Any:
+        arguments = list(inputs)
+        inputs.clear()  # AOTAutograd gives its references away, so that memory can be freed early
+        return gm(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
 def compile_as_torch_does(gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
     """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
     from torch._inductor import compile_fx

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zoo
 from processes import HERE, run_python
 
 import fxpool
@@ -138,3 +139,12 @@ def inductor(known_host: Path) -> Iterator[Inductor]:
     for loader in _forks():
         with ThreadPoolExecutor(1, thread_name_prefix="stock") as executor:
             yield Inductor(known_host, executor, loader)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stock_outputs_ahead(request: pytest.FixtureRequest) -> None:
+    """Have stock Inductor's outputs computed beside the tests that come before the models'."""
+    if any(item.path.name == "test_models.py" for item in request.session.items):
+        inductor = request.getfixturevalue("inductor")
+        for model in zoo.NAMES:
+            inductor.begin(model, **zoo.asked(model))

@@ -180,9 +180,35 @@ def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, 
     assert stats["compiles"] == {"worker": 0, "in_process": 0}
 
 
+def test_a_backward_that_kills_workers_runs_eagerly(shared_pool: Path, cache: Path) -> None:
+    """On the second rung it is compiled when the first backward pass runs, in the middle of the user's step."""
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    torch._dynamo.allow_in_graph(local)
+    torch._dynamo.reset()
+    service.pool().start(wait=True)
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    function = torch.compile(lambda x: torch.nn.functional.gelu(local(x) * 2).softmax(-1)[0].sum(), backend="fxpool")
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
+        found = function(x)
+        assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
+        hunter = kill_next_worker(2)
+        with pytest.warns(RuntimeWarning, match="backward runs eagerly"):
+            found.backward()
+    hunter.join()
+    expected = torch.nn.functional.gelu((y.sin() + 1) * 2).softmax(-1)[0].sum()
+    expected.backward()
+    torch.testing.assert_close((found, x.grad), (expected, y.grad))
+    assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
+    assert fxpool.stats()["eager_calls"] == {"worker_died": 1}
+
+
 def test_ctrl_c_ends_the_compile_and_its_worker(cache: Path, tmp_path: Path) -> None:
     program = (
-        "import torch, sys\n"
+        "import torch, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored below a shell's background job
         "def total(x):\n"
         "    for i in range(60): x = torch.nn.functional.gelu(x @ x).softmax(-1).sum(0) * x\n"
         "    return x\n"
@@ -197,8 +223,14 @@ def test_ctrl_c_ends_the_compile_and_its_worker(cache: Path, tmp_path: Path) -> 
         "    workers = [w for z in server.children() for w in z.children()]\n"
         "    print('interrupted', len(workers), flush=True)\n"
     )
+    errors = open(tmp_path / "errors", "w+")
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=HERE, env=dict(os.environ)
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        cwd=HERE,
+        env=dict(os.environ),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "compiling\n"
@@ -207,8 +239,9 @@ def test_ctrl_c_ends_the_compile_and_its_worker(cache: Path, tmp_path: Path) -> 
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert out == "interrupted 0\n"
-    assert process.returncode == 0
+    with errors:
+        errors.seek(0)
+        assert (out, process.returncode) == ("interrupted 0\n", 0), errors.read()[-3000:]
 
 
 def _has_worker(pid: int) -> bool:

@@ -33,8 +33,7 @@ def check_compiled_code_ran(report: dict[str, Any]) -> None:
 def test_a_worker_compiles_and_a_second_process_is_served(
     model: str, child: Child, inductor: Any, tmp_path: Path, cache: Path
 ) -> None:
-    asked = {"dropout": 0.3} if model == "bert" else {}  # Inductor's random numbers, too
-    inductor.begin(model, **asked)
+    asked = zoo.asked(model)
     fresh = model == "gpt2"  # one model in interpreters of its own, the others in forks
     cold = child(model, fresh=fresh, save=str(tmp_path / "cold.pt"), **asked)
     check_outputs(tmp_path / "cold.pt", inductor(model, **asked))
