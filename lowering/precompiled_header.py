@@ -65,11 +65,8 @@ def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str]) -
                 _sweep(directory)
                 _build(header, content, wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
-        log.warning(
-            "kernels compile without a precompiled header, which takes longer: %s%s",
-            error,
-            f"\n{error.stderr[-2000:]}" if getattr(error, "stderr", None) else "",
-        )
+        said = str(getattr(error, "stderr", None) or "")[-2000:]
+        log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)
         return None
     return header
 

@@ -223,23 +223,22 @@ def test_ctrl_c_ends_the_compile_and_its_worker(cache: Path, tmp_path: Path) -> 
         "    workers = [w for z in server.children() for w in z.children()]\n"
         "    print('interrupted', len(workers), flush=True)\n"
     )
-    errors = open(tmp_path / "errors", "w+")
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        cwd=HERE,
-        env=dict(os.environ),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "compiling\n"
-    deadline = time.monotonic() + 120
-    while not _has_worker(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    with errors:
+    with (tmp_path / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=HERE,
+            env=dict(os.environ),
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "compiling\n"
+        deadline = time.monotonic() + 120
+        while not _has_worker(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
         errors.seek(0)
         assert (out, process.returncode) == ("interrupted 0\n", 0), errors.read()[-3000:]
 
