@@ -43,7 +43,8 @@ _ahead = False
 
 def pool() -> PoolClient:
     """The pool of this process under the settings in force (other settings, another pool)."""
-    global _pool, _pool_settings
+    global _pool, _pool_settings, _ahead
+    _ahead = False  # it is wanted
     settings = config.current()
     wanted = (os.getpid(), settings.workers, settings.runtime_dir)
     with _lock:
@@ -83,7 +84,7 @@ def start_ahead() -> None:
 
 
 def end_start_ahead() -> None:
-    """End a pool that was started ahead: the first graph is not for workers."""
+    """End a pool that was started ahead and not wanted since: graphs are not for workers."""
     global _ahead
     with _lock:
         if _ahead:

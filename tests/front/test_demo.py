@@ -154,7 +154,7 @@ def hanging(tmp_path: Path) -> Path:
     """A directory with a module `hanging`: the real one's forks, which say where they run instead of measuring."""
     (tmp_path / "hanging.py").write_text(
         "import os, pathlib, sys, time\n"
-        "from fxpool import demo_child\n"
+        "from fxpool import demo_child, demo_processes\n"
         "def measure(model, what, *rest):\n"
         "    if model == 'bert': print('told you', flush=True); sys.exit(3)\n"
         f"    pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
@@ -162,6 +162,7 @@ def hanging(tmp_path: Path) -> Path:
         "    while what == 'train': time.sleep(1)\n"
         "    return {'pid': os.getpid(), 'variable': os.environ['VARIABLE']}\n"
         "demo_child.measure = measure\n"
+        "demo_child._serve = lambda: demo_processes.serve(demo_child.main)\n"  # without importing what it is to measure
         "demo_child.main()\n"
     )
     return tmp_path

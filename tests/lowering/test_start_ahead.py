@@ -1,0 +1,41 @@
+"""A pool that is started before the first graph comes, and one that is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from processes import run_python
+
+import fxpool
+
+PROGRAM = """
+import json, sys, psutil, torch
+def children(): return len(psutil.Process().children())
+before, (mode, call) = children(), sys.argv[1:]
+function = torch.compile(lambda x: x @ x, backend="fxpool", options={"mode": mode})
+asked = children()
+if call == "call": function(torch.ones(3, 3))
+print(json.dumps([before, asked, children()]))
+"""
+
+
+def children_of(mode: str, call: str) -> list[int]:
+    """Children of a program before it asks for the backend, after that, and at its end."""
+    return json.loads(run_python(["-c", PROGRAM, mode, call]).splitlines()[-1])
+
+
+def test_asking_for_the_backend_starts_a_pool_where_nothing_is_kept(cache: Path) -> None:
+    assert children_of("subprocess", "do not call") == [0, 1, 1]
+
+
+def test_where_something_is_kept_the_first_graph_may_be_a_hit(shared_pool: Path, cache: Path) -> None:
+    torch._dynamo.reset()
+    torch.compile(lambda x: x @ x, backend="fxpool")(torch.ones(3, 3))
+    assert fxpool.stats()["entries_written"] == 1
+    assert children_of("subprocess", "do not call") == [0, 0, 0]
+
+
+def test_a_graph_that_is_compiled_here_ends_it(cache: Path) -> None:
+    assert children_of("normal", "call") == [0, 1, 0]
