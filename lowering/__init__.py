@@ -1,5 +1,6 @@
 """How a graph becomes something callable: capture, compile in a worker, link, load, modes.
 
+    torch.compile(backend="fxpool") ──▶ entry_point      a pool is started where nothing is kept
     Dynamo ──▶ backend.fxpool_backend
                  │ options      what the caller asked for, the mode
                  │ capture      graph, inputs, sources, shapes, ambient state ──▶ CompileRequest + GraphKey
@@ -13,6 +14,9 @@
                ladder: graph as Dynamo made it ▷ after AOTAutograd ▷ in this process      load, effects
                                                                                              │
                                                                         callable ◀── overlap ┘
+
+Before it forks workers the zygote has imported the compiler and rehearsed (`rehearsal`); what a host's tool chain can do
+is found out once (`host_facts`), and the header of all kernels compiled once (`precompiled_header`).
 
 A step down the ladder is counted under a named reason. `ambient` is the state of the process that
 shapes code; it is captured once per request, is in the key, and is re-entered wherever a request
