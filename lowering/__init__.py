@@ -15,8 +15,8 @@
                                                                                              │
                                                                         callable ◀── overlap ┘
 
-Before it forks workers the zygote has imported the compiler and rehearsed (`rehearsal`); what a host's tool chain can do
-is found out once (`host_facts`), and the header of all kernels compiled once (`precompiled_header`).
+Before it forks workers the zygote has imported the compiler and rehearsed (`rehearsal`); what a host's tool chain can
+do is found out once (`host_facts`), and the header of all kernels compiled once (`precompiled_header`).
 
 A step down the ladder is counted under a named reason. `ambient` is the state of the process that
 shapes code; it is captured once per request, is in the key, and is re-entered wherever a request
