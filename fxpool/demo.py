@@ -83,6 +83,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     ):
         for run in runs:
             arguments = ["--model", run.model, "--what", run.what, "--backend", run.backend]
+            arguments += ["--uncompiled"] if run.backend == "eager" else []
             with step(str(run)) as say:
                 try:
                     result = loader.run(arguments, child_environment(Path(directory, run.backend)), str(run))
