@@ -15,14 +15,15 @@ from typing import Any
 
 import msgspec
 
-from fxpool.codecache.blobs import BlobRef
+from fxpool import statistics
 from fxpool.codecache.entry import Entry, Metadata
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError
-from fxpool.lowering.kernels import Bundle, LibraryFile
+from fxpool.lowering.library import Library
 
 RESULT = "result"
+LIBRARY = "kernels"
 
 
 class Artifact(msgspec.Struct):
@@ -30,8 +31,7 @@ class Artifact(msgspec.Struct):
 
     level: str
     result: bytes
-    libraries: list[bytes]
-    index: dict[str, tuple[int, str]]
+    library: bytes | None
     guards: list[Any]
     effects: dict[str, Any]
     seconds: float = 0.0
@@ -64,36 +64,46 @@ def decode_answer(data: bytes) -> Answer:
 def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str, created: float, torch: str) -> Entry:
     """Write an artifact into a store. Raises StoreError."""
     blobs = {RESULT: artifact.result}
-    blobs.update({_library(number): library for number, library in enumerate(artifact.libraries)})
+    if artifact.library is not None:
+        blobs[LIBRARY] = artifact.library
     entry = Entry(
         key=key.digest,
         components=list(key.components),
         guards=artifact.guards,
-        effects={"level": artifact.level, "index": artifact.index, **artifact.effects},
+        effects={"level": artifact.level, **artifact.effects},
         metadata=Metadata(label=label, created=created, compile_seconds=artifact.seconds, torch_version=torch),
     )
     return store.publish(entry, blobs)
 
 
-def _library(number: int) -> str:
-    return f"kernels-{number}"
-
-
 class Parts:
-    """Where loading takes the parts of a compiled graph from."""
+    """Where loading takes the parts of a compiled graph from. `library` is None for a graph without C++ kernels."""
 
     def __init__(
-        self, result: Callable[[], bytes], bundle: Bundle, guards: list[Any], effects: dict[str, Any], seconds: float
+        self,
+        result: Callable[[], bytes],
+        library: Library | None,
+        guards: list[Any],
+        effects: dict[str, Any],
+        seconds: float,
     ) -> None:
-        self.result, self.bundle, self.guards, self.effects, self.seconds = result, bundle, guards, effects, seconds
+        self.result, self._library, self.guards, self.effects, self.seconds = result, library, guards, effects, seconds
+
+    def library(self) -> Any:
+        """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""
+        if self._library is None:
+            raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
+        return self._library.load()
+
+    def missed(self, what: str) -> None:
+        """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
+        statistics.count("fallbacks", f"loader:{what}")
 
 
 def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
     effects = dict(entry.effects)
-    index = effects.pop("index")
     effects.pop("level", None)
-    libraries = [entry.blobs[_library(n)] for n in range(sum(role.startswith("kernels-") for role in entry.blobs))]
 
     def result() -> bytes:
         found = store.read_blob(entry.blobs[RESULT])
@@ -101,32 +111,26 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
             raise CorruptEntryError(f"the result of entry {entry.key[:12]} is gone or damaged")
         return found
 
-    def file(ref: BlobRef) -> LibraryFile:
-        def find() -> contextlib.AbstractContextManager[str]:
-            found = store.blob_path(ref)
-            if found is None:
-                raise CorruptEntryError(f"a kernel library of entry {entry.key[:12]} is gone or damaged")
-            return contextlib.nullcontext(found)
+    def file() -> contextlib.AbstractContextManager[str]:
+        found = store.blob_path(entry.blobs[LIBRARY])
+        if found is None:
+            raise CorruptEntryError(f"the kernel library of entry {entry.key[:12]} is gone or damaged")
+        return contextlib.nullcontext(found)
 
-        return find
-
-    bundle = Bundle(index, [file(ref) for ref in libraries], [ref.digest for ref in libraries])
-    return Parts(result, bundle, entry.guards, effects, entry.metadata.compile_seconds)
+    library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
+    return Parts(result, library, entry.guards, effects, entry.metadata.compile_seconds)
 
 
 def parts_of_artifact(artifact: Artifact) -> Parts:
-    """Parts of an inline artifact; its libraries pass through a file that is gone once they are loaded."""
+    """Parts of an inline artifact; its library passes through a file that is gone once it is loaded."""
+    data = artifact.library
 
-    def file(library: bytes) -> LibraryFile:
-        @contextlib.contextmanager
-        def write() -> Iterator[str]:
-            with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as written:
-                written.write(library)
-                written.flush()
-                yield written.name
+    @contextlib.contextmanager
+    def file() -> Iterator[str]:
+        with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as written:
+            written.write(data or b"")
+            written.flush()
+            yield written.name
 
-        return write
-
-    digests = [hashlib.sha256(library).hexdigest() for library in artifact.libraries]
-    bundle = Bundle(dict(artifact.index), [file(library) for library in artifact.libraries], digests)
-    return Parts(lambda: artifact.result, bundle, artifact.guards, artifact.effects, artifact.seconds)
+    library = Library(hashlib.sha256(data).hexdigest(), file) if data is not None else None
+    return Parts(lambda: artifact.result, library, artifact.guards, artifact.effects, artifact.seconds)

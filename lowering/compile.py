@@ -14,7 +14,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from fxpool import statistics
 from fxpool.codecache import graph_codec, toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, StoreError
-from fxpool.lowering import ambient, effects, host_facts, kernels
+from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
 from fxpool.lowering.artifact import Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CompileRequest
@@ -34,7 +34,7 @@ log = logging.getLogger("fxpool.lowering")
 
 
 def compile_request(request: CompileRequest, submit: kernels.Submit, units: int) -> Artifact:
-    """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units.
+    """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units at a time.
 
     Raises:
         CannotReturnError: the result, a guard or another effect has no form outside this process.
@@ -44,32 +44,34 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int)
     load_dependencies(request)
     env = shape_env.load(request.shapes) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    collected: list[cpp.CollectedKernel] = []
+    linking = kernels.Linking(submit, units=units, tools=request.tools)
     with (
         toolchain.failures_explained(request.tools),
         ambient.entered(request.ambient),
         host_facts.known(request.tools),
         tracing.worker_context(fake_mode, request.compile_id) as context,
-        cpp.collecting(collected),
     ):
         decoder = graph_codec.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
-        with _restart_caught() as asked:
-            result, recorded = build(request, decoder, context)
+        with _restart_caught() as asked, cpp.collecting(linking.take):
+            made = build(request, decoder)
         if asked:
-            # No code: the next process that comes here is told at once to trace again.
-            return Artifact(request.level, b"", [], {}, [], effects.restart(asked), time.perf_counter() - started)
+            return _restart(request, asked, started)
+        result, recorded = made.pack(context, _name(request), linking.names)
         found = effects.encoded_guards(env, set(request.symbols))
-        linked = kernels.link(collected, tools=request.tools, units=units, submit=submit)
-    return Artifact(
-        level=request.level,
-        result=result,
-        libraries=linked.libraries,
-        index=linked.index,
-        guards=found,
-        effects=recorded,
-        seconds=time.perf_counter() - started,
-    )
+        library = linking.library()
+    return Artifact(request.level, result, library, found, recorded, time.perf_counter() - started)
+
+
+def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
+    """No code: the next process that comes here is told at once to trace again."""
+    return Artifact(request.level, b"", None, [], effects.restart(asked), time.perf_counter() - started)
+
+
+def _name(request: CompileRequest) -> str:
+    """What a graph's wrapper is called in tracebacks."""
+    name = request.key.digest[:16] if request.key is not None else request.label
+    return "fxpool " + name.replace(" ", "_")
 
 
 def load_dependencies(request: CompileRequest) -> None:
@@ -99,7 +101,63 @@ def _sources(dumped: list[bytes | None]) -> list[Any]:
     ]
 
 
-def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder, context: Any) -> tuple[bytes, dict[str, Any]]:
+class _Result:
+    """A bundled AOTAutograd result, not yet linked; `sources` are those of its inputs, lifted parameters first."""
+
+    def __init__(self, result: Any, sources: list[Any]) -> None:
+        self._result, self._sources = result, sources
+
+    def pack(self, context: Any, name: str, names: Mapping[str, str]) -> tuple[bytes, dict[str, Any]]:
+        """Linked, and as bytes; and the compile's effects.
+
+        Raises:
+            CannotReturnError: there is no result, it does not pickle, or an effect can't be replayed.
+        """
+        result = self._result
+        if result is None:
+            raise CannotReturnError("no_result", "AOTAutograd made nothing that can be kept")
+        for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
+            if not output_code.is_compiled_graph(graph):
+                raise CannotReturnError("output_code", type(graph).__name__)
+            _link(graph, f"<{name} {part}>", names)
+        output_code.link_result(result)
+        mutated = aot.mutated_inputs(result)
+        written = list(range(len(self._sources))) if mutated is None else mutated
+        return _pickled(aot.dump_result, result), effects.record(context, self._sources, written)
+
+
+class _Output:
+    """Inductor's output for a graph after AOTAutograd, not yet linked."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def pack(self, context: Any, name: str, names: Mapping[str, str]) -> tuple[bytes, dict[str, Any]]:
+        """As `_Result.pack`; such a graph has no effects."""
+        if not output_code.is_compiled_graph(self._output):
+            raise CannotReturnError("output_code", type(self._output).__name__)
+        graph = inner.travelling(self._output)
+        _link(graph, f"<{name}>", names)
+        return _pickled(inner.dump, graph), {}
+
+
+def _link(graph: Any, name: str, names: Mapping[str, str]) -> None:
+    try:
+        linked = wrapper.link(graph.source_code, name, names)
+    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
+        log.warning("the wrapper of %s is not linked: %s", name, error)
+    else:
+        output_code.link(graph, linked)
+
+
+def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
+    try:
+        return dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
+
+
+def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder) -> _Result:
     inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
     sources = _sources(request.sources)
@@ -113,57 +171,30 @@ def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder, context: An
     if compiled.result is not None and request.from_dynamo:
         aot.as_from_real_inputs(compiled.result)
     lifted = [parameter_sources.get(name) for name in aot.parameters_and_buffers(gm)]
-    return pack(compiled.result, context, [*lifted, *sources])
+    return _Result(compiled.result, [*lifted, *sources])
 
 
-def pack(result: Any, context: Any, sources: list[Any]) -> tuple[bytes, dict[str, Any]]:
-    """A bundled AOTAutograd result as bytes, and the compile's effects.
-
-    Raises:
-        CannotReturnError: there is none, it does not pickle, or an effect can't be replayed.
-    """
-    if result is None:
-        raise CannotReturnError("no_result", "AOTAutograd made nothing that can be kept")
-    for graph in aot.graphs_of(result):
-        if not output_code.is_compiled_graph(graph):
-            raise CannotReturnError("output_code", type(graph).__name__)
-    mutated = aot.mutated_inputs(result)
-    recorded = effects.record(context, sources, list(range(len(sources))) if mutated is None else mutated)
-    try:
-        return aot.dump_result(result), recorded
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
-        raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
-
-
-def _inner(request: CompileRequest, decoder: graph_codec.GraphDecoder, context: Any) -> tuple[bytes, dict[str, Any]]:
+def _inner(request: CompileRequest, decoder: graph_codec.GraphDecoder) -> _Output:
     values, _ = msgspec.msgpack.decode(request.inputs)
     inputs = [decoder.value(value) for value in values]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
-    compiled = inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments))
-    if not output_code.is_compiled_graph(compiled):
-        raise CannotReturnError("output_code", type(compiled).__name__)
-    try:
-        return inner.dump(compiled), {}
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
-        raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
+    return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)))
 
 
 def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: int) -> Artifact:
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
-    collected: list[cpp.CollectedKernel] = []
-    with toolchain.failures_explained(request.tools), host_facts.known(request.tools), cpp.collecting(collected):
-        with _restart_caught() as asked:
-            compiled = aot.compile_graph(gm, inputs, keep_result=True)
-            result, recorded = pack(compiled.result, captured.context, captured.sources)
+    linking = kernels.Linking(submit, units=units, tools=request.tools)
+    with toolchain.failures_explained(request.tools), host_facts.known(request.tools):
+        with _restart_caught() as asked, cpp.collecting(linking.take):
+            made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
-            return Artifact(request.level, b"", [], {}, [], effects.restart(asked), time.perf_counter() - started)
+            return _restart(request, asked, started)
+        result, recorded = made.pack(captured.context, _name(request), linking.names)
         found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
-        linked = kernels.link(collected, tools=request.tools, units=units, submit=submit)
-    return Artifact(
-        request.level, result, linked.libraries, linked.index, found, recorded, time.perf_counter() - started
-    )
+        library = linking.library()
+    return Artifact(request.level, result, library, found, recorded, time.perf_counter() - started)
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
             file.write(cpp.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
         try:
             with instruction_sets.instruction_sets_known(claimed):
-                command, library = precompiled_header.command(tools).compile(source, "probe")
+                command, library = precompiled_header.command(tools).link([source], os.path.join(directory, "probe"))
             subprocess.run(command, cwd=directory, check=True, capture_output=True)
             ctypes.CDLL(library)
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:

@@ -81,9 +81,8 @@ def _travel(
         tools=service.tools_directory(store),
         keep=store is not None,
     )
-    name = (captured.key.digest[:16] if captured.key is not None else part.label).replace(" ", "_")
 
     def loaded(parts: Parts) -> Any:
-        return load.load_inner(parts, captured, arguments, f"fxpool {name}")
+        return load.load_inner(parts, captured, arguments)
 
     return compile_captured(captured, part, loaded)

@@ -1,36 +1,31 @@
-"""A graph's C++ kernels: grouped into few translation units, compiled side by side, bound by name.
+"""A graph's C++ kernels, compiled side by side into one library.
 
-One compiler call per kernel spends most of its time reading the same header. Here the kernels of a
-graph (backward included) are shared out over as many units as there are cores to compile them, each
-unit becomes one library with one method table, and the libraries are blobs of the entry. A unit
-that the compiler refuses (two kernels defining the same helper, say) is compiled kernel by kernel.
+One compiler call per kernel spends most of its time reading the same header. Here the kernels of a graph (backward
+included) are shared out over as few units as keep the free cores busy, each unit is compiled by a sub-job, and their
+objects are linked to one library, a blob of the entry. The forward's kernels compile while the backward is lowered.
 
-    collected kernels ──▶ plan units ──▶ sub-jobs (g++) ──▶ libraries + index ──▶ entry ──▶ `Bundle.find`
+    collected kernels ──▶ `Linking.take` ──▶ sub-jobs (g++) ──▶ objects ──▶ `Linking.library` ──▶ entry
+
+A unit that the compiler refuses is compiled kernel by kernel, and what is refused then without its namespace.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
-import re
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from fxpool import statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CompileError, NoCompilerError
 from fxpool.lowering import precompiled_header
-from fxpool.torch_compat import cpp, instruction_sets, output_code
+from fxpool.lowering.unit_source import MODULE, function_name, unit_source
+from fxpool.torch_compat import cpp, output_code
 
-MODULE = "fxpool_kernels"
 COMPILE_UNIT = "fxpool.lowering.kernels:compile_unit"
 
 
@@ -48,7 +43,7 @@ class Unit(msgspec.Struct):
     source: str
     command: list[str]
     source_name: str
-    library_name: str
+    object_name: str
 
 
 class Submit(Protocol):
@@ -57,188 +52,115 @@ class Submit(Protocol):
     def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]: ...
 
 
-class Linked(msgspec.Struct):
-    """Libraries of one graph, and for each kernel's digest the library and function that is it."""
-
-    libraries: list[bytes]
-    index: dict[str, tuple[int, str]]
+#: Kernels with their numbers in the library.
+Group = list[tuple[int, cpp.CollectedKernel]]
 
 
-# --- building, in a worker -----------------------------------------------------------------------
+class Linking:
+    """The library of one graph in the making. `tools` keeps the precompiled header."""
+
+    def __init__(self, submit: Submit, *, units: int, tools: str | None) -> None:
+        self._submit, self._units, self._tools = submit, units, tools
+        #: The function of the library that each kernel is, by the kernel's digest.
+        self.names: dict[str, str] = {}
+        self._waiting: Group = []
+        self._pending: list[tuple[Group, Future[bytes]]] = []
+        self._command: cpp.Command | None = None
+
+    def take(self, kernels: Sequence[cpp.CollectedKernel], last: bool) -> None:
+        """Take the kernels of one generated module. They begin to compile now if that holds nothing up.
+
+        `last` says that nothing else is going to be lowered: all cores are free for them.
+        """
+        for kernel in kernels:
+            digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
+            if digest not in self.names:
+                number = len(self.names)
+                self.names[digest] = function_name(number)
+                self._waiting.append((number, kernel))
+        if last or (self._units > 1 and precompiled_header.is_ready(self._tools)):
+            self._start(self._units if last else self._units - 1)
+
+    def _start(self, units: int) -> None:
+        if not self._waiting:
+            return
+        toolchain.require_compiler(self._tools)
+        if self._command is None:
+            self._command = precompiled_header.command(self._tools)
+        waiting, self._waiting = self._waiting, []
+        for group in plan(waiting, units):
+            self._pending.append((group, self._compile(group)))
+
+    def _compile(self, group: Group, *, own_namespaces: bool = True) -> Future[bytes]:
+        assert self._command is not None
+        placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
+        arguments, made = self._command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
+        unit = Unit(
+            source=unit_source(group, own_namespaces=own_namespaces),
+            command=[argument.replace(placeholder, "{directory}") for argument in arguments],
+            source_name=f"{MODULE}.cpp",
+            object_name=os.path.basename(made),
+        )
+        return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), f"{len(group)} kernels")
+
+    def library(self) -> bytes | None:
+        """The library with all kernels that were added, or None for none.
+
+        Raises:
+            NoCompilerError: there is no compiler to call.
+            CppCompileError: a kernel does not compile.
+        """
+        self._start(self._units)
+        objects: list[bytes] = []
+        for group, future in self._pending:
+            try:
+                objects.append(future.result())
+            except CppCompileError:
+                objects += self._one_by_one(group)
+        if not objects:
+            return None
+        assert self._command is not None
+        return link(objects, self._command)
+
+    def _one_by_one(self, group: Group) -> list[bytes]:
+        alone = [(one, self._compile([one])) for one in group] if len(group) > 1 else [(group[0], None)]
+        objects = []
+        for one, future in alone:
+            try:
+                if future is not None:
+                    objects.append(future.result())
+                    continue
+            except CppCompileError:
+                pass
+            objects.append(self._compile([one], own_namespaces=False).result())
+        return objects
 
 
-def link(kernels: Sequence[cpp.CollectedKernel], *, tools: str | None, units: int, submit: Submit) -> Linked:
-    """Compile collected kernels into at most `units` libraries; `tools` keeps the precompiled header.
-
-    Raises:
-        NoCompilerError: there is no compiler to call.
-        CppCompileError: a kernel does not compile.
-    """
-    unique: dict[str, cpp.CollectedKernel] = {}
-    for kernel in kernels:
-        unique.setdefault(output_code.kernel_digest(kernel.argument_types, kernel.source), kernel)
-    if not unique:
-        return Linked([], {})
-    toolchain.require_compiler(tools)
-    command = precompiled_header.command(tools)
-    groups = plan(unique, units)
-    pending = [(group, submit(COMPILE_UNIT, _unit(group, command), f"{len(group)} kernels")) for group in groups]
-    linked = Linked([], {})
-    for group, future in pending:
-        try:
-            _add(linked, group, future.result())
-        except CppCompileError:
-            if len(group) == 1:
-                raise
-            alone = [[item] for item in group]
-            for single, result in [(one, submit(COMPILE_UNIT, _unit(one, command), "1 kernel")) for one in alone]:
-                _add(linked, single, result.result())
-    return linked
-
-
-Group = list[tuple[str, cpp.CollectedKernel]]
-
-
-def plan(kernels: dict[str, cpp.CollectedKernel], units: int) -> list[Group]:
+def plan(kernels: Group, units: int) -> list[Group]:
     """Share kernels out over at most `units` units of about equal length of source."""
     groups: list[Group] = [[] for _ in range(max(1, min(units, len(kernels))))]
     lengths = [0] * len(groups)
-    for digest, kernel in sorted(kernels.items(), key=lambda item: (-len(item[1].source), item[0])):
+    for number, kernel in sorted(kernels, key=lambda item: (-len(item[1].source), item[0])):
         shortest = lengths.index(min(lengths))
-        groups[shortest].append((digest, kernel))
+        groups[shortest].append((number, kernel))
         lengths[shortest] += len(kernel.source)
     return groups
 
 
-def _add(linked: Linked, group: Group, library: bytes) -> None:
-    for position, (digest, _) in enumerate(group):
-        linked.index[digest] = (len(linked.libraries), f"k{position}")
-    linked.libraries.append(library)
-
-
-def _unit(group: Group, command: cpp.Command) -> bytes:
-    placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
-    arguments, library = command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
-    return msgspec.msgpack.encode(
-        Unit(
-            source=unit_source([kernel for _, kernel in group]),
-            command=[argument.replace(placeholder, "{directory}") for argument in arguments],
-            source_name=f"{MODULE}.cpp",
-            library_name=os.path.basename(library),
-        )
-    )
-
-
-_POINTER = re.compile(r"\*\s*$")
-
-
-def unit_source(kernels: Sequence[cpp.CollectedKernel]) -> str:
-    """C++ source of one unit: every kernel under a name of its own, and Python functions k0, k1, ... for them."""
-    parts = [cpp.HEADER]
-    calls: list[str] = []
-    table: list[str] = []
-    for number, kernel in enumerate(kernels):
-        # The generated function is called `kernel`: renaming the token leaves the text, and its lines, alone.
-        parts.append(f"#define kernel fxpool_kernel_{number}")
-        parts.append(kernel.source.replace(cpp.HEADER, ""))
-        parts.append("#undef kernel")
-        arguments = ", ".join(
-            f"fxpool_argument<{_plain(t)}>::of(args[{n}])" for n, t in enumerate(kernel.argument_types)
-        )
-        calls.append(_CALL.format(number=number, count=len(kernel.argument_types), arguments=arguments))
-        table.append(f'    {{"k{number}", (PyCFunction)(void*)fxpool_call_{number}, METH_FASTCALL, nullptr}},')
-    parts += [_PYTHON, *calls, _TABLE.format(methods="\n".join(table), module=MODULE)]
-    return "\n".join(parts)
-
-
-def _plain(argument_type: str) -> str:
-    return argument_type.replace("const ", "").strip()
-
-
-_PYTHON = """
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <exception>
-#include <stdexcept>
-#include <type_traits>
-
-// Given by torch as an address: kernels are compiled without torch's headers and libraries.
-static void* (*fxpool_data_pointer)(PyObject*) = nullptr;
-
-template <typename T, typename = void> struct fxpool_argument;
-template <typename T> struct fxpool_argument<T*, void> {
-    static T* of(PyObject* object) { return static_cast<T*>(fxpool_data_pointer(object)); }
-};
-template <typename T> struct fxpool_argument<T, std::enable_if_t<std::is_integral<T>::value>> {
-    static T of(PyObject* object) {
-        if constexpr (std::is_unsigned<T>::value) {
-            unsigned long long value = PyLong_AsUnsignedLongLongMask(object);
-            if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred())
-                throw std::invalid_argument("an integer is needed");
-            return static_cast<T>(value);
-        } else {
-            long long value = PyLong_AsLongLong(object);
-            if (value == -1 && PyErr_Occurred()) throw std::invalid_argument("an integer is needed");
-            return static_cast<T>(value);
-        }
-    }
-};
-template <typename T> struct fxpool_argument<T, std::enable_if_t<std::is_floating_point<T>::value>> {
-    static T of(PyObject* object) {
-        double value = PyFloat_AsDouble(object);
-        if (value == -1.0 && PyErr_Occurred()) throw std::invalid_argument("a number is needed");
-        return static_cast<T>(value);
-    }
-};
-
-static PyObject* fxpool_bind(PyObject*, PyObject* address) {
-    void* pointer = PyLong_AsVoidPtr(address);
-    if (pointer == nullptr) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a null address");
-        return nullptr;
-    }
-    fxpool_data_pointer = reinterpret_cast<void* (*)(PyObject*)>(pointer);
-    Py_RETURN_NONE;
-}
-"""
-
-_CALL = """
-static PyObject* fxpool_call_{number}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
-    if (count != {count}) {{
-        PyErr_Format(PyExc_TypeError, "kernel takes {count} arguments, not %zd", count);
-        return nullptr;
-    }}
-    try {{
-        fxpool_kernel_{number}({arguments});
-    }} catch (std::exception const& error) {{
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
-        return nullptr;
-    }} catch (...) {{
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception in a kernel");
-        return nullptr;
-    }}
-    Py_RETURN_NONE;
-}}
-"""
-
-_TABLE = """
-static PyMethodDef fxpool_methods[] = {{
-{methods}
-    {{"bind", fxpool_bind, METH_O, nullptr}},
-    {{nullptr, nullptr, 0, nullptr}}}};
-static struct PyModuleDef fxpool_module = {{PyModuleDef_HEAD_INIT, "{module}", nullptr, -1, fxpool_methods}};
-PyMODINIT_FUNC PyInit_{module}(void) {{
-    PyObject* module = PyModule_Create(&fxpool_module);
-#ifdef Py_GIL_DISABLED
-    if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
-#endif
-    return module;
-}}
-"""
+def link(objects: Sequence[bytes], command: cpp.Command) -> bytes:
+    """The shared library of compiled units. Raises CppCompileError or NoCompilerError."""
+    with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
+        paths = []
+        for number, data in enumerate(objects):
+            paths.append(os.path.join(directory, f"{number}.o"))
+            with open(paths[-1], "wb") as file:
+                file.write(data)
+        arguments, library = command.link(paths, os.path.join(directory, MODULE))
+        return _run(arguments, directory, library)
 
 
 def compile_unit(payload: bytes) -> bytes:
-    """Job: compile one `Unit`, answer with the library's bytes.
+    """Job: compile one `Unit`, answer with the object file's bytes.
 
     Raises:
         CppCompileError: the compiler refused it.
@@ -246,18 +168,22 @@ def compile_unit(payload: bytes) -> bytes:
     """
     unit = msgspec.msgpack.decode(payload, type=Unit)
     with tempfile.TemporaryDirectory(prefix="fxpool-unit-") as directory:
-        source = os.path.join(directory, unit.source_name)
-        with open(source, "w") as file:
+        with open(os.path.join(directory, unit.source_name), "w") as file:
             file.write(unit.source)
         command = [argument.replace("{directory}", directory) for argument in unit.command]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
-        except OSError as error:
-            raise NoCompilerError([command[0]], str(error)) from None
-        if done.returncode:
-            raise CppCompileError(command, (done.stderr or done.stdout)[-20_000:])
-        with open(os.path.join(directory, unit.library_name), "rb") as file:
-            return file.read()
+        return _run(command, directory, os.path.join(directory, unit.object_name))
+
+
+def _run(command: list[str], directory: str, made: str) -> bytes:
+    """Call the compiler and read what it made."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
+    except OSError as error:
+        raise NoCompilerError([command[0]], str(error)) from None
+    if done.returncode:
+        raise CppCompileError(command, (done.stderr or done.stdout)[-20_000:])
+    with open(made, "rb") as file:
+        return file.read()
 
 
 def in_threads(workers: int) -> tuple[Submit, Callable[[], None]]:
@@ -268,47 +194,3 @@ def in_threads(workers: int) -> tuple[Submit, Callable[[], None]]:
         return executor.submit(compile_unit, payload)
 
     return submit, lambda: executor.shutdown(wait=True, cancel_futures=True)
-
-
-# --- loading, where the graph is called ----------------------------------------------------------
-
-_loading = threading.Lock()
-_loaded: dict[str, Any] = {}
-
-
-LibraryFile = Callable[[], AbstractContextManager[str]]
-
-
-class Bundle:
-    """The kernels of one entry. Each library's file is opened as a context, when a kernel of it is first asked for."""
-
-    def __init__(self, index: dict[str, Any], files: Sequence[LibraryFile], digests: Sequence[str]) -> None:
-        self._index, self._files, self._digests = index, files, digests
-
-    def find(self, argument_types: Sequence[str], source: str) -> Callable[..., Any] | None:
-        found = self._index.get(output_code.kernel_digest(argument_types, source))
-        if found is None:
-            return None
-        number, name = found
-        return getattr(load_library(self._digests[number], self._files[number]), name)
-
-    def missed(self, what: str) -> None:
-        """A kernel of the graph is not in the bundle and torch loads (or compiles) it: counted."""
-        statistics.count("fallbacks", f"loader:{what}")
-
-
-def load_library(digest: str, file: LibraryFile) -> Any:
-    """The library of this content, loaded once per process and bound to torch's data pointer function."""
-    with _loading:
-        module = _loaded.get(digest)
-        if module is None:
-            with file() as path:
-                loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
-                spec = importlib.util.spec_from_loader(MODULE, loader)
-                assert spec is not None
-                module = importlib.util.module_from_spec(spec)
-                loader.exec_module(module)
-            instruction_sets.enable_tiles()
-            module.bind(cpp.tensor_data_pointer())
-            _loaded[digest] = module
-        return module

@@ -82,11 +82,10 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
         keep=store is not None,
     )
     attempt.seconds["capture"] = time.perf_counter() - started
-    name = (captured.key.digest[:16] if captured.key is not None else attempt.label).replace(" ", "_")
 
     def loaded(parts: Parts) -> Callable[..., Any]:
         begun = time.perf_counter()
-        fn = load.load_aot(parts, captured, gm.forward, f"fxpool {name}")
+        fn = load.load_aot(parts, captured, gm.forward)
         attempt.seconds["load"] = time.perf_counter() - begun
         return fn
 

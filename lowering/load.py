@@ -17,11 +17,10 @@ class GuardsDoNotHold(Exception):
     """The entry is for other sizes than this call's, or its guards can't be replayed here."""
 
 
-def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], name: str) -> Callable[..., Any]:
+def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any]) -> Callable[..., Any]:
     """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
 
     `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way.
-    `name` stands in tracebacks.
 
     Raises:
         GuardsDoNotHold: the entry is not for this call; nothing was changed.
@@ -32,8 +31,8 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], name: 
     effects.replay(parts.effects, captured.context, captured.sources)
     try:
         result = aot.load_result(parts.result())
-        for position, graph in enumerate(aot.graphs_of(result)):
-            output_code.use_bundle(graph, parts.bundle, f"<{name} {('forward', 'backward')[position]}>")
+        for graph in aot.graphs_of(result):
+            output_code.put_into(graph, parts)
         boxed = aot.wrap(result, captured.fakes, captured.sources)
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
@@ -81,13 +80,13 @@ def _watch_overlap(
     return overlap.Checked(call, otherwise, inputs, expected)  # type: ignore[arg-type]
 
 
-def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any], name: str) -> Any:
+def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
     """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
     if not effects.add_guards(captured.env, parts.guards):
         raise GuardsDoNotHold
     try:
         graph = inner.load(parts.result())
-        output_code.use_bundle(graph, parts.bundle, f"<{name}>")
+        output_code.put_into(graph, parts)
         return inner.finish(graph, captured.fakes, arguments)
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error

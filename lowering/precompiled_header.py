@@ -35,6 +35,7 @@ _PATIENCE = 120.0
 #: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
 _UNUSED = 14 * 24 * 3600.0
 _BUILDING = "building-"
+_CONTENT = cpp.HEADER + "\n"
 
 
 def command(tools: str | None) -> cpp.Command:
@@ -50,12 +51,23 @@ def command(tools: str | None) -> cpp.Command:
     return wanted
 
 
+def is_ready(tools: str | None) -> bool:
+    """Whether `command` would return at once: the header is there, or there is to be none."""
+    wanted = cpp.Command()
+    if tools is None or not wanted.precompiles_headers():
+        return True
+    return _is_current(_path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools)))
+
+
+def _path(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str:
+    arguments, _ = wanted.precompile("/header.h")
+    asked = json.dumps([_CONTENT, arguments, sorted(facts.items())])
+    return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
+
+
 def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str | None:
     """Path of the header to include, its compiled form beside it."""
-    content = cpp.HEADER + "\n"
-    arguments, _ = wanted.precompile("/header.h")
-    asked = json.dumps([content, arguments, sorted(facts.items())])
-    header = os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
+    header = _path(directory, wanted, facts)
     if _is_current(header):
         return header
     try:
@@ -63,7 +75,7 @@ def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str]) -
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
             if not _is_current(header):
                 _sweep(directory)
-                _build(header, content, wanted)
+                _build(header, _CONTENT, wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
         log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)

@@ -37,7 +37,7 @@ def rehearse() -> None:
         compiling.scratch_directory(),
         tracing.worker_context(fake_mode, None),
         instruction_sets.instruction_sets_known(instruction_sets.candidates()),
-        cpp.collecting([]),
+        cpp.collecting(lambda kernels, last: None),
         preload.counters_kept(),
         preload.no_progress_thread(),
     ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,22 +26,46 @@ class CollectedKernel:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
+#: Takes the kernels of one generated module, and whether nothing else is going to be lowered for the graph.
+Collect = Callable[[Sequence[CollectedKernel], bool], None]
+
+
 @contextlib.contextmanager
-def collecting(kernels: list[CollectedKernel]) -> Iterator[None]:
-    """Let Inductor generate C++ kernels without compiling them; they are appended to `kernels`."""
+def collecting(collect: Collect) -> Iterator[None]:
+    """Let Inductor generate C++ kernels without compiling them: `collect` gets those of each generated module."""
     from torch._inductor.async_compile import AsyncCompile
 
-    def collect(self: Any, argument_types: Sequence[str], source: str) -> CollectedKernel:
+    found: list[CollectedKernel] = []
+
+    def take(self: Any, argument_types: Sequence[str], source: str) -> CollectedKernel:
         kernel = CollectedKernel(argument_types, source)
-        kernels.append(kernel)
+        found.append(kernel)
         return kernel
 
-    original = AsyncCompile.cpp_pybinding
-    AsyncCompile.cpp_pybinding = collect  # type: ignore[assignment,method-assign]
+    def wait(self: Any, scope: dict[str, Any]) -> None:
+        original_wait(self, scope)
+        kernels = found.copy()
+        found.clear()
+        collect(kernels, not _backward_follows())
+
+    original, original_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    AsyncCompile.cpp_pybinding = take  # type: ignore[assignment,method-assign]
+    AsyncCompile.wait = wait  # type: ignore[method-assign]
     try:
         yield
+        if found:  # of a module that waits for nothing
+            collect(found, True)
     finally:
         AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
+        AsyncCompile.wait = original_wait  # type: ignore[method-assign]
+
+
+def _backward_follows() -> bool:
+    """Whether the graph that is being lowered is the forward of a training step."""
+    from torch._inductor.virtualized import V
+
+    graph = V.graph
+    return not (getattr(graph, "is_inference", True) or getattr(graph, "is_backward", True))
 
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
@@ -66,13 +90,23 @@ class Command:
             "shared": True,
         }
         self._builder = CppBuilder
-        self._options = CppTorchDeviceOptions(**self._flags)
+        self._options = CppTorchDeviceOptions
+        self._header: str | None = None
+
+    def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
+        options = self._options(**self._flags, **kind)
+        if not kind.get("precompiling"):
+            options.precompiled_header = self._header
+        builder = self._builder(name=name, sources=sources, BuildOption=options, output_dir=directory)
+        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
-        """(arguments of the compiler, path of the library it writes beside the source)."""
-        directory = os.path.dirname(source_path)
-        builder = self._builder(name=name, sources=source_path, BuildOption=self._options, output_dir=directory)
-        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+        """(arguments of the compiler, path of the object file it writes beside the source)."""
+        return self._arguments(name, source_path, os.path.dirname(source_path), compile_only=True)
+
+    def link(self, paths: Sequence[str], target: str) -> tuple[list[str], str]:
+        """(arguments that make one shared library of sources or object files, its path: `target` with an ending)."""
+        return self._arguments(os.path.basename(target), list(paths), os.path.dirname(target))
 
     def precompiles_headers(self) -> bool:
         """Whether Inductor's configuration asks for a precompiled header, and this compiler can use one."""
@@ -82,13 +116,11 @@ class Command:
 
     def precompile(self, header_path: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the compiled header that these kernels can use)."""
-        options = type(self._options)(**self._flags, precompiling=True)
-        builder = self._builder(name=header_path, sources=header_path, BuildOption=options)
-        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+        return self._arguments(header_path, header_path, "", precompiling=True)
 
     def use_header(self, header_path: str) -> None:
-        """Let `compile` include the header there first, whose compiled form is beside it."""
-        self._options.precompiled_header = header_path
+        """Include the header there first from now on, whose compiled form is beside it."""
+        self._header = header_path
 
 
 def inductor_directory(path: str) -> None:

@@ -74,18 +74,23 @@ def worker_arguments(plain: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def dump(graph: Any) -> bytes:
-    """Inductor's output as bytes; whatever pickle raises."""
+def travelling(graph: Any) -> Any:
+    """A copy of Inductor's output that can be pickled, to be linked before it is."""
     from copy import copy
 
+    copied = copy(graph)
+    copied.prepare_for_serialization()
+    # Arguments hold boxes that belong to the compiling process; the loader brings its own.
+    copied.fx_kwargs = {}
+    return copied
+
+
+def dump(graph: Any) -> bytes:
+    """A `travelling` graph as bytes; whatever pickle raises."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    travelling = copy(graph)
-    travelling.prepare_for_serialization()
-    # Arguments hold boxes that belong to the compiling process; the loader brings its own.
-    travelling.fx_kwargs = {}
     with _disable_current_modes():
-        return pickle.dumps(travelling)
+        return pickle.dumps(graph)
 
 
 def load(data: bytes) -> Any:
@@ -103,17 +108,20 @@ def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
 
+    from fxpool.torch_compat import output_code
+
     arguments = dict(arguments)
     if arguments.get("cudagraphs") is None:
         arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
     arguments.setdefault("is_backward", False)
     constants = CompiledFxGraphConstants()
-    loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
-    if loaded is None:
+    if output_code.is_linked(graph):
+        output_code.revive(graph, constants)
+    elif FxGraphCache.cache_hit_post_compile(graph, {}, constants)[0] is None:
         raise RuntimeError("the generated module could not be loaded")
-    loaded.fx_kwargs = arguments
-    loaded.post_compile(list(inputs), constants, arguments)
-    return loaded
+    graph.fx_kwargs = arguments
+    graph.post_compile(list(inputs), constants, arguments)
+    return graph
 
 
 def count_calls(gm: torch.fx.GraphModule) -> int:

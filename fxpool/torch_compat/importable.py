@@ -1,0 +1,174 @@
+"""Where the objects that a generated wrapper names can be had without importing Inductor's compiler.
+
+Inductor's wrappers reach torch's operators through a namespace (``extern_kernels``) whose module brings the whole
+compiler with it, though most of what they take from there is a function of torch. `path_of` finds the name under which
+the same object lies in modules that any process with Dynamo has imported already; `plain_function` gives the text of a
+small function of Inductor's that stands on its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._C._nn
+
+#: Modules of Inductor that cost nothing more in a process that traces: Dynamo imports them itself.
+LIGHT = frozenset({
+    "torch._inductor", "torch._inductor.config", "torch._inductor.hooks", "torch._inductor.utils",
+    "torch._inductor.metrics", "torch._inductor.exc", "torch._inductor.cudagraph_utils",
+    "torch._inductor.runtime.runtime_utils", "torch._inductor.runtime.hints",
+})  # fmt: skip
+#: Names of modules that bring Inductor's compiler or a kernel compiler with them.
+_HEAVY = ("torch._inductor", "triton", "pallas", "cutlass")
+
+_HOMES = ("torch", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._sparse",
+          "torch.nn.functional")  # fmt: skip
+
+
+def is_light(module: str) -> bool:
+    """Whether importing `module` leaves Inductor's compiler and kernel compilers alone."""
+    return module in LIGHT or not any(module == heavy or module.startswith(heavy + ".") for heavy in _HEAVY)
+
+
+def resolve(module: str, name: str) -> Any:
+    """What ``from module import name`` gives in this process. Raises ImportError or AttributeError."""
+    found = __import__(module, fromlist=[name])
+    return getattr(found, name)
+
+
+def extern_kernel(name: str) -> Any | None:
+    """What Inductor's wrappers call as ``extern_kernels.<name>``."""
+    from torch._inductor.select_algorithm import extern_kernels
+
+    return getattr(extern_kernels, name, None)
+
+
+def path_of(value: Any) -> str | None:
+    """A dotted path, beginning with ``torch``, that leads to this very object; None if there is none that is known."""
+    if isinstance(value, torch._ops.OpOverload):
+        return _checked(f"torch.ops.{value.namespace}.{value._opname}.{value._overloadname}", value)
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return _checked("torch.ops." + value._qualified_op_name.replace("::", "."), value)
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str):
+        return None
+    for home in _HOMES:
+        found = _checked(f"{home}.{name}", value)
+        if found is not None:
+            return found
+    return None
+
+
+def _checked(path: str, value: Any) -> str | None:
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        if not part.isidentifier():
+            return None
+        found = getattr(found, part, None)
+    return path if found is value else None
+
+
+def operators_in(tree: ast.AST) -> Iterator[str]:
+    """``namespace::name`` of each operator that code reaches as ``torch.ops.namespace.name``, except aten's."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            space = node.value
+            if (
+                isinstance(space.value, ast.Attribute)
+                and space.value.attr == "ops"
+                and isinstance(space.value.value, ast.Name)
+                and space.value.value.id == "torch"
+                and space.attr != "aten"
+            ):
+                yield f"{space.attr}::{node.attr}"
+
+
+def is_registered(operator: str) -> bool:
+    """Whether this process knows an operator, ``namespace::name``."""
+    namespace, _, name = operator.partition("::")
+    return hasattr(getattr(torch.ops, namespace), name)
+
+
+def register_torch_operators() -> None:
+    """Import what registers the operators that torch defines in Python for Inductor's use."""
+    import torch._inductor.lowering  # noqa: F401
+
+
+class PlainFunction:
+    """A function as text: its definition, and what it reads of its module, by name.
+
+    `paths` leads to objects (see `path_of`), `values` are numbers, text and the like, `functions` are plain functions
+    themselves.
+    """
+
+    def __init__(self, definition: ast.FunctionDef) -> None:
+        self.definition = definition
+        self.paths: dict[str, str] = {}
+        self.values: dict[str, int | float | str | bool | None] = {}
+        self.functions: dict[str, PlainFunction] = {}
+
+
+def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
+    """`value` as text that can be put elsewhere; None if it depends on more than torch and plain data."""
+    if not isinstance(value, types.FunctionType) or value.__closure__ or depth > 3:
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    definition = tree.body[0] if len(tree.body) == 1 else None
+    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
+        return None
+    found = PlainFunction(definition)
+    _drop_annotations(definition)
+    local = {a.arg for a in ast.walk(definition) if isinstance(a, ast.arg)}
+    local |= {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    local.add(definition.name)
+    if any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)) for n in ast.walk(definition)):
+        return None
+    for name in {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)} - local:
+        if name in value.__globals__:
+            if not _add(found, name, value.__globals__[name], depth):
+                return None
+        elif not hasattr(builtins, name):
+            return None
+    return found
+
+
+def _drop_annotations(definition: ast.FunctionDef) -> None:
+    """They are evaluated when a function is defined, and name types that nothing else needs."""
+    definition.returns = None
+    for node in ast.walk(definition):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+
+
+def _add(found: PlainFunction, name: str, value: Any, depth: int) -> bool:
+    if value is torch:
+        found.paths[name] = "torch"
+    elif isinstance(value, (int, float, str, bool, type(None))):
+        found.values[name] = value
+    elif isinstance(value, types.ModuleType):
+        return False
+    elif (path := _namespace(value) or path_of(value)) is not None:
+        found.paths[name] = path
+    elif (function := plain_function(value, depth + 1)) is not None:
+        found.functions[name] = function
+    else:
+        return False
+    return True
+
+
+def _namespace(value: Any) -> str | None:
+    """``aten`` and its like, which Inductor's modules keep as globals."""
+    name = getattr(value, "name", None)
+    if isinstance(value, torch._ops._OpNamespace) and isinstance(name, str):
+        return _checked(f"torch.ops.{name}", value)
+    return None

@@ -1,0 +1,254 @@
+"""Linking a graph's wrapper: from Inductor's generated module to a code object that loads without a compiler.
+
+The generated text imports half of Inductor to name a few functions of torch, and holds every kernel's source to have
+it compiled. The linker keeps what a call needs: unused imports, benchmarks and sample inputs go; kernels become
+functions of the entry's library; functions of torch are named where torch has them. Line numbers stay those of the
+generated text, so that tracebacks show it. What is not recognised keeps its text, and torch's loader with it, and is
+named in `LinkedWrapper.unlinked`.
+"""
+
+from __future__ import annotations
+
+import ast
+import marshal
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fxpool.torch_compat import importable, output_code
+
+#: What Inductor takes from a loaded wrapper.
+_ROOTS = frozenset({"call", "runner", "recursively_apply_fns"})
+_LIBRARY = "_fxpool_library"
+_EXTERN = "_fxpool_extern_"
+_SELECT = "torch._inductor.select_algorithm"
+
+
+class LinkedWrapper(msgspec.Struct, array_like=True):
+    """A wrapper ready to be executed.
+
+    `code` is a marshalled code object, `name` the file name it bears, `kernels` how many functions it takes from the
+    entry's library (set as ``_fxpool_library`` before it runs), `operators` those it calls besides aten's, `unlinked`
+    what torch's own loader still does.
+    """
+
+    name: str
+    code: bytes
+    kernels: int
+    operators: list[str]
+    unlinked: list[str]
+
+
+def link(source: str, name: str, kernels: Mapping[str, str]) -> LinkedWrapper:
+    """Link the generated module `source`. `kernels` maps digests to the functions of the library.
+
+    Raises:
+        SyntaxError: the text is no Python.
+    """
+    module = ast.parse(source)
+    module.body = [statement for statement in module.body if not _is_for_people(statement)]
+    linker = _Linker(kernels)
+    module = linker.visit(module)
+    module.body = _reachable(module.body)
+    module.body = linker.definitions() + module.body
+    unlinked = _light_imports(module)
+    unlinked += [f"extern:{kernel}" for kernel in sorted(linker.unresolved)]
+    unlinked += sorted({f"async_compile.{call}" for call in _calls_of(module, "async_compile")} - _HOUSEKEEPING)
+    ast.fix_missing_locations(module)
+    return LinkedWrapper(
+        name,
+        marshal.dumps(compile(module, name, "exec", dont_inherit=True)),
+        linker.taken,
+        sorted(set(importable.operators_in(module))),
+        unlinked,
+    )
+
+
+def _is_for_people(statement: ast.stmt) -> bool:
+    """Text on its own, and what runs only when the module is a program."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return True
+    return isinstance(statement, ast.If) and "__main__" in ast.dump(statement.test)
+
+
+class _Linker(ast.NodeTransformer):
+    """Puts names of the library and of torch in the place of what has to be compiled or imported."""
+
+    def __init__(self, kernels: Mapping[str, str]) -> None:
+        self._kernels = kernels
+        self.taken = 0
+        self.unresolved: set[str] = set()
+        self._resolved: dict[str, list[ast.stmt]] = {}
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = self._kernel(node)
+        if name is None:
+            return self.generic_visit(node)
+        self.taken += 1
+        return ast.copy_location(ast.Attribute(ast.Name(_LIBRARY, ast.Load()), name, ast.Load()), node)
+
+    def _kernel(self, node: ast.Call) -> str | None:
+        if ast.unparse(node.func) != "async_compile.cpp_pybinding" or len(node.args) != 2 or node.keywords:
+            return None
+        try:
+            types, source = (ast.literal_eval(argument) for argument in node.args)
+            return self._kernels.get(output_code.kernel_digest(types, source))
+        except (ValueError, TypeError, AttributeError):
+            return None
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if not (isinstance(node.value, ast.Name) and node.value.id == "extern_kernels"):
+            return self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or not self._resolve(node.attr):
+            self.unresolved.add(node.attr)
+            return node
+        return ast.copy_location(ast.Name(_EXTERN + node.attr, ast.Load()), node)
+
+    def _resolve(self, kernel: str) -> bool:
+        if kernel not in self._resolved:
+            value = importable.extern_kernel(kernel)
+            definition = _definition(_EXTERN + kernel, value) if value is not None else None
+            if definition is None:
+                return False
+            self._resolved[kernel] = definition
+        return True
+
+    def definitions(self) -> list[ast.stmt]:
+        if not self._resolved:
+            return []
+        return [*ast.parse("import torch").body, *(s for found in self._resolved.values() for s in found)]
+
+
+def _definition(name: str, value: Any) -> list[ast.stmt] | None:
+    """Statements that make `name` mean `value` in a module that has imported torch; None if that takes a compiler."""
+    path = importable.path_of(value)
+    if path is not None:
+        return ast.parse(f"{name} = {path}").body
+    function = importable.plain_function(value)
+    return _embedded(name, function) if function is not None else None
+
+
+def _embedded(name: str, function: importable.PlainFunction) -> list[ast.stmt]:
+    """A function within a function, so that the names it reads are its own."""
+    body: list[ast.stmt] = []
+    for local, path in function.paths.items():
+        if local != path:
+            body += ast.parse(f"{local} = {path}").body
+    for local, value in function.values.items():
+        body += ast.parse(f"{local} = {value!r}").body
+    for local, other in function.functions.items():
+        body += _embedded(local, other)
+    body.append(_without_lines(function.definition))
+    body += ast.parse(f"return {function.definition.name}").body
+    maker = ast.parse(f"def {name}(): pass\n{name} = {name}()").body
+    assert isinstance(maker[0], ast.FunctionDef)
+    maker[0].body = body
+    return maker
+
+
+def _without_lines(statement: ast.stmt) -> ast.stmt:
+    """Lines of another file would show as lines of this one."""
+    for node in ast.walk(statement):
+        for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
+            if hasattr(node, name):
+                setattr(node, name, 1 if "lineno" in name else 0)
+    return statement
+
+
+def _names_defined(statement: ast.stmt) -> set[str] | None:
+    """Names that a statement defines and does nothing else; None for a statement that may do more."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name} if not statement.decorator_list else None
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
+        if any(isinstance(node, ast.Call) for node in ast.walk(statement.value)) and not _creates_compiler(statement):
+            return None
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return None
+
+
+def _creates_compiler(statement: ast.Assign) -> bool:
+    return ast.unparse(statement.value) == "AsyncCompile()"
+
+
+_HOUSEKEEPING = frozenset({"async_compile.wait"})
+
+
+def _is_housekeeping(statement: ast.stmt) -> bool:
+    """``async_compile.wait(globals())`` and ``del async_compile``: of no use when nothing is compiled."""
+    return ast.unparse(statement) in ("async_compile.wait(globals())", "del async_compile")
+
+
+def _reads(nodes: list[ast.stmt]) -> set[str]:
+    return {n.id for s in nodes for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _reachable(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements that the roots need, and those that may do more than define something."""
+    if "async_compile" not in _reads([s for s in body if not _is_housekeeping(s)]):
+        body = [statement for statement in body if not _is_housekeeping(statement)]
+    defined = [_names_defined(statement) for statement in body]
+    kept = [names is None or bool(names & _ROOTS) for names in defined]
+    wanted = _reads([s for s, keep in zip(body, kept, strict=True) if keep])
+    grown = True
+    while grown:
+        grown = False
+        for number, names in enumerate(defined):
+            if not kept[number] and names is not None and names & wanted:
+                kept[number] = grown = True
+                wanted |= _reads([body[number]])
+    result = []
+    for statement, keep in zip(body, kept, strict=True):
+        if keep and isinstance(statement, (ast.Import, ast.ImportFrom)):
+            used = [a for a in statement.names if (a.asname or a.name.partition(".")[0]) in wanted | _ROOTS]
+            statement.names = used
+        if keep:
+            result.append(statement)
+    return result
+
+
+def _light_imports(module: ast.Module) -> list[str]:
+    """Replace imports of single functions from heavy modules by the functions. Returns the imports that had to stay."""
+    stayed: list[str] = []
+    body: list[ast.stmt] = []
+    for statement in module.body:
+        body.append(statement)
+        if isinstance(statement, ast.Import):
+            stayed += [f"import:{a.name}" for a in statement.names if not importable.is_light(a.name)]
+        elif isinstance(statement, ast.ImportFrom) and not importable.is_light(statement.module or ""):
+            body.pop()
+            names = []
+            for alias in statement.names:
+                definition = _imported(statement.module or "", alias)
+                if definition is None:
+                    names.append(alias)
+                else:
+                    body += [*ast.parse("import torch").body, *definition]
+            if names:
+                statement.names = names
+                body.append(statement)
+                if statement.module != _SELECT:  # named kernel by kernel
+                    stayed.append(f"import:{statement.module}")
+    module.body = body
+    return sorted(set(stayed))
+
+
+def _imported(module: str, alias: ast.alias) -> list[ast.stmt] | None:
+    try:
+        value = importable.resolve(module, alias.name)
+    except (ImportError, AttributeError):
+        return None
+    return _definition(alias.asname or alias.name, value)
+
+
+def _calls_of(module: ast.Module, name: str) -> set[str]:
+    return {
+        node.func.attr
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == name
+    }
