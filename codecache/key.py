@@ -15,8 +15,10 @@ Nothing in a key depends on the process, the host's name, a path or an insertion
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import marshal
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,28 +54,52 @@ class GraphKey:
         return self.digest
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> GraphKey:
-        """Key of plain data by component name.
-
-        `texts` are what a person is shown of a component; a component without one is shown by its
-        own values, cut.
+    def of(cls, parts: Mapping[str, Any]) -> GraphKey:
+        """Key of plain data by component name; bytes are hashed as they are.
 
         Raises:
             ValueError: the components are not exactly those of `ORDER`.
+            TypeError: something is not plain.
         """
         if set(parts) != set(ORDER):
             raise ValueError(f"components are {sorted(parts)}, not {sorted(ORDER)}")
-        components = []
-        for name in ORDER:
-            encoded = parts[name] if isinstance(parts[name], bytes) else canonical(parts[name])
-            text = (texts or {}).get(name)
-            if text is None:
-                text = readable(parts[name])
-            components.append(Component(name, hashlib.sha256(encoded).hexdigest(), text))
+        components = tuple(Component(name, _digest(name, parts[name])) for name in ORDER)
         total = hashlib.sha256(f"fxpool key {KEY_VERSION}".encode())
         for component in components:
             total.update(f"\n{component.name} {component.digest}".encode())
-        return cls(total.hexdigest(), tuple(components))
+        return cls(total.hexdigest(), components)
+
+    def described(self, parts: Mapping[str, Any], texts: Mapping[str, str]) -> GraphKey:
+        """The same key with what a person is shown of each component: its text, or its own values, cut.
+
+        Only an entry that is written needs it, and it takes longer than the key.
+        """
+        components = (
+            Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
+            for c in self.components
+        )
+        return GraphKey(self.digest, tuple(components))
+
+
+# Of a component that hardly ever changes between graphs: its last value, as bytes that tell types apart, and digest.
+_LAST: dict[str, tuple[bytes, str]] = {}
+_SELDOM_CHANGING = ("configuration", "system", "toolchain")
+
+
+def _digest(name: str, part: Any) -> str:
+    if isinstance(part, bytes):
+        return hashlib.sha256(part).hexdigest()
+    seen: bytes | None = None
+    if name in _SELDOM_CHANGING:
+        with contextlib.suppress(ValueError):  # a value that only `canonical` knows
+            seen = marshal.dumps(part, 2)  # a version without references: equal bytes are equal values
+            last = _LAST.get(name)
+            if last is not None and last[0] == seen:
+                return last[1]
+    digest = hashlib.sha256(canonical(part)).hexdigest()
+    if seen is not None:
+        _LAST[name] = (seen, digest)
+    return digest
 
 
 def readable(data: Any, limit: int = 4000) -> str:

@@ -27,7 +27,11 @@ LIBRARY = "kernels"
 
 
 class Artifact(msgspec.Struct):
-    """A compiled graph in parts. `seconds` is what compiling took, `unkept` why it is in no store."""
+    """A compiled graph in parts.
+
+    `seconds` is what compiling took, `unkept` why it is in no store, `unprepared` that its kernels were compiled
+    without the precompiled header that the host should have.
+    """
 
     level: str
     result: bytes
@@ -36,6 +40,7 @@ class Artifact(msgspec.Struct):
     effects: dict[str, Any]
     seconds: float = 0.0
     unkept: str = ""
+    unprepared: bool = False
 
 
 class Reference(msgspec.Struct):
@@ -44,6 +49,7 @@ class Reference(msgspec.Struct):
     key: str
     name: str
     seconds: float = 0.0
+    unprepared: bool = False
 
 
 class Answer(msgspec.Struct):

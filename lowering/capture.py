@@ -23,8 +23,9 @@ from fxpool.torch_compat import aot, configs, operators, shape_env, tracing
 class Captured:
     """A request, and what of this process is needed to load its result.
 
-    `bypass` says why there is no key. `lifted` are the parameters and buffers that the graph carries
-    as attributes; they lead the inputs of the compiled callable.
+    `bypass` says why there is no key; `describe` gives the key with its components explained.
+    `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
+    inputs of the compiled callable.
     """
 
     request: CompileRequest
@@ -35,10 +36,16 @@ class Captured:
     sources: list[Any]
     layout: overlap.Layout
     bypass: cacheable.Bypass | None = None
+    describe: Callable[[], key.GraphKey] | None = None
 
     @property
     def key(self) -> key.GraphKey | None:
         return self.request.key
+
+    def to_be_compiled(self) -> None:
+        """Complete the request: an entry that is written explains its key."""
+        if self.describe is not None:
+            self.request.key, self.describe = self.describe(), None
 
     def values(self) -> dict[str, Any]:
         """This call's value of every symbol."""
@@ -98,8 +105,8 @@ def capture(
         lifted=list(lifted.values()),
         sources=[*((named_sources or {}).get(name) for name in lifted), *sources],
         request_fields={
-            "sources": [_dumped(source) for source in sources],
-            "parameter_sources": {name: _dumped(source) for name, source in (named_sources or {}).items()},
+            "sources": sources,
+            "parameter_sources": dict(named_sources or {}),
             "from_dynamo": from_dynamo,
             "arguments": {},
         },
@@ -148,10 +155,6 @@ def capture_inner(
     )
 
 
-def _dumped(source: Any) -> bytes | None:
-    return tracing.dump_source(source) if source is not None else None
-
-
 def _finish(
     *,
     level: str,
@@ -198,7 +201,13 @@ def _finish(
         if check is None:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
-        request.key = _key(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+        parts = _key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+        made = request.key = key.GraphKey.of(parts)
+        captured.describe = lambda: made.described(
+            parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
+        )
+    except (TypeError, ValueError) as error:
+        captured.bypass = cacheable.Bypass("configuration", str(error))
     except cacheable.Bypass as bypass:
         captured.bypass = bypass
     return captured
@@ -211,7 +220,7 @@ def _dump_shapes(env: Any) -> bytes:
         raise CannotTravelError("shapes", f"{type(error).__name__}: {error}") from error
 
 
-def _key(
+def _key_parts(
     level: str,
     encoded: graph_codec.EncodedGraph,
     graph_bytes: bytes,
@@ -221,29 +230,24 @@ def _key(
     env: Any | None,
     state: ambient.AmbientState,
     tools: str | None,
-) -> key.GraphKey:
+) -> dict[str, Any]:
     ambient_part, configuration = ambient.key_parts(state)
-    devices = _devices(encoded, input_bytes)
-    try:
-        parts = {
-            "graph": key.canonical([level, graph_bytes]),
-            "inputs": key.canonical([input_bytes, [list(pair) for pair in layout], constraints]),
-            "shapes": _shape_facts(env, encoded.symbols),
-            "ambient": ambient_part,
-            "configuration": configuration,
-            "code": cacheable.code_digests(encoded.dependencies),
-            "system": {**system.system_facts(), **system.device_facts(devices)},
-            "toolchain": toolchain.toolchain_facts(tools),
-        }
-        return key.GraphKey.of(parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)})
-    except (TypeError, ValueError) as error:
-        raise cacheable.Bypass("configuration", str(error)) from error
+    devices = _devices(graph_bytes + input_bytes)
+    return {
+        "graph": key.canonical([level, graph_bytes]),
+        "inputs": key.canonical([input_bytes, [list(pair) for pair in layout], constraints]),
+        "shapes": _shape_facts(env, encoded.symbols),
+        "ambient": ambient_part,
+        "configuration": configuration,
+        "code": cacheable.code_digests(encoded.dependencies),
+        "system": {**system.system_facts(), **system.device_facts(devices)},
+        "toolchain": toolchain.toolchain_facts(tools),
+    }
 
 
-def _devices(encoded: graph_codec.EncodedGraph, input_bytes: bytes) -> set[str]:
+def _devices(everything: bytes) -> set[str]:
     """Device types a request names anywhere. Looking at the bytes is enough: a type is a short string."""
     found = set()
-    everything = input_bytes + key.canonical(encoded.description)
     for device in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia"):
         if bytes([0xA0 | len(device)]) + device.encode() in everything:
             found.add(device)

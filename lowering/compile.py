@@ -33,22 +33,35 @@ from fxpool.torch_compat import aot, cpp, inner, operators, output_code, shape_e
 log = logging.getLogger("fxpool.lowering")
 
 
-def compile_request(request: CompileRequest, submit: kernels.Submit, units: int) -> Artifact:
+def compile_request(request: CompileRequest, submit: kernels.Submit, units: int, *, patient: bool = True) -> Artifact:
     """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units at a time.
+
+    On a host whose tool chain nobody has asked yet, `patient` does that first; otherwise the CPU is taken at its word,
+    and asked only if the compiler disagrees.
 
     Raises:
         CannotReturnError: the result, a guard or another effect has no form outside this process.
         Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
     """
-    started = time.perf_counter()
     load_dependencies(request)
+    try:
+        return _compile(request, submit, units, patient)
+    except kernels.CppCompileError:
+        if patient:
+            raise
+        log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
+        return _compile(request, submit, units, True)
+
+
+def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patient: bool) -> Artifact:
+    started = time.perf_counter()
     env = shape_env.load(request.shapes) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    linking = kernels.Linking(submit, units=units, tools=request.tools)
+    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=patient)
     with (
         toolchain.failures_explained(request.tools),
         ambient.entered(request.ambient),
-        host_facts.known(request.tools),
+        host_facts.known(request.tools, claims=not patient),
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):
         decoder = graph_codec.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
@@ -60,7 +73,8 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int)
         result, recorded = made.pack(context, _name(request), linking.names)
         found = effects.encoded_guards(env, set(request.symbols))
         library = linking.library()
-    return Artifact(request.level, result, library, found, recorded, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Artifact(request.level, result, library, found, recorded, seconds, unprepared=linking.without_header)
 
 
 def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
@@ -94,10 +108,10 @@ def _restart_caught() -> Iterator[list[str]]:
         asked.extend(sources)
 
 
-def _sources(dumped: list[bytes | None]) -> list[Any]:
+def _sources(travelled: Sequence[Any]) -> list[Any]:
+    """Sources of inputs; position identifies those that did not travel."""
     return [
-        tracing.load_source(data) if data is not None else tracing.positional_source(number)
-        for number, data in enumerate(dumped)
+        source if source is not None else tracing.positional_source(number) for number, source in enumerate(travelled)
     ]
 
 
@@ -185,7 +199,7 @@ def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: ker
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
-    linking = kernels.Linking(submit, units=units, tools=request.tools)
+    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=True)
     with toolchain.failures_explained(request.tools), host_facts.known(request.tools):
         with _restart_caught() as asked, cpp.collecting(linking.take):
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)

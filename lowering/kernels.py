@@ -11,6 +11,8 @@ A unit that the compiler refuses is compiled kernel by kernel, and what is refus
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import tempfile
@@ -57,10 +59,15 @@ Group = list[tuple[int, cpp.CollectedKernel]]
 
 
 class Linking:
-    """The library of one graph in the making. `tools` keeps the precompiled header."""
+    """The library of one graph in the making. `tools` keeps the precompiled header.
 
-    def __init__(self, submit: Submit, *, units: int, tools: str | None) -> None:
-        self._submit, self._units, self._tools = submit, units, tools
+    Where the header is not there, it is compiled first if `patient`, which takes longer than this graph without it, and
+    done without otherwise: `without_header` says so.
+    """
+
+    def __init__(self, submit: Submit, *, units: int, tools: str | None, patient: bool) -> None:
+        self._submit, self._units, self._tools, self._patient = submit, units, tools, patient
+        self.without_header = False
         #: The function of the library that each kernel is, by the kernel's digest.
         self.names: dict[str, str] = {}
         self._waiting: Group = []
@@ -78,7 +85,7 @@ class Linking:
                 number = len(self.names)
                 self.names[digest] = function_name(number)
                 self._waiting.append((number, kernel))
-        if last or (self._units > 1 and precompiled_header.is_ready(self._tools)):
+        if last or (self._units > 1 and (not self._patient or precompiled_header.is_ready(self._tools))):
             self._start(self._units if last else self._units - 1)
 
     def _start(self, units: int) -> None:
@@ -86,7 +93,8 @@ class Linking:
             return
         toolchain.require_compiler(self._tools)
         if self._command is None:
-            self._command = precompiled_header.command(self._tools)
+            self.without_header = not self._patient and not precompiled_header.is_ready(self._tools)
+            self._command = precompiled_header.command(self._tools, build=self._patient)
         waiting, self._waiting = self._waiting, []
         for group in plan(waiting, units):
             self._pending.append((group, self._compile(group)))
@@ -148,13 +156,23 @@ def plan(kernels: Group, units: int) -> list[Group]:
 
 
 def link(objects: Sequence[bytes], command: cpp.Command) -> bytes:
-    """The shared library of compiled units. Raises CppCompileError or NoCompilerError."""
+    """The shared library of compiled units. Raises CppCompileError or NoCompilerError.
+
+    Hardly any kernel calls into torch; one that does is seen by loading what was linked without it.
+    """
     with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
         paths = []
         for number, data in enumerate(objects):
             paths.append(os.path.join(directory, f"{number}.o"))
             with open(paths[-1], "wb") as file:
                 file.write(data)
+        arguments, library = command.link_alone(paths, os.path.join(directory, MODULE))
+        with contextlib.suppress(CppCompileError, OSError):
+            made = _run(arguments, directory, library)
+            ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_LOCAL)
+            return made
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(library)  # what may be loaded is not to be written to
         arguments, library = command.link(paths, os.path.join(directory, MODULE))
         return _run(arguments, directory, library)
 

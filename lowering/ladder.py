@@ -19,7 +19,7 @@ from typing import Any
 from fxpool import config, statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
-from fxpool.lowering import capture, inner_graphs, load, lookup, service
+from fxpool.lowering import capture, host_facts, inner_graphs, load, lookup, service
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Parts, decode_answer, parts_of_artifact
 from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
@@ -103,6 +103,7 @@ def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Par
     if served is not None:
         return served
     begun = time.perf_counter()
+    captured.to_be_compiled()
     captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
         parts = _in_worker(captured, attempt, store)
@@ -128,6 +129,9 @@ def _in_worker(captured: Captured, attempt: Attempt, store: Any | None) -> Parts
     answer = decode_answer(_submit(request, attempt))
     statistics.count("compiles", "worker")
     attempt.how = "worker"
+    made = answer.reference or answer.artifact
+    if made is not None and made.unprepared:
+        _prepare(request, request.dump(), _place(request))
     if answer.reference is not None and store is not None:
         statistics.count("entries_written")
         entry = lookup.published(captured, store, answer.reference.name)
@@ -144,19 +148,20 @@ def _in_worker(captured: Captured, attempt: Attempt, store: Any | None) -> Parts
     return parts_of_artifact(answer.artifact)
 
 
-def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
-    payload = request.dump()
-    place: dict[str, Any] = {
+def _place(request: CompileRequest) -> dict[str, Any]:
+    return {
         "environment": service.job_environment(request.ambient.environment),
         "sys_path": service.import_path(),
         "cwd": service.working_directory(),
     }
-    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **place)
+
+
+def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
+    payload = request.dump()
+    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **_place(request))
     beside = None
-    if request.tools is not None and service.first_of_host(request.tools):
-        # While AOTAutograd traces there, in another worker. Nobody waits for it: the compile finds out itself what it
-        # can't find.
-        beside = service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
+    if request.tools is not None and not host_facts.are_kept(request.tools):
+        beside = _prepare(request, payload, _place(request))
     try:
         with preload.importing_what_results_need():
             return job.result()
@@ -164,6 +169,16 @@ def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
         if beside is not None:
             beside.cancel()
         raise
+
+
+def _prepare(request: CompileRequest, payload: bytes, place: dict[str, Any]) -> Any | None:
+    """Have this host's tool chain asked what it can do and the header precompiled, once per process.
+
+    In a worker of its own, on cores that nobody else wants. Nobody waits for it.
+    """
+    if request.tools is None or not service.first_of_host(request.tools):
+        return None
+    return service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
 
 
 def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
@@ -184,6 +199,7 @@ def _here(
     served = _served(captured, attempt, loaded)
     if served is not None:
         return served
+    captured.to_be_compiled()
     store = service.store() if attempt.wanted.cache else None
     with compiling.local_kernels() as (submit, units):
         artifact = compiling.compile_live(captured, gm, inputs, submit, units)

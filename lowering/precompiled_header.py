@@ -35,20 +35,24 @@ _PATIENCE = 120.0
 #: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
 _UNUSED = 14 * 24 * 3600.0
 _BUILDING = "building-"
-_CONTENT = cpp.HEADER + "\n"
 
 
-def command(tools: str | None) -> cpp.Command:
+def command(tools: str | None, *, build: bool = True) -> cpp.Command:
     """The compiler's command for kernels on this host, with the precompiled header kept under `tools` if there is one.
 
-    Without `tools`, or where the header does not compile, kernels include the header as text.
+    Without `tools`, where the header does not compile, and where it is not there and not to be built, kernels include
+    the header as text.
     """
     wanted = cpp.Command()
-    if tools is not None and wanted.precompiles_headers():
+    if tools is not None and wanted.precompiles_headers() and (build or is_ready(tools)):
         header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools))
         if header is not None:
             wanted.use_header(header)
     return wanted
+
+
+def _content() -> str:
+    return cpp.HEADER + "\n"
 
 
 def is_ready(tools: str | None) -> bool:
@@ -61,7 +65,7 @@ def is_ready(tools: str | None) -> bool:
 
 def _path(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str:
     arguments, _ = wanted.precompile("/header.h")
-    asked = json.dumps([_CONTENT, arguments, sorted(facts.items())])
+    asked = json.dumps([_content(), arguments, sorted(facts.items())])
     return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
 
 
@@ -75,7 +79,7 @@ def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str]) -
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
             if not _is_current(header):
                 _sweep(directory)
-                _build(header, _CONTENT, wanted)
+                _build(header, _content(), wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
         log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)

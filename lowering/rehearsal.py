@@ -19,10 +19,12 @@ from fxpool.torch_compat.shape_env import ShapeEnv
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/dxg")
 
 
-def _block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    hidden = torch.nn.functional.linear(x, weight, bias)
-    hidden = torch.nn.functional.layer_norm(torch.nn.functional.gelu(hidden), (8,))
-    return (hidden + x).softmax(-1).sum(0)
+def _block(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    x = torch.nn.functional.embedding(tokens, table)
+    query, key, value = torch.nn.functional.linear(x, weight, bias).view(2, 4, 2, 12).transpose(1, 2).split(4, -1)
+    hidden = torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 4, 8)
+    hidden = torch.nn.functional.layer_norm(torch.nn.functional.gelu(hidden, approximate="tanh") + x, (8,))
+    return (hidden @ weight.t()).softmax(-1).sum(0)
 
 
 def rehearse() -> None:
@@ -41,5 +43,6 @@ def rehearse() -> None:
         preload.counters_kept(),
         preload.no_progress_thread(),
     ):
-        inputs = [fake_mode.from_tensor(torch.zeros(shape), static_shapes=True) for shape in ((4, 8), (8, 8), (8,))]
+        real = [torch.zeros((2, 4), dtype=torch.int64), *(torch.zeros(shape) for shape in ((16, 8), (24, 8), (24,)))]
+        inputs = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in real]
         aot.compile_graph(torch.fx.symbolic_trace(_block), inputs, keep_result=True)

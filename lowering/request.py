@@ -14,7 +14,7 @@ import torch
 
 from fxpool.codecache.key import GraphKey
 from fxpool.lowering.ambient import AmbientState
-from fxpool.torch_compat import tensors
+from fxpool.torch_compat import tensors, tracing
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made
@@ -27,7 +27,8 @@ PREPARE_JOB = "fxpool.lowering.worker:prepare_job"
 
 @dataclasses.dataclass
 class CompileRequest:
-    """`graph` and `inputs` are msgpack; `sources` are pickled, None where one can't be.
+    """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
+    where there is none, None travels.
 
     `key` is None for a graph that may not be kept. `store` is the directory an entry goes to.
     """
@@ -41,8 +42,8 @@ class CompileRequest:
     symbols: list[str]
     shapes: bytes | None
     ambient: AmbientState
-    sources: list[bytes | None]
-    parameter_sources: dict[str, bytes | None]
+    sources: list[Any]
+    parameter_sources: dict[str, Any]
     from_dynamo: bool
     compile_id: list[Any] | None
     aot_id: int
@@ -54,12 +55,19 @@ class CompileRequest:
     tools: str | None = None
 
     def dump(self) -> bytes:
+        names = list(self.parameter_sources)
+        sources = tracing.dump_sources([*self.sources, *self.parameter_sources.values()])
+        travelling = dataclasses.replace(self, sources=[sources, len(self.sources)], parameter_sources={"": names})
         with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
-            return pickle.dumps(self, protocol=5)
+            return pickle.dumps(travelling, protocol=5)
 
     @staticmethod
     def load(data: bytes) -> CompileRequest:
         request = pickle.loads(data)
         if not isinstance(request, CompileRequest):
             raise TypeError(f"not a compile request: {type(request).__name__}")
+        (dumped, count), names = request.sources, request.parameter_sources[""]
+        sources = tracing.load_sources(dumped)
+        request.sources = sources[:count]
+        request.parameter_sources = dict(zip(names, sources[count:], strict=True))
         return request

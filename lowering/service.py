@@ -55,6 +55,7 @@ def pool() -> PoolClient:
                 PoolConfig(
                     workers=settings.workers,
                     preload=_PRELOAD,
+                    idle="fxpool.lowering.rehearsal:rehearse",
                     environment=_environment(),
                     sys_path=tuple(path for path in sys.path if path),
                     runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
@@ -149,12 +150,12 @@ def tools_directory(found: LocalStore | None) -> str | None:
 
 
 def first_of_host(tools: str) -> bool:
-    """Whether nothing is known yet of this host's tool chain under `tools`. Says so once per process."""
+    """Whether to have this host's tool chain asked under `tools`: once per process, where a core can be spared."""
     with _lock:
         if tools in _prepared:
             return False
         _prepared.add(tools)
-    return host_facts.worth_preparing() and not host_facts.are_kept(tools)
+    return host_facts.worth_preparing()
 
 
 def close() -> None:

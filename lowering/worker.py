@@ -7,6 +7,7 @@ nothing with the process that asks but the request.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from concurrent.futures import Future
 
@@ -14,7 +15,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, host_facts, rehearsal
+from fxpool.lowering import ambient, host_facts, precompiled_header
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -33,7 +34,7 @@ def compile_job(payload: bytes) -> bytes:
     assert job is not None, "compile_job runs in a pool"
     request = CompileRequest.load(payload)
     with compiling.scratch_directory():
-        artifact = compiling.compile_request(request, _submit, job.slots)
+        artifact = compiling.compile_request(request, _submit, job.slots, patient=not host_facts.worth_preparing())
     if request.key is None or request.store is None:
         artifact.unkept = "not asked for"
         return encode_answer(Answer(artifact=artifact))
@@ -49,17 +50,22 @@ def compile_job(payload: bytes) -> bytes:
     except StoreError as error:
         artifact.unkept = str(error)
         return encode_answer(Answer(artifact=artifact))
-    return encode_answer(Answer(reference=Reference(entry.key, entry.name, artifact.seconds)))
+    return encode_answer(Answer(reference=Reference(entry.key, entry.name, artifact.seconds, artifact.unprepared)))
 
 
 def prepare_job(payload: bytes) -> bytes:
     """Job: find out, beside a host's first compile, what its tool chain can do, and precompile the header.
 
-    The payload is that compile's request.
+    The payload is that compile's request. It takes only what that compile leaves of the cores.
     """
+    os.nice(19)
     request = CompileRequest.load(payload)
-    with compiling.scratch_directory(), ambient.entered(request.ambient):
+    job = current_job()
+    assert job is not None, "prepare_job runs in a pool"
+    with job.in_the_background(), compiling.scratch_directory(), ambient.entered(request.ambient):
         host_facts.find(request.tools)
+        with host_facts.known(request.tools):  # the facts may have been kept, and the header be another
+            precompiled_header.command(request.tools)
     return b""
 
 
@@ -69,13 +75,4 @@ def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
     return job.submit(function, payload, label=label)
 
 
-def _warm_up() -> None:
-    """What every worker would do first, done in the zygote: paid once for all of them."""
-    preload.import_compiler()
-    try:
-        rehearsal.rehearse()
-    except Exception:
-        log.warning("workers start cold: the zygote's rehearsal failed", exc_info=True)
-
-
-_warm_up()
+preload.import_compiler()

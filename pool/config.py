@@ -19,11 +19,14 @@ class PoolConfig:
     """What a client's own server is started with.
 
     `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
-    CPU affinity and CPU quota allow. `start_timeout` and `job_timeout` (a job's default wall limit) are in seconds.
+    CPU affinity and CPU quota allow. `idle` (``module:function``) is called once in the zygote when it has nothing else
+    to do, for what makes later workers start warmer. `start_timeout` and `job_timeout` (a job's default wall limit)
+    are in seconds.
     """
 
     workers: int | None = None
     preload: tuple[str, ...] = ()
+    idle: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     sys_path: tuple[str, ...] = ()
     runtime_dir: str | None = None
@@ -40,6 +43,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     workers: int | None
     preload: list[str]
+    idle: str
     sys_path: list[str]
     start_timeout: float
     job_timeout: float | None

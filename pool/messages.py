@@ -220,10 +220,11 @@ class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """First message to the zygote: import these, in this order."""
+    """First message to the zygote: import these, in this order; call `idle` (``module:function``) once nobody waits."""
 
     preload: list[str]
     sys_path: list[str]
+    idle: str = ""
 
 
 class Prepared(msgspec.Struct, tag=True, forbid_unknown_fields=True):

@@ -414,7 +414,7 @@ class Server:
     def _start_zygote(self) -> None:
         self.counters["zygotes"] += 1
         self.zygote_facts = {"state": "starting"}
-        order = m.Prepare(self.config.preload, self.config.sys_path)
+        order = m.Prepare(self.config.preload, self.config.sys_path, self.config.idle)
         try:
             self.zygote = ZygoteLink(self, order)
         except OSError as error:

@@ -96,6 +96,7 @@ class Session:
         facts = ServerConfig(
             config.workers,
             list(config.preload),
+            config.idle,
             list(config.sys_path),
             config.start_timeout,
             config.job_timeout,

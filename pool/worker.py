@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import faulthandler
+import gc
 import importlib
 import itertools
 import os
@@ -199,6 +200,13 @@ class JobContext:
             raise
         return future
 
+    def in_the_background(self) -> contextlib.AbstractContextManager[None]:
+        """Around work that runs beside what the slots are for: the worker holds none meanwhile.
+
+        It is for the job to see that such work takes only what others leave (`os.nice`).
+        """
+        return self._link.slot_given_back()
+
     def slots_free(self) -> int:
         """How many more workers the server would run at this moment (others may take them in the next)."""
         return self._link.ask(m.SlotsQuery)
@@ -213,6 +221,8 @@ def main(sock: socket.socket) -> None:
     code = 0
     try:
         faulthandler.enable()  # a segfault leaves the Python frames in the log
+        # A job makes many objects and ends its process: looking for garbage seldom is soon enough.
+        gc.set_threshold(50_000, 20, 50)
         link = _Link(sock)
         frame = link.channel.receive()
         if frame is None:

@@ -29,6 +29,8 @@ from fxpool.pool.protocol import PROTOCOL_VERSION
 PACKET = 128 << 10
 # A traceback has to fit into a packet.
 _REASON_KEPT = 32 << 10
+# Seconds without an order after which the zygote has time for itself.
+_IDLE_AFTER = 0.05
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygote)
@@ -43,6 +45,7 @@ class Zygote:
         self.process = psutil.Process()
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
+        self.idle = ""  # what is still to be called when there is nothing else to do
 
     def prepare(self) -> bool:
         """Import what the server names; False if that can't be done (the server has been told why)."""
@@ -55,6 +58,7 @@ class Zygote:
         before = _descriptors()
         start = time.perf_counter()
         failure = ""
+        gc.disable()  # it would look through a million objects again and again, to free a few
         try:
             for name in order.preload:
                 importlib.import_module(name)
@@ -68,12 +72,22 @@ class Zygote:
             )
         # Descriptors that preloaded modules opened belong to them; workers close all others but their own.
         self.foreign = _descriptors() - before
-        # Collecting would write to the pages that workers share with us.
-        gc.collect()
-        gc.freeze()
+        self.idle = order.idle
+        _freeze()
         seconds = time.perf_counter() - start
         self.send(m.Prepared(os.getpid(), seconds, threads, failure))
         return not failure
+
+    def use_idle_time(self) -> None:
+        """Call what is to be called once. A failure costs workers time and nothing else."""
+        name, self.idle = self.idle, ""
+        module, _, function = name.partition(":")
+        gc.disable()
+        try:
+            getattr(importlib.import_module(module), function)()
+        except Exception:
+            traceback.print_exc()
+        _freeze()
 
     def serve(self) -> socket.socket | None:
         """Until the server is gone: None. In a forked worker: its socket, everything else of the zygote's closed."""
@@ -86,7 +100,11 @@ class Zygote:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                # A job that waits goes first, and so does one that runs: it wants the core.
+                found = selector.select(_IDLE_AFTER if self.idle and not self.workers else None)
+                if not found:
+                    self.use_idle_time()
+                for key, _ in found:
                     if key.fd == wake:
                         os.read(wake, 4096)
                         self.reap()
@@ -198,6 +216,13 @@ class Zygote:
             pass  # the next read sees the end
         finally:
             self.control.setblocking(False)
+
+
+def _freeze() -> None:
+    """Keep the collector of workers from everything that is here now: it would write to pages that all share."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _descriptors() -> set[int]:

@@ -8,7 +8,10 @@ travel only if they can be pickled by name.
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,12 +64,30 @@ def capture() -> dict[str, dict[str, Any]]:
     """Portable configuration by module; what `entered` needs to reproduce it."""
     state: dict[str, dict[str, Any]] = {}
     for name, module in _MODULES.items():
-        values = module.save_config_portable(ignore_private_configs=False)
+        values = _portable(module)
         for extra in _ALSO[name]:
             with contextlib.suppress(AttributeError):
                 values[extra] = getattr(module, extra)
         state[name] = {key: value for key, value in values.items() if not _is_code(value)}
     return state
+
+
+# Where torch can keep what it last exported (2.13), it does so at a tenth of the cost.
+_KEEPS = "readonly_values" in inspect.signature(type(inductor_config).save_config_portable).parameters
+
+
+def _portable(module: Any) -> dict[str, Any]:
+    if not _KEEPS:
+        return module.save_config_portable(ignore_private_configs=False)
+    values = module.save_config_portable(ignore_private_configs=False, readonly_values=True)
+    for name, value in values.items():
+        if not isinstance(value, _IMMUTABLE):
+            # Changed in place, torch would not have noticed.
+            values[name] = copy.deepcopy(getattr(module, name))
+    return values
+
+
+_IMMUTABLE = (int, float, bool, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 
 
 def _is_code(value: Any) -> bool:

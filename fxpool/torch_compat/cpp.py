@@ -108,6 +108,11 @@ class Command:
         """(arguments that make one shared library of sources or object files, its path: `target` with an ending)."""
         return self._arguments(os.path.basename(target), list(paths), os.path.dirname(target))
 
+    def link_alone(self, paths: Sequence[str], target: str) -> tuple[list[str], str]:
+        """As `link`, without torch's libraries: reading their symbols takes longer than compiling a kernel."""
+        arguments, made = self.link(paths, target)
+        return [argument for argument in arguments if not argument.startswith(("-ltorch", "-lc10"))], made
+
     def precompiles_headers(self) -> bool:
         """Whether Inductor's configuration asks for a precompiled header, and this compiler can use one."""
         from torch._inductor import config

@@ -60,16 +60,29 @@ def placeholder_source(node: torch.fx.Node) -> Any | None:
     return getattr(node, "_dynamo_source", None)
 
 
-def dump_source(source: Any) -> bytes | None:
-    """A source as bytes, or None if it holds something that doesn't pickle."""
+def dump_sources(sources: Sequence[Any]) -> list[bytes | None]:
+    """Sources as bytes: all in one piece, or each on its own with None for what can't be.
+
+    Sources can hold anything a user can name.
+    """
+    try:
+        return [pickle.dumps(list(sources))]
+    except Exception:
+        return [None, *map(_dump_source, sources)]
+
+
+def _dump_source(source: Any) -> bytes | None:
     try:
         return pickle.dumps(source)
-    except Exception:  # sources can hold anything a user can name; position identifies them then
+    except Exception:
         return None
 
 
-def load_source(data: bytes) -> Any:
-    return pickle.loads(data)
+def load_sources(dumped: Sequence[bytes | None]) -> list[Any]:
+    """What `dump_sources` was given, None where a source could not be dumped."""
+    if dumped[0] is not None:
+        return pickle.loads(dumped[0])
+    return [pickle.loads(data) if data is not None else None for data in dumped[1:]]
 
 
 def positional_source(index: int) -> Any:

@@ -68,6 +68,40 @@ def compiled_calls(run) -> tuple[int, list[str]]:  # type: ignore[no-untyped-def
     return sum(n.startswith("## Call CompiledFxGraph") for n in names), sorted(set(names))
 
 
+# A process that is served from the cache needs none of them.
+COMPILERS = ("torch._inductor.select_algorithm", "torch._inductor.lowering", "torch._inductor.scheduler",
+             "torch._inductor.compile_fx", "torch._inductor.graph", "torch._inductor.async_compile",
+             "torch._inductor.ir", "torch._inductor.decomposition", "triton.compiler")  # fmt: skip
+_STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system")
+
+
+class Watch:
+    """What this process does from now on that only compiling needs, as the interpreter's own audit hooks see it."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.opened: list[str] = []
+        self.on = True
+        sys.addaudithook(self._event)
+
+    def _event(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.on:
+            return
+        if event in _STARTS:
+            self.started.append(f"{event} {arguments}"[:200])
+        elif event == "open" and isinstance(arguments[0], str):
+            self.opened.append(arguments[0])
+
+    def end(self) -> dict[str, list[str]]:
+        """Compilers that were imported, processes that were started, and files that were read or written."""
+        self.on = False
+        return {
+            "compilers": [name for name in COMPILERS if name in sys.modules],
+            "started": self.started,
+            "opened": self.opened,
+        }
+
+
 def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore")
     if arguments == ["--serve"]:
@@ -84,12 +118,14 @@ def main(arguments: list[str]) -> None:
     if asked.get("dynamic_batch"):
         for tensor in batch.values():
             torch._dynamo.mark_dynamic(tensor, 0)
+    watch = Watch()
     compiled = torch.compile(model, backend=asked["backend"], options=options)
     outputs: dict[str, list[torch.Tensor]] = {}
     calls: dict[str, int] = {}
     operators: dict[str, list[str]] = {}
     for what in asked["what"]:
         outputs[what] = zoo.step(compiled, batch, what)
+    watched = watch.end()
     for what in asked["what"]:
         again: list[torch.Tensor] = []
         calls[what], operators[what] = compiled_calls(lambda w=what, a=again: a.extend(zoo.step(compiled, batch, w)))
@@ -98,6 +134,7 @@ def main(arguments: list[str]) -> None:
     if asked.get("save"):
         torch.save(outputs, asked["save"])
     report = {
+        "watched": watched,
         "lowerings": _lowerings,
         "calls": calls,
         "operators": operators,

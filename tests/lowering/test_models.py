@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ def check_compiled_code_ran(report: dict[str, Any]) -> None:
     assert report["calls"]["train"] >= 2, "forward and backward"
     for what, names in report["operators"].items():
         assert not EAGER_ONLY & set(names), what
+
+
+def check_nothing_of_a_compiler_was_needed(report: dict[str, Any], cache: Path) -> None:
+    watched = report["watched"]
+    assert watched["compilers"] == []
+    assert watched["started"] == [], "a hit starts no process"
+    assert any(path.startswith(str(cache)) for path in watched["opened"]), "the witness must see files"
+    # Sources of modules are read for tracing's sake; hashing torch reads all two thousand of them.
+    assert sum(path.endswith(".py") for path in watched["opened"]) < 300
+    assert not [path for path in watched["opened"] if "inductor_" in path or "/triton/" in path]
+    own = ("/proc/", "/sys/", "/dev/", sys.prefix, sys.base_prefix, str(Path(torch.__file__).parent), str(cache))
+    modules = tuple(sys.path)
+    assert not [path for path in watched["opened"] if path.startswith("/") and not path.startswith((*own, *modules))]
 
 
 @pytest.mark.parametrize("model", zoo.NAMES)
@@ -55,6 +69,7 @@ def test_a_worker_compiles_and_a_second_process_is_served(
     assert warm["stats"]["compiles"] == {"worker": 0, "in_process": 0}
     assert (warm["stats"]["fallbacks"], warm["stats"]["bypasses"]) == ({}, {})
     assert warm["children"] == [], "a hit needs no server"
+    check_nothing_of_a_compiler_was_needed(warm, cache)
     assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs
 
 
