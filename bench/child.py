@@ -3,18 +3,24 @@
 python bench/child.py prime --backend B                 compile a trivial graph: leaves what is known about
                                                         processor and compiler in the cache directories
 python bench/child.py steady --what mlp --backend B     seconds per call once compiled
+python bench/child.py inside --backend B                seconds in the backend, Dynamo's tracing left out
+python bench/child.py served --what train --backend B   seconds of the first call; a server is running
+python bench/child.py hit --backend fxpool              seconds from a graph of 600 nodes to its entry
+python bench/child.py ready --backend fxpool            a process that rehearsed: its first compile over its second
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fxpool.demo_child import SIZES, LoweringCounter, build
+from fxpool.demo_child import SIZES, LoweringCounter, build, measure
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
 CHUNK_SECONDS = 0.02  # far above the clock's resolution, far below a scheduling hiccup's effect on the median
@@ -70,26 +76,168 @@ def per_call(call: Callable[[], object]) -> float:
     return statistics.median(chunks)
 
 
+def inside(backend: str, size: str) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    model = build("gpt2", size).eval()
+    spent: list[float] = []
+
+    def timed(gm: Any, inputs: Any) -> Any:
+        start = time.perf_counter()
+        found = torch._dynamo.lookup_backend(backend)(gm, inputs)
+        spent.append(time.perf_counter() - start)
+        return found
+
+    with torch.no_grad():
+        torch.compile(model, backend=timed)(torch.randint(0, 1000, (2, 64)))
+    return {"backend_seconds": sum(spent), "graphs": len(spent)} | _witness(backend)
+
+
+def _witness(backend: str) -> dict[str, Any]:
+    if backend != "fxpool":
+        return {}
+    import fxpool
+
+    return {"stats": fxpool.stats()}
+
+
+def served(what: str, backend: str, size: str) -> dict[str, Any]:
+    if backend == "fxpool":
+        from fxpool.lowering import service
+
+        pool = service.pool()
+        pool.start(wait=True)
+        time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+        pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+    return measure("gpt2", what, backend, size)
+
+
+def hit() -> dict[str, Any]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from fxpool.codecache import graph_codec, key
+    from fxpool.lowering import ambient, capture, lookup, service
+
+    found: dict[str, Any] = {}
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        def once() -> Any:
+            store = service.store()
+            assert store is not None
+            tools = service.tools_directory(store)
+            captured = capture.capture(gm, inputs, label="graph", store=store.root, tools=tools)
+            lookup.serve(captured, store, lambda parts: seen.append(parts))
+            return captured
+
+        seen: list[Any] = []
+        captured = once()
+        found["hit_seconds"] = _median(once)
+        assert len(seen) == ROUNDS + 1, "the graph is not in the cache"
+
+        def key_alone() -> None:
+            encoder = graph_codec.GraphEncoder()
+            values = [encoder.value(fake) for fake in captured.fakes]
+            encoded = encoder.encode(gm)
+            described, inputs = key.canonical(encoded.description), key.canonical(values)
+            state = ambient.capture(before_autograd=True)
+            key.GraphKey.of(
+                capture.key_parts(
+                    "aot", encoded, described, inputs, [], captured.layout, captured.env, state, captured.request.tools
+                )
+            )
+
+        found["key_seconds"] = _median(key_alone)
+        found["nodes"] = len(gm.graph.nodes)
+        return gm.forward
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    model, tokens = LlamaForCausalLM(config).eval(), torch.randint(0, 256, (2, 16))
+    with torch.no_grad():
+        torch.compile(model, backend="fxpool")(input_ids=tokens)
+        torch._dynamo.reset()
+        torch.compile(model, backend=backend)(input_ids=tokens)
+    return found
+
+
+ROUNDS = 21
+
+
+def _median(call: Callable[[], object]) -> float:
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        call()
+        rounds.append(time.perf_counter() - start)
+    return statistics.median(rounds)
+
+
+def ready(size: str) -> dict[str, Any]:
+    import gc
+    import importlib
+
+    import torch
+
+    import fxpool
+    from fxpool.lowering import service
+
+    importlib.import_module("fxpool.lowering.worker")
+    importlib.import_module("fxpool.lowering.rehearsal").rehearse()
+    gc.collect()
+    gc.freeze()
+    torch.manual_seed(0)
+    model, tokens = build("gpt2", size).eval(), torch.randint(0, 1000, (2, 64))
+    seconds = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        store = service.store()
+        assert store is not None
+        store.clear()
+        with torch.no_grad():
+            torch.compile(model, backend="fxpool", options={"mode": "serialize"})(tokens)
+        seconds.append(fxpool.stats()["graphs"][-1]["seconds"]["compile"])
+    return {"first_over_second": seconds[0] / seconds[1], "first": seconds[0], "second": seconds[1]}
+
+
 def prime(backend: str) -> dict[str, Any]:
     import torch
 
     # Elementwise and long enough to be vectorised: that is what asks for the processor's instruction sets.
     with torch.no_grad():
         torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.randn(4096))
+    if backend == "fxpool":  # which precompiles the header when the graph is there already
+        headers = Path(os.environ["FXPOOL_CACHE_DIR"]) / "toolchain" / "headers"
+        end = time.monotonic() + 120
+        while not list(headers.glob("*.json")) and time.monotonic() < end:
+            time.sleep(0.1)
     return {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prime", "steady"):
+    for name in ("prime", "steady", "inside", "served", "hit", "ready"):
         command = commands.add_parser(name)
         command.add_argument("--backend", required=True)
-        if name == "steady":
-            command.add_argument("--what", choices=("mlp", "gpt2"), required=True)
+        if name in ("steady", "served"):
+            whats = ("mlp", "gpt2") if name == "steady" else ("infer", "train")
+            command.add_argument("--what", choices=whats, required=True)
+        if name not in ("prime", "hit"):
             command.add_argument("--size", choices=SIZES, default="full")
     chosen = parser.parse_args()
-    result = prime(chosen.backend) if chosen.command == "prime" else steady(chosen.what, chosen.backend, chosen.size)
+    result = {
+        "prime": lambda: prime(chosen.backend),
+        "steady": lambda: steady(chosen.what, chosen.backend, chosen.size),
+        "inside": lambda: inside(chosen.backend, chosen.size),
+        "served": lambda: served(chosen.what, chosen.backend, chosen.size),
+        "hit": hit,
+        "ready": lambda: ready(chosen.size),
+    }[chosen.command]()
     print(json.dumps(result, default=str), flush=True)
 
 

@@ -49,7 +49,9 @@ def machine(ours: str) -> dict[str, Any]:
     }
 
 
-def _seconds(value: float) -> str:
+def _shown(row: Row, value: float) -> str:
+    if not row.value.endswith("_seconds"):
+        return f"{value:.2f}"
     return f"{value:.2f} s" if value >= 0.1 else f"{value * 1e3:.3f} ms"
 
 
@@ -61,10 +63,10 @@ def _cells(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
                 (
                     one.row.id,
                     one.row.title,
-                    one.row.state,
+                    one.row.state + (", server" if one.row.server else ""),
                     summary.rival + (" (limit)" if summary.rival == "eager" else ""),
-                    _seconds(summary.ours),
-                    _seconds(summary.theirs),
+                    _shown(one.row, summary.ours),
+                    _shown(one.row, summary.theirs),
                     f"{summary.ratio:.3f}",
                     f"{summary.lowest:.3f}",
                     f"{summary.highest:.3f}",

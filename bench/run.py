@@ -73,7 +73,8 @@ def measure(
     row: Row, machines: dict[str, Machine], pairs: int, size: str, console: Console, ours: str = OURS
 ) -> Measured:
     """`pairs` rounds of one call each, ours first. Raises ChildError."""
-    arguments = [*row.arguments] if "mlp" in row.arguments else [*row.arguments, "--size", size]
+    unsized = {"mlp", "hit"} & set(row.arguments)
+    arguments = [*row.arguments] if unsized else [*row.arguments, "--size", size]
     sides = [ours, *row.goals]
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     problems: list[str] = []
@@ -85,10 +86,12 @@ def measure(
             note = ""
             if side == OURS and (note := problem(row, result)):
                 problems.append(note)
-            line = f"{row.name}, {row.state}: pair {number + 1}/{pairs}, {side}: {result[row.value]:.4g} s {note}"
+            line = f"{row.name}, {row.state}: pair {number + 1}/{pairs}, {side}: {result[row.value]:.4g} {note}"
             console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
     values = {side: [result[row.value] for result in results[side]] for side in sides}
     summaries = [summarise(rival, goal, values[ours], values[rival]) for rival, goal in row.goals.items()]
+    if row.limit is not None:
+        summaries.append(summarise("(goal)", 1.0, values[ours], [row.limit] * pairs))
     return Measured(row, summaries, list(dict.fromkeys(problems)), results)
 
 
@@ -112,7 +115,7 @@ def main() -> int:
     console = Console(width=max(160, Console().width))
     facts = machine(chosen.backend)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False)
-    console.print("No server runs before a row; where workers are needed, starting them is in the measured time.")
+    console.print("Only S3 has a server running; elsewhere starting workers is in the measured time.")
     measured: list[Measured] = []
     failed = False
     with orderly_end(), tempfile.TemporaryDirectory(prefix="fxpool-bench-") as directory:

@@ -145,7 +145,8 @@ def cache_list(as_json: bool) -> None:
 @cache.command("show")
 @click.argument("key")
 @click.option("--json", "as_json", is_flag=True, help="Plain data.")
-def cache_show(key: str, as_json: bool) -> None:
+@click.option("--code", is_flag=True, help="The generated wrappers and kernels instead (imports torch).")
+def cache_show(key: str, as_json: bool, code: bool) -> None:
     """Components, guards, blobs and metadata of the entries whose key begins with KEY."""
     store = _store()
     found = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
@@ -156,6 +157,11 @@ def cache_show(key: str, as_json: bool) -> None:
         _fail(f"{len(keys)} keys begin with {key!r}\n  " + "\n  ".join(name[: SHORT + 8] for name in keys[:8]))
     if as_json:
         click.echo(json.dumps([_details(one) for one in found]))
+        return
+    if code:
+        for one in found:
+            if one.entry is not None and store is not None:
+                _show_code(one.entry, store)
         return
     for number, one in enumerate(found):
         if number:
@@ -186,6 +192,14 @@ def _show_entry(entry: Entry) -> None:
     for component in entry.components:
         text = component.text if len(component.text) <= 100 else component.text[:97] + "..."
         click.echo(f"           {component.name}: {component.digest[:SHORT]} {text}".rstrip())
+
+
+def _show_code(entry: Entry, store: LocalStore) -> None:
+    """As Python: each module under a comment with the name it has in tracebacks."""
+    from fxpool.lowering.artifact import generated_code
+
+    for name, text in generated_code(entry, store):
+        click.echo(f"# {name}\n{text}")
 
 
 @cache.command("verify")

@@ -21,6 +21,7 @@ from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.library import Library
+from fxpool.lowering.request import AOT
 
 RESULT = "result"
 LIBRARY = "kernels"
@@ -125,6 +126,24 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
 
     library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
     return Parts(result, library, entry.guards, effects, entry.metadata.compile_seconds)
+
+
+def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
+    """(name in tracebacks, text) of each module that Inductor generated for an entry: wrapper and kernels.
+
+    Raises:
+        CorruptEntryError: the entry is damaged, or this process can't read what its torch wrote.
+    """
+    from fxpool.torch_compat import aot, inner, output_code
+
+    data = parts_of_entry(entry, store).result()
+    if not data:  # the compile ended in tracing again
+        return []
+    try:
+        graphs = aot.graphs_of(aot.load_result(data)) if entry.effects["level"] == AOT else [inner.load(data)]
+    except (ImportError, AttributeError, EOFError, TypeError) as error:
+        raise CorruptEntryError(f"entry {entry.key[:12]} can't be read by this torch: {error}") from error
+    return [(output_code.name_of(graph), graph.source_code) for graph in graphs]
 
 
 def parts_of_artifact(artifact: Artifact) -> Parts:

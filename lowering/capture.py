@@ -201,7 +201,7 @@ def _finish(
         if check is None:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
-        parts = _key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+        parts = key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
         made = request.key = key.GraphKey.of(parts)
         captured.describe = lambda: made.described(
             parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
@@ -220,7 +220,7 @@ def _dump_shapes(env: Any) -> bytes:
         raise CannotTravelError("shapes", f"{type(error).__name__}: {error}") from error
 
 
-def _key_parts(
+def key_parts(
     level: str,
     encoded: graph_codec.EncodedGraph,
     graph_bytes: bytes,
@@ -231,6 +231,11 @@ def _key_parts(
     state: ambient.AmbientState,
     tools: str | None,
 ) -> dict[str, Any]:
+    """The components of a key, by name, as plain data or bytes.
+
+    Raises:
+        Bypass: a component has no form that is the same in every process.
+    """
     ambient_part, configuration = ambient.key_parts(state)
     devices = _devices(graph_bytes + input_bytes)
     return {

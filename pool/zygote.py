@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 
@@ -83,10 +84,14 @@ class Zygote:
         name, self.idle = self.idle, ""
         module, _, function = name.partition(":")
         gc.disable()
+        # Our end does not wait for it: what it leaves goes with the pool's own directory, in which we are.
+        tempfile.tempdir = os.getcwd()
         try:
             getattr(importlib.import_module(module), function)()
         except Exception:
             traceback.print_exc()
+        finally:
+            tempfile.tempdir = None
         _freeze()
 
     def serve(self) -> socket.socket | None:

@@ -181,6 +181,11 @@ def is_linked(graph: Any) -> bool:
     return isinstance(graph, LinkedGraph)
 
 
+def name_of(graph: Any) -> str:
+    """What a graph's module is called in tracebacks."""
+    return graph._fxpool_wrapper.name if isinstance(graph, LinkedGraph) else f"<{graph.cache_key}>"
+
+
 def put_into(graph: Any, surroundings: Surroundings) -> None:
     """Say where a linked graph finds its kernels. One that is not linked is left to torch, which is counted."""
     if isinstance(graph, LinkedGraph):

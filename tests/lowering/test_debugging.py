@@ -1,0 +1,56 @@
+"""What a person who looks for a bug is shown of a graph that came from the cache."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from pathlib import Path
+
+import torch
+from click.testing import CliRunner
+from processes import run_python
+
+import fxpool
+from fxpool.cli import main
+
+PROGRAM = """
+import torch, fxpool
+def function(x): return (x.sin() @ x).relu()
+torch.compile(function, backend="fxpool")(torch.ones(3, 3))
+stats = fxpool.stats()
+print("hits", stats["hits"], "misses", stats["misses"])
+"""
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() @ x).relu()
+
+
+def test_generated_code_is_shown_and_tracebacks_find_it(shared_pool: Path, cache: Path) -> None:
+    torch._dynamo.reset()
+    torch.compile(function, backend="fxpool")(torch.ones(3, 3))
+    key = fxpool.stats()["graphs"][-1]["key"]
+    shown = CliRunner().invoke(main, ["cache", "show", key[:12], "--code"])
+    assert shown.exit_code == 0, shown.output
+    name = f"<fxpool {key[:16]} forward>"
+    heading, _, text = shown.output.partition("\n")
+    assert heading == f"# {name}"
+    assert "async_compile.cpp_pybinding" in text and "extern_kernels.mm(" in text
+    assert "".join(linecache.getlines(name)).strip() == text.strip()
+
+
+def test_logs_and_traces_of_a_hit_hold_what_stock_writes(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
+    environment = {"TORCH_LOGS": "output_code", "TORCH_LOGS_OUT": str(tmp_path / "log")}
+    environment["TORCH_TRACE"] = str(tmp_path / "trace")
+    assert "hits 0 misses 1" in run_python(["-c", PROGRAM])
+    assert "hits 1 misses 0" in run_python(["-c", PROGRAM], **environment)
+    log = (tmp_path / "log").read_text()
+    assert "Output code:" in log and "extern_kernels.mm(" in log
+    names = set()
+    for file in (tmp_path / "trace").iterdir():
+        for line in file.read_text().splitlines():
+            if "{" in line and not line.startswith("\t"):
+                record = json.loads(line[line.index("{") :])
+                names |= set(record) | {record["artifact"]["name"]} if "artifact" in record else set(record)
+    expected = {"inductor_output_code", "inductor_post_grad_graph", "aot_inference_graph", "fx_graph_runnable"}
+    assert expected <= names
