@@ -33,6 +33,7 @@ def compile_job(payload: bytes) -> bytes:
     job = current_job()
     assert job is not None, "compile_job runs in a pool"
     request = CompileRequest.load(payload)
+    preload.settle_assembler()
     with compiling.scratch_directory():
         artifact = compiling.compile_request(request, _submit, job.slots, patient=not host_facts.worth_preparing())
     if request.key is None or request.store is None:

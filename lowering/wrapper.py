@@ -54,7 +54,9 @@ def link(source: str, name: str, kernels: Mapping[str, str]) -> LinkedWrapper:
     module.body = linker.definitions() + module.body
     unlinked = _light_imports(module)
     unlinked += [f"extern:{kernel}" for kernel in sorted(linker.unresolved)]
-    unlinked += sorted({f"async_compile.{call}" for call in _calls_of(module, "async_compile")} - _HOUSEKEEPING)
+    if compiled := sorted({f"async_compile.{call}" for call in _calls_of(module, "async_compile")} - _HOUSEKEEPING):
+        # What compiles needs what it imports: one reason is enough.
+        unlinked = [reason for reason in unlinked if not reason.startswith(_OF_COMPILING)] + compiled
     ast.fix_missing_locations(module)
     return LinkedWrapper(
         name,
@@ -173,6 +175,7 @@ def _creates_compiler(statement: ast.Assign) -> bool:
     return ast.unparse(statement.value) == "AsyncCompile()"
 
 
+_OF_COMPILING = ("import:torch._inductor.async_compile", "import:torch._inductor.runtime", "import:triton")
 _HOUSEKEEPING = frozenset({"async_compile.wait"})
 
 

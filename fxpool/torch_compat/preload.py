@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
@@ -76,6 +77,23 @@ def importing_what_results_need() -> Iterator[None]:
 def _try_to_import() -> None:
     with contextlib.suppress(Exception):  # raised again, where it matters, when a result is loaded
         _import(_MODULES_OF_RESULTS)
+
+
+def settle_assembler() -> None:
+    """Let Triton ask the assembler that Inductor chooses for its version.
+
+    Triton remembers the version, which is part of its keys, and a compiler asks for it before Inductor has chosen:
+    binaries made here would lie under keys that no other process computes.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return
+    from torch._inductor.runtime import compile_tasks
+
+    compile_tasks._set_triton_ptxas_path()
+    compiler = sys.modules.get("triton.backends.nvidia.compiler")
+    forget = getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)
+    if forget is not None:
+        forget()
 
 
 def _import(names: tuple[str, ...]) -> None:
