@@ -94,12 +94,18 @@ class GraphEncoder:
             target = node.target if isinstance(node.target, str) else self.function(node.target)
             self._nodes[node] = len(self._nodes)
             self._debug.append(node.meta.get("stack_trace"))
-            nodes.append([node.op, node.name, target, self.value(node.args), self.value(node.kwargs), self._meta(node)])
+            nodes.append(
+                [node.op, node.name, target, self.value(node.args), self._kwargs(node.kwargs), self._meta(node)]
+            )
         kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
+
+    def _kwargs(self, kwargs: dict[str, Any]) -> list[Any]:
+        """Keyword arguments by name: the order in which they were written means nothing, that of a dict may."""
+        return ["d", *([name, self.value(kwargs[name])] for name in sorted(kwargs))] if kwargs else ["d"]
 
     def _meta(self, node: torch.fx.Node) -> list[Any]:
         kept: list[Any] = []
@@ -107,7 +113,7 @@ class GraphEncoder:
             if name in _DEBUG_META or value is None:
                 continue
             try:
-                kept.append([name, self.value(value)])
+                kept.append([name, self.value(_by_name(value))])
             except CannotTravelError as error:
                 raise CannotTravelError(f"node_metadata:{name}", error.detail) from error
         kept.sort(key=lambda pair: str(pair[0]))
@@ -252,6 +258,13 @@ class GraphEncoder:
         if not _comes_with_torch(module):
             self.dependencies[f"function:{module}.{qualified}"] = target
         return ["py", module, qualified]
+
+
+def _by_name(value: Any) -> Any:
+    """Mappings of names, in the order of the names; anything else as it is."""
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: _by_name(value[name]) for name in sorted(value)}
+    return value
 
 
 def gm_attribute(gm: torch.nn.Module, path: str) -> Any:

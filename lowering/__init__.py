@@ -8,15 +8,18 @@
                  │    hit ──────────────────────────────────────────────┐
                  │    miss ──▶ service: the pool ──▶ worker.compile_job │
                  │                                     compile   AOTAutograd + Inductor (torch's)
-                 │                                     link      C++ kernels in few units, sub-jobs
+                 │                                     kernels   C++ in few units, sub-jobs; one library
+                 │                                     wrapper   the generated module, as code that needs no compiler
                  │                                     artifact  published, or sent back as it is
                  ▼                                                      ▼
                ladder: graph as Dynamo made it ▷ after AOTAutograd ▷ in this process      load, effects
                                                                                              │
                                                                         callable ◀── overlap ┘
 
-Before it forks workers the zygote has imported the compiler and rehearsed (`rehearsal`); what a host's tool chain can
-do is found out once (`host_facts`), and the header of all kernels compiled once (`precompiled_header`).
+Before it forks workers the zygote has imported the compiler, and when nobody waits it rehearses (`rehearsal`). What a
+host's tool chain can do (`host_facts`) and the header of all kernels (`precompiled_header`) are found and compiled once,
+on cores that nobody else wants: the first graph takes the CPU at its word and includes the header as text. What is
+loaded is a pickle of torch's runtime records, the wrapper's code and one `library`; `unit_source` is that library's C++.
 
 A step down the ladder is counted under a named reason. `ambient` is the state of the process that
 shapes code; it is captured once per request, is in the key, and is re-entered wherever a request

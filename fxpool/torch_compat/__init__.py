@@ -11,7 +11,8 @@
     configs       Inductor's, functorch's and Dynamo's configuration as data
     aot           a Dynamo graph through AOTAutograd and Inductor, and back into a callable
     inner         one graph after AOTAutograd through Inductor, and back into a callable
-    output_code   what Inductor returns, and how its generated module is loaded
+    output_code   what Inductor returns, and how a linked graph comes to life
+    importable    where the objects that a wrapper names can be had without a compiler
     cpp           the C++ tool chain as Inductor drives it: flags, commands, collected kernels
     cpp_toolchain      which compilers Inductor would try
     instruction_sets   which vector instructions it may use
