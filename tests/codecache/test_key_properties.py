@@ -108,7 +108,7 @@ print(hashlib.sha256(b"".join(t.encoded(t.program(seed)) for seed in range(200))
 def test_other_processes_and_hash_seeds_say_the_same() -> None:
     here = os.path.dirname(__file__)
     found = set()
-    for seed in ("0", "1", "4242"):
+    for seed in ("1", "4242"):
         done = subprocess.run(
             [sys.executable, "-c", PRINT_ENCODINGS, here],
             env={**os.environ, "PYTHONHASHSEED": seed},
