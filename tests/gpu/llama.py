@@ -1,6 +1,6 @@
 """Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
 
-    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--out results.json]
+    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5] [--out results.json]
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
 a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--child")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--what", choices=["infer", "train"], action="append")
+    parser.add_argument("--pairs", type=int, default=1, help="rounds of warm first calls, each back end in turn")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.child:
@@ -113,6 +115,7 @@ def main() -> None:
 
     failures: list[str] = []
     rows: list[dict[str, Any]] = []
+    warm: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         for what in options.what or ("infer", "train"):
             for backend in ("eager", "inductor", "fxpool"):
@@ -140,6 +143,9 @@ def main() -> None:
                         check(row, failures)
                     rows.append(row)
                     print(json.dumps(row), flush=True)
+            if options.pairs > 1:
+                warm[what] = rounds(root, what, options.layers, options.pairs)
+                print(what, json.dumps(warm[what]), flush=True)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama of {options.layers} layers, bf16\n")
     print("| | back end | state | first call, s | per call, ms | difference from Inductor |")
     print("|---|---|---|---|---|---|")
@@ -149,6 +155,11 @@ def main() -> None:
             f"| {row['what']} | {row['backend']} | {row['state']} | {row['first']:.2f} | {row['call'] * 1e3:.2f} "
             f"| {shown} |"
         )
+    for what, firsts in warm.items():
+        for rival in ("inductor", "eager"):
+            ratio = statistics.median(a / b for a, b in zip(firsts["fxpool"], firsts[rival], strict=True))
+            medians = [f"{side} {statistics.median(firsts[side]):.2f} s" for side in ("fxpool", rival)]
+            print(f"{what}, warm, median of {options.pairs} pairs: {', '.join(medians)}, ratio {ratio:.2f}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(
@@ -157,6 +168,23 @@ def main() -> None:
     for failure in failures:
         print("FAILED:", failure)
     sys.exit(bool(failures))
+
+
+def rounds(root: str, what: str, layers: int, pairs: int) -> dict[str, list[float]]:
+    """Seconds of warm first calls, the back ends in turn; fxpool's Inductor and Triton directories empty each time."""
+    found: dict[str, list[float]] = {"eager": [], "inductor": [], "fxpool": []}
+    for number in range(pairs):
+        for backend, firsts in found.items():
+            empty = f"-{number}" if backend == "fxpool" else ""
+            place = {
+                "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i{empty}",
+                "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t{empty}",
+                "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
+                "FXPOOL_RUNTIME_DIR": f"{root}/r",
+            }
+            asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
+            firsts.append(run(asked, place)["first"])
+    return found
 
 
 def check(row: dict[str, Any], failures: list[str]) -> None:
