@@ -6,6 +6,7 @@ import json
 import linecache
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 from processes import run_python
@@ -39,6 +40,7 @@ def test_generated_code_is_shown_and_tracebacks_find_it(shared_pool: Path, cache
     assert "".join(linecache.getlines(name)).strip() == text.strip()
 
 
+@pytest.mark.slow
 def test_logs_and_traces_of_a_hit_hold_what_stock_writes(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     # A trace asks for provenance, which is compiled in: both runs write one.
     environment = {"TORCH_LOGS": "output_code", "TORCH_TRACE": str(tmp_path / "cold")}

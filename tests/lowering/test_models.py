@@ -77,9 +77,13 @@ def test_a_worker_compiles_and_a_second_process_is_served(
     assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs
 
 
-@pytest.mark.parametrize("mode", ["normal", "serialize"])
+# Twenty seconds each: one of them stands for all in the quick tests.
+MODES = [(model, mode) for model in zoo.NAMES for mode in ("normal", "serialize")]
+
+
 @pytest.mark.parametrize(
-    "model", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NAMES]
+    ("model", "mode"),
+    [pair if pair == ("bert", "normal") else pytest.param(*pair, marks=pytest.mark.slow) for pair in MODES],
 )
 def test_modes_that_compile_here_give_the_same(
     model: str, mode: str, child: Child, inductor: Any, tmp_path: Path
