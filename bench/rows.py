@@ -142,9 +142,7 @@ def problem(row: Row, result: Mapping[str, Any]) -> str:
     A fast number is worth nothing if the graph was in the cache when it should not have been, was compiled in the
     process unnoticed, or is wrong.
     """
-    stats = result.get("stats")
-    if stats is None:  # not a row of graphs that come from somewhere
-        return ""
+    stats = result.get("stats") or {}
     if not result.get("difference", 0.0) <= 1e-3:
         return f"differs from eager by {result['difference']:.1e}"
     if result.get("graph_lowerings", 0):

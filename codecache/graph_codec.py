@@ -94,18 +94,14 @@ class GraphEncoder:
             target = node.target if isinstance(node.target, str) else self.function(node.target)
             self._nodes[node] = len(self._nodes)
             self._debug.append(node.meta.get("stack_trace"))
-            nodes.append(
-                [node.op, node.name, target, self.value(node.args), self._kwargs(node.kwargs), self._meta(node)]
-            )
+            # By name: the order in which keyword arguments were written means nothing, that of a dict may.
+            kwargs = self.value(dict(sorted(node.kwargs.items())))
+            nodes.append([node.op, node.name, target, self.value(node.args), kwargs, self._meta(node)])
         kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
-
-    def _kwargs(self, kwargs: dict[str, Any]) -> list[Any]:
-        """Keyword arguments by name: the order in which they were written means nothing, that of a dict may."""
-        return ["d", *([name, self.value(kwargs[name])] for name in sorted(kwargs))] if kwargs else ["d"]
 
     def _meta(self, node: torch.fx.Node) -> list[Any]:
         kept: list[Any] = []

@@ -201,13 +201,14 @@ def _finish(
         if check is None:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
-        parts = key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
-        made = request.key = key.GraphKey.of(parts)
+        try:
+            parts = key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+            made = request.key = key.GraphKey.of(parts)
+        except (TypeError, ValueError) as error:
+            raise cacheable.Bypass("configuration", str(error)) from error
         captured.describe = lambda: made.described(
             parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
         )
-    except (TypeError, ValueError) as error:
-        captured.bypass = cacheable.Bypass("configuration", str(error))
     except cacheable.Bypass as bypass:
         captured.bypass = bypass
     return captured

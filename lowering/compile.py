@@ -46,11 +46,13 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int,
     load_dependencies(request)
     try:
         return _compile(request, submit, units, patient)
-    except kernels.CppCompileError:
-        if patient:
-            raise
+    except _NotAsClaimed:
         log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
         return _compile(request, submit, units, True)
+
+
+class _NotAsClaimed(Exception):
+    """The compiler refused kernels for what the CPU says of itself."""
 
 
 def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patient: bool) -> Artifact:
@@ -61,7 +63,7 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
     with (
         toolchain.failures_explained(request.tools),
         ambient.entered(request.ambient),
-        host_facts.known(request.tools, claims=not patient),
+        host_facts.known(request.tools, claims=not patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):
         decoder = graph_codec.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
@@ -72,7 +74,12 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
             return _restart(request, asked, started)
         result, recorded = made.pack(context, _name(request), linking.names)
         found = effects.encoded_guards(env, set(request.symbols))
-        library = linking.library()
+        try:
+            library = linking.library()
+        except kernels.CppCompileError as error:
+            if claimed:
+                raise _NotAsClaimed from error
+            raise
     seconds = time.perf_counter() - started
     return Artifact(request.level, result, library, found, recorded, seconds, unprepared=linking.without_header)
 

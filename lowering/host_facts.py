@@ -33,30 +33,30 @@ _PATIENCE = 120.0
 
 
 @contextlib.contextmanager
-def known(tools: str | None, *, claims: bool = False) -> Iterator[str]:
+def known(tools: str | None, *, claims: bool = False) -> Iterator[bool]:
     """Answer Inductor's questions about the host from what is kept under `tools`.
 
     What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then. With
-    `claims` the CPU's own account is taken instead, and "claimed" yielded: kernels that compile for it are the proof,
+    `claims` the CPU's own account is taken instead, and True yielded: kernels that compile for it are the proof,
     and nobody waits for another.
     """
     if toolchain.find_compiler(tools) is None:
         with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
-            yield "none"
+            yield False
         return
     path = _path(tools)
     found = _kept(path)
     if found is not None:
         with instruction_sets.instruction_sets_known(found):
-            yield "kept"
+            yield False
     elif instruction_sets.was_probed():
-        yield "probed"
+        yield False
     elif claims and (claimed := instruction_sets.candidates()):
         with instruction_sets.instruction_sets_known(claimed):
-            yield "claimed"
+            yield True
     else:
         with instruction_sets.instruction_sets_found_by(lambda: find(tools)):
-            yield "asked"
+            yield False
 
 
 def are_kept(tools: str) -> bool:

@@ -93,8 +93,8 @@ class Linking:
             return
         toolchain.require_compiler(self._tools)
         if self._command is None:
-            self.without_header = not self._patient and not precompiled_header.is_ready(self._tools)
             self._command = precompiled_header.command(self._tools, build=self._patient)
+            self.without_header = not self._patient and self._command.lacks_header()
         waiting, self._waiting = self._waiting, []
         for group in plan(waiting, units):
             self._pending.append((group, self._compile(group)))

@@ -26,7 +26,7 @@ from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
 from fxpool.lowering.request import COMPILE_JOB, PREPARE_JOB, CompileRequest
-from fxpool.torch_compat import aot, configs, preload, tracing
+from fxpool.torch_compat import aot, configs, tracing
 
 
 @contextlib.contextmanager
@@ -163,8 +163,7 @@ def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
     if request.tools is not None and not host_facts.are_kept(request.tools):
         beside = _prepare(request, payload, _place(request))
     try:
-        with preload.importing_what_results_need():
-            return job.result()
+        return job.result()
     except KeyboardInterrupt:
         if beside is not None:
             beside.cancel()

@@ -44,8 +44,8 @@ def command(tools: str | None, *, build: bool = True) -> cpp.Command:
     the header as text.
     """
     wanted = cpp.Command()
-    if tools is not None and wanted.precompiles_headers() and (build or is_ready(tools)):
-        header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools))
+    if tools is not None and wanted.precompiles_headers():
+        header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools), build)
         if header is not None:
             wanted.use_header(header)
     return wanted
@@ -69,11 +69,13 @@ def _path(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str:
     return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
 
 
-def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str | None:
+def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str], build: bool) -> str | None:
     """Path of the header to include, its compiled form beside it."""
     header = _path(directory, wanted, facts)
     if _is_current(header):
         return header
+    if not build:
+        return None
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):

@@ -119,6 +119,10 @@ class Command:
 
         return bool(config.cpp_cache_precompile_headers)
 
+    def lacks_header(self) -> bool:
+        """Whether a precompiled header is asked for and none is used."""
+        return self.precompiles_headers() and self._header is None
+
     def precompile(self, header_path: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the compiled header that these kernels can use)."""
         return self._arguments(header_path, header_path, "", precompiling=True)

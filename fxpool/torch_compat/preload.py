@@ -1,7 +1,6 @@
 """What is imported of torch before it is needed.
 
-A zygote imports everything a compile needs before it forks workers, and starts no thread. A process that waits for a
-worker imports meanwhile what the result will need.
+A zygote imports everything a compile needs before it forks workers, and starts no thread.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import importlib
 import importlib.util
 import sys
-import threading
 from collections.abc import Iterator
 
 _CACHED = type(functools.cache(lambda: None))
@@ -42,12 +40,6 @@ _MODULES = (
     "torch._dynamo.repro.after_aot",
 )
 
-# What loading a compiled graph imports, so far as tracing one has not imported it.
-_MODULES_OF_RESULTS = (
-    "torch._functorch._aot_autograd.aot_autograd_result",
-    "torch._inductor.output_code",
-)
-
 
 def import_compiler() -> None:
     """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped.
@@ -57,26 +49,6 @@ def import_compiler() -> None:
     """
     _import(_MODULES)
     _forget_devices()
-
-
-@contextlib.contextmanager
-def importing_what_results_need() -> Iterator[None]:
-    """Import meanwhile, in a thread, what loading a compiled graph would import.
-
-    Not in the thread that waits: an interrupt that hits an import may be swallowed by it.
-    """
-    if all(name in sys.modules for name in _MODULES_OF_RESULTS):
-        yield
-        return
-    thread = threading.Thread(target=_try_to_import, name="fxpool-imports", daemon=True)
-    thread.start()
-    yield
-    thread.join()
-
-
-def _try_to_import() -> None:
-    with contextlib.suppress(Exception):  # raised again, where it matters, when a result is loaded
-        _import(_MODULES_OF_RESULTS)
 
 
 def settle_assembler() -> None:
