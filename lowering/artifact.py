@@ -1,7 +1,7 @@
 """What a compile gives, as bytes: published as an entry of a store, or carried inline.
 
-The parts are the pickled result of torch, the kernel libraries, the guards and the effects. An
-entry keeps the first two as blobs; an inline artifact is one message. `Artifact` is what loading
+The parts are the pickled result of torch, the libraries of C++ and Triton kernels, the guards and the effects. An
+entry keeps the first three as blobs; an inline artifact is one message. `Artifact` is what loading
 works from, wherever the parts lie.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,12 +20,17 @@ from fxpool import statistics
 from fxpool.codecache.entry import Entry, Metadata
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import CorruptEntryError
+from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.lowering import triton_kernels
 from fxpool.lowering.library import Library
 from fxpool.lowering.request import AOT
+from fxpool.lowering.triton_library import Choices, TritonLibrary
 
+log = logging.getLogger("fxpool.lowering")
 RESULT = "result"
 LIBRARY = "kernels"
+TRITON = "triton"
+_CHOICES = "choices"
 
 
 class Artifact(msgspec.Struct):
@@ -37,6 +43,7 @@ class Artifact(msgspec.Struct):
     level: str
     result: bytes
     library: bytes | None
+    triton: bytes | None
     guards: list[Any]
     effects: dict[str, Any]
     seconds: float = 0.0
@@ -73,6 +80,8 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str,
     blobs = {RESULT: artifact.result}
     if artifact.library is not None:
         blobs[LIBRARY] = artifact.library
+    if artifact.triton is not None:
+        blobs[TRITON] = artifact.triton
     entry = Entry(
         key=key.digest,
         components=list(key.components),
@@ -84,23 +93,37 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str,
 
 
 class Parts:
-    """Where loading takes the parts of a compiled graph from. `library` is None for a graph without C++ kernels."""
+    """Where loading takes the parts of a compiled graph from.
+
+    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked.
+    """
 
     def __init__(
         self,
         result: Callable[[], bytes],
         library: Library | None,
+        triton: Callable[[], TritonLibrary] | None,
         guards: list[Any],
         effects: dict[str, Any],
         seconds: float,
     ) -> None:
-        self.result, self._library, self.guards, self.effects, self.seconds = result, library, guards, effects, seconds
+        self.result, self._library, self._triton = result, library, triton
+        self.guards, self.effects, self.seconds = guards, effects, seconds
+        self._loaded_triton: TritonLibrary | None = None
 
     def library(self) -> Any:
         """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""
         if self._library is None:
             raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
         return self._library.load()
+
+    def triton(self) -> TritonLibrary:
+        """The library of Triton kernels, the same for all graphs of the entry. Raises CorruptEntryError."""
+        if self._loaded_triton is None:
+            if self._triton is None:
+                raise CorruptEntryError("the entry has no Triton kernels, and its wrapper asks for some")
+            self._loaded_triton = self._triton()
+        return self._loaded_triton
 
     def missed(self, what: str) -> None:
         """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
@@ -111,6 +134,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
     effects = dict(entry.effects)
     effects.pop("level", None)
+    choices = effects.pop(_CHOICES, {})
 
     def result() -> bytes:
         found = store.read_blob(entry.blobs[RESULT])
@@ -124,8 +148,37 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
             raise CorruptEntryError(f"the kernel library of entry {entry.key[:12]} is gone or damaged")
         return contextlib.nullcontext(found)
 
+    def triton() -> TritonLibrary:
+        found = store.read_blob(entry.blobs[TRITON])
+        if found is None:
+            raise CorruptEntryError(f"the Triton kernels of entry {entry.key[:12]} are gone or damaged")
+        return _triton_library(found, choices, lambda made: _keep_choices(entry, store, made))
+
     library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
-    return Parts(result, library, entry.guards, effects, entry.metadata.compile_seconds)
+    return Parts(
+        result,
+        library,
+        triton if TRITON in entry.blobs else None,
+        entry.guards,
+        effects,
+        entry.metadata.compile_seconds,
+    )
+
+
+def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], None]) -> TritonLibrary:
+    try:
+        return TritonLibrary(triton_kernels.decode(data), choices, keep)
+    except (msgspec.DecodeError, SyntaxError) as error:
+        raise CorruptEntryError(f"the Triton kernels do not decode: {error}") from error
+
+
+def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
+    """Put which candidates are fastest into an entry, so that the next process does not measure them."""
+    try:
+        store.publish(msgspec.structs.replace(entry, effects={**entry.effects, _CHOICES: choices}), {})
+    except StoreError as error:
+        statistics.count("bypasses", "choices_not_kept")
+        log.info("the choice of Triton kernels is not kept: %s", error)
 
 
 def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
@@ -158,4 +211,12 @@ def parts_of_artifact(artifact: Artifact) -> Parts:
             yield written.name
 
     library = Library(hashlib.sha256(data).hexdigest(), file) if data is not None else None
-    return Parts(lambda: artifact.result, library, artifact.guards, artifact.effects, artifact.seconds)
+    kernels = artifact.triton
+    return Parts(
+        lambda: artifact.result,
+        library,
+        (lambda: _triton_library(kernels, {}, lambda made: None)) if kernels is not None else None,
+        artifact.guards,
+        artifact.effects,
+        artifact.seconds,
+    )

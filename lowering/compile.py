@@ -28,13 +28,18 @@ from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
 from fxpool.lowering.artifact import Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CompileRequest
-from fxpool.torch_compat import aot, cpp, inner, operators, output_code, shape_env, tensors, tracing
+from fxpool.lowering.triton_kernels import LinkedTriton, TritonLinking
+from fxpool.torch_compat import aot, cpp, inner, operators, output_code, shape_env, tensors, tracing, triton_compile
 
 log = logging.getLogger("fxpool.lowering")
 
 
-def compile_request(request: CompileRequest, submit: kernels.Submit, units: int, *, patient: bool = True) -> Artifact:
+def compile_request(
+    request: CompileRequest, submit: kernels.Submit, units: int, *, patient: bool = True, apart: bool = False
+) -> Artifact:
     """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units at a time.
+
+    Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise.
 
     On a host whose tool chain nobody has asked yet, `patient` does that first; otherwise the CPU is taken at its word,
     and asked only if the compiler disagrees.
@@ -45,17 +50,17 @@ def compile_request(request: CompileRequest, submit: kernels.Submit, units: int,
     """
     load_dependencies(request)
     try:
-        return _compile(request, submit, units, patient)
+        return _compile(request, submit, units, patient, apart)
     except _NotAsClaimed:
         log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
-        return _compile(request, submit, units, True)
+        return _compile(request, submit, units, True, apart)
 
 
 class _NotAsClaimed(Exception):
     """The compiler refused kernels for what the CPU says of itself."""
 
 
-def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patient: bool) -> Artifact:
+def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patient: bool, apart: bool) -> Artifact:
     started = time.perf_counter()
     env = shape_env.load(request.shapes) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
@@ -68,11 +73,13 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
     ):
         decoder = graph_codec.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
-        with _restart_caught() as asked, cpp.collecting(linking.take):
+        triton = TritonLinking(submit if apart and triton_compile.may_collect() else None)
+        with _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
-        result, recorded = made.pack(context, _name(request), linking.names)
+        linked = triton.part()
+        result, recorded = made.pack(context, _name(request), linking.names, linked)
         found = effects.encoded_guards(env, set(request.symbols))
         try:
             library = linking.library()
@@ -81,12 +88,14 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
                 raise _NotAsClaimed from error
             raise
     seconds = time.perf_counter() - started
-    return Artifact(request.level, result, library, found, recorded, seconds, unprepared=linking.without_header)
+    return Artifact(
+        request.level, result, library, linked.encoded(), found, recorded, seconds, unprepared=linking.without_header
+    )
 
 
 def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
     """No code: the next process that comes here is told at once to trace again."""
-    return Artifact(request.level, b"", None, [], effects.restart(asked), time.perf_counter() - started)
+    return Artifact(request.level, b"", None, None, [], effects.restart(asked), time.perf_counter() - started)
 
 
 def _name(request: CompileRequest) -> str:
@@ -128,7 +137,9 @@ class _Result:
     def __init__(self, result: Any, sources: list[Any]) -> None:
         self._result, self._sources = result, sources
 
-    def pack(self, context: Any, name: str, names: Mapping[str, str]) -> tuple[bytes, dict[str, Any]]:
+    def pack(
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton
+    ) -> tuple[bytes, dict[str, Any]]:
         """Linked, and as bytes; and the compile's effects.
 
         Raises:
@@ -140,7 +151,7 @@ class _Result:
         for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
             if not output_code.is_compiled_graph(graph):
                 raise CannotReturnError("output_code", type(graph).__name__)
-            _link(graph, f"<{name} {part}>", names)
+            _link(graph, f"<{name} {part}>", names, triton)
         output_code.link_result(result)
         mutated = aot.mutated_inputs(result)
         written = list(range(len(self._sources))) if mutated is None else mutated
@@ -153,18 +164,21 @@ class _Output:
     def __init__(self, output: Any) -> None:
         self._output = output
 
-    def pack(self, context: Any, name: str, names: Mapping[str, str]) -> tuple[bytes, dict[str, Any]]:
+    def pack(
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton
+    ) -> tuple[bytes, dict[str, Any]]:
         """As `_Result.pack`; such a graph has no effects."""
         if not output_code.is_compiled_graph(self._output):
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)
-        _link(graph, f"<{name}>", names)
+        _link(graph, f"<{name}>", names, triton)
         return _pickled(inner.dump, graph), {}
 
 
-def _link(graph: Any, name: str, names: Mapping[str, str]) -> None:
+def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton) -> None:
+    triton.give_files(graph)
     try:
-        linked = wrapper.link(graph.source_code, name, names)
+        linked = wrapper.link(graph.source_code, name, names, triton.names)
     except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
         log.warning("the wrapper of %s is not linked: %s", name, error)
     else:
@@ -212,10 +226,10 @@ def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: ker
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)
-        result, recorded = made.pack(captured.context, _name(request), linking.names)
+        result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton())
         found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
-    return Artifact(request.level, result, library, found, recorded, time.perf_counter() - started)
+    return Artifact(request.level, result, library, None, found, recorded, time.perf_counter() - started)
 
 
 @contextlib.contextmanager

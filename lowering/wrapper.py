@@ -2,7 +2,7 @@
 
 The generated text imports half of Inductor to name a few functions of torch, and holds every kernel's source to have
 it compiled. The linker keeps what a call needs: unused imports, benchmarks and sample inputs go; kernels become
-functions of the entry's library; functions of torch are named where torch has them. Line numbers stay those of the
+functions of the entry's libraries; functions of torch are named where torch has them. Line numbers stay those of the
 generated text, so that tracebacks show it. What is not recognised keeps its text, and torch's loader with it, and is
 named in `LinkedWrapper.unlinked`.
 """
@@ -16,11 +16,13 @@ from typing import Any
 
 import msgspec
 
+from fxpool.lowering import triton_kernels
 from fxpool.torch_compat import importable, output_code
 
 #: What Inductor takes from a loaded wrapper.
 _ROOTS = frozenset({"call", "runner", "recursively_apply_fns"})
 _LIBRARY = "_fxpool_library"
+_TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
 
@@ -29,26 +31,27 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     """A wrapper ready to be executed.
 
     `code` is a marshalled code object, `name` the file name it bears, `kernels` how many functions it takes from the
-    entry's library (set as ``_fxpool_library`` before it runs), `operators` those it calls besides aten's, `unlinked`
-    what torch's own loader still does.
+    entry's library (set as ``_fxpool_library`` before it runs) and `triton` from its Triton library
+    (``_fxpool_triton``), `operators` those it calls besides aten's, `unlinked` what torch's own loader still does.
     """
 
     name: str
     code: bytes
     kernels: int
+    triton: int
     operators: list[str]
     unlinked: list[str]
 
 
-def link(source: str, name: str, kernels: Mapping[str, str]) -> LinkedWrapper:
-    """Link the generated module `source`. `kernels` maps digests to the functions of the library.
+def link(source: str, name: str, kernels: Mapping[str, str], triton: Mapping[str, str] | None = None) -> LinkedWrapper:
+    """Link the generated module `source`. `kernels` and `triton` map digests to the functions of the libraries.
 
     Raises:
         SyntaxError: the text is no Python.
     """
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _is_for_people(statement)]
-    linker = _Linker(kernels)
+    linker = _Linker(kernels, triton or {})
     module = linker.visit(module)
     module.body = _reachable(module.body)
     module.body = linker.definitions() + module.body
@@ -61,7 +64,8 @@ def link(source: str, name: str, kernels: Mapping[str, str]) -> LinkedWrapper:
     return LinkedWrapper(
         name,
         marshal.dumps(compile(module, name, "exec", dont_inherit=True)),
-        linker.taken,
+        linker.taken[_LIBRARY],
+        linker.taken[_TRITON],
         sorted(set(importable.operators_in(module))),
         unlinked,
     )
@@ -77,27 +81,33 @@ def _is_for_people(statement: ast.stmt) -> bool:
 class _Linker(ast.NodeTransformer):
     """Puts names of the library and of torch in the place of what has to be compiled or imported."""
 
-    def __init__(self, kernels: Mapping[str, str]) -> None:
-        self._kernels = kernels
-        self.taken = 0
+    def __init__(self, kernels: Mapping[str, str], triton: Mapping[str, str]) -> None:
+        self._kernels, self._triton = kernels, triton
+        self.taken = {_LIBRARY: 0, _TRITON: 0}
         self.unresolved: set[str] = set()
         self._resolved: dict[str, list[ast.stmt]] = {}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        name = self._kernel(node)
+        library, name = self._kernel(node)
         if name is None:
             return self.generic_visit(node)
-        self.taken += 1
-        return ast.copy_location(ast.Attribute(ast.Name(_LIBRARY, ast.Load()), name, ast.Load()), node)
+        self.taken[library] += 1
+        return ast.copy_location(ast.Attribute(ast.Name(library, ast.Load()), name, ast.Load()), node)
 
-    def _kernel(self, node: ast.Call) -> str | None:
-        if ast.unparse(node.func) != "async_compile.cpp_pybinding" or len(node.args) != 2 or node.keywords:
-            return None
+    def _kernel(self, node: ast.Call) -> tuple[str, str | None]:
+        """(library, name in it) of the kernel that a call has compiled; no name for any other call."""
+        function = node.func
+        if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and len(node.args) == 2):
+            return "", None
         try:
-            types, source = (ast.literal_eval(argument) for argument in node.args)
-            return self._kernels.get(output_code.kernel_digest(types, source))
+            first, second = (ast.literal_eval(argument) for argument in node.args)
+            if function.value.id == "async_compile" and function.attr == "cpp_pybinding" and not node.keywords:
+                return _LIBRARY, self._kernels.get(output_code.kernel_digest(first, second))
+            if function.value.id == "async_compile" and function.attr == "triton":
+                return _TRITON, self._triton.get(triton_kernels.digest(first, second))
         except (ValueError, TypeError, AttributeError):
-            return None
+            pass
+        return "", None
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not (isinstance(node.value, ast.Name) and node.value.id == "extern_kernels"):

@@ -38,6 +38,7 @@ class Wrapper(Protocol):
     name: str
     code: bytes
     kernels: int
+    triton: int
     operators: list[str]
     unlinked: list[str]
 
@@ -46,7 +47,10 @@ class Surroundings(Protocol):
     """What a linked graph is given where it is loaded."""
 
     def library(self) -> Any:
-        """The module with the kernels of the entry."""
+        """The module with the C++ kernels of the entry."""
+
+    def triton(self) -> Any:
+        """The library with its Triton kernels: `texts`, `changed` and `keep_choices` besides."""
 
     def missed(self, what: str) -> None:
         """Something of the graph is left to torch's own loader."""
@@ -59,15 +63,20 @@ class LinkedGraph(CompiledFxGraph):
     _fxpool_surroundings: Surroundings
     _fxpool_late: bool
     _fxpool_tunes: bool
+    _fxpool_triton: Any
 
     def after_deserialization(self, constants: CompiledFxGraphConstants) -> str:
         """Bring `current_callable` to life, or prepare it where the graph is not called soon."""
         wrapper, surroundings = self._fxpool_wrapper, self._fxpool_surroundings
-        self._fxpool_tunes = self.device_types != {"cpu"}
+        # Torch's own autotuner may be at work. What it wants to know of Triton takes a third of a second to find out.
+        self._fxpool_tunes = bool(wrapper.unlinked) and self.device_types != {"cpu"}
         for what in wrapper.unlinked:
             surroundings.missed(what)
         # Now, even if it is not called soon: an entry may be gone later, a loaded library stays.
         library = surroundings.library() if wrapper.kernels else None
+        self._fxpool_triton = surroundings.triton() if wrapper.triton else None
+        if self._fxpool_triton is not None:
+            self._fxpool_triton.texts.append(self.source_code)
         values = constants.unwrap(self)
         if self._fxpool_late and not config.triton.cudagraphs and not wrapper.unlinked:
             self.current_callable = _LateCall(lambda: self._module(library, values).call)
@@ -89,6 +98,7 @@ class LinkedGraph(CompiledFxGraph):
         text = self.source_code
         linecache.cache[wrapper.name] = (len(text), None, text.splitlines(keepends=True), wrapper.name)
         module.__dict__["_fxpool_library"] = library
+        module.__dict__["_fxpool_triton"] = self._fxpool_triton
         exec(marshal.loads(wrapper.code), module.__dict__)
         for constant, value in constants.items():
             setattr(module, constant, value)
@@ -110,6 +120,8 @@ class LinkedGraph(CompiledFxGraph):
             get_runtime_metrics_context().finish()
             if self._fxpool_tunes:
                 AutotuneCacheBundler.end_compile()
+            if self._fxpool_triton is not None and self._fxpool_triton.changed:
+                self._fxpool_triton.keep_choices()
 
 
 class _LateCall:
