@@ -13,6 +13,7 @@ BENCH ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
+TRITON := $(VENV)/triton/.fxpool-installed
 
 # pip compiles to bytecode on one core, and hundreds of models that nothing here imports: half a minute of two.
 define COMPILE_BYTECODE
@@ -43,13 +44,20 @@ $(LINTERS): $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lint]'
 	@touch $@
 
+# Beside the environment, not in it: Dynamo imports Triton where it can, and most tests and every measurement here are
+# of machines without a GPU.
+$(TRITON): | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
+	  --target $(@D) 'triton>=3.6,<3.8'
+	@touch $@
+
 demo: $(INSTALLED)
 	@$(BIN)/python -m fxpool demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(TRITON)
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) $(TRITON)
 	$(BIN)/python -m pytest -q
 
 # mypy sees the installed package, because only there are the rooms where their import names say.
