@@ -158,7 +158,7 @@ def plan(kernels: Group, units: int) -> list[Group]:
 def link(objects: Sequence[bytes], command: cpp.Command) -> bytes:
     """The shared library of compiled units. Raises CppCompileError or NoCompilerError.
 
-    Hardly any kernel calls into torch; one that does is seen by loading what was linked without it.
+    That nothing is missing is seen by loading it; what does not load is linked with torch's libraries themselves.
     """
     with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
         paths = []
@@ -166,8 +166,11 @@ def link(objects: Sequence[bytes], command: cpp.Command) -> bytes:
             paths.append(os.path.join(directory, f"{number}.o"))
             with open(paths[-1], "wb") as file:
                 file.write(data)
-        arguments, library = command.link_alone(paths, os.path.join(directory, MODULE))
+        library = ""
         with contextlib.suppress(CppCompileError, OSError):
+            arguments, stand_in = command.stand_in(directory)
+            _run(arguments, directory, stand_in)
+            arguments, library = command.link_lightly(paths, os.path.join(directory, MODULE), stand_in)
             made = _run(arguments, directory, library)
             ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_LOCAL)
             return made

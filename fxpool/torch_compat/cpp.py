@@ -68,6 +68,7 @@ def _backward_follows() -> bool:
     return not (getattr(graph, "is_inference", True) or getattr(graph, "is_backward", True))
 
 
+_TORCH_LIBRARY = "libtorch_cpu.so"  # brings the others with it
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 
@@ -108,10 +109,21 @@ class Command:
         """(arguments that make one shared library of sources or object files, its path: `target` with an ending)."""
         return self._arguments(os.path.basename(target), list(paths), os.path.dirname(target))
 
-    def link_alone(self, paths: Sequence[str], target: str) -> tuple[list[str], str]:
-        """As `link`, without torch's libraries: reading their symbols takes longer than compiling a kernel."""
+    def stand_in(self, directory: str) -> tuple[list[str], str]:
+        """(arguments that make an empty library with the name of torch's, its path)."""
+        made = os.path.join(directory, _TORCH_LIBRARY)
+        compiler = self.link([], os.path.join(directory, "none"))[0][0]
+        return [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{_TORCH_LIBRARY}", "-xc", "/dev/null", "-o", made], made
+
+    def link_lightly(self, paths: Sequence[str], target: str, stand_in: str) -> tuple[list[str], str]:
+        """As `link`, with a stand-in for torch's libraries.
+
+        Reading their symbols takes longer than compiling a kernel. What is made asks for torch's library by name all
+        the same, and finds it where it is loaded already.
+        """
         arguments, made = self.link(paths, target)
-        return [argument for argument in arguments if not argument.startswith(("-ltorch", "-lc10"))], made
+        kept = [argument for argument in arguments if not argument.startswith(("-ltorch", "-lc10"))]
+        return [*kept, "-Wl,--no-as-needed", stand_in], made
 
     def precompiles_headers(self) -> bool:
         """Whether Inductor's configuration asks for a precompiled header, and this compiler can use one."""
