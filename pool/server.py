@@ -414,7 +414,9 @@ class Server:
     def _start_zygote(self) -> None:
         self.counters["zygotes"] += 1
         self.zygote_facts = {"state": "starting"}
-        order = m.Prepare(self.config.preload, self.config.sys_path, self.config.idle)
+        # What a zygote does in its idle time may be what ended the one before.
+        idle = self.config.idle if self.counters["zygotes"] == 1 else ""
+        order = m.Prepare(self.config.preload, self.config.sys_path, idle)
         try:
             self.zygote = ZygoteLink(self, order)
         except OSError as error:

@@ -32,6 +32,7 @@ PACKET = 128 << 10
 _REASON_KEPT = 32 << 10
 # Seconds without an order after which the zygote has time for itself.
 _IDLE_AFTER = 0.05
+_EXIT_THREADS = 3
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygote)
@@ -80,7 +81,10 @@ class Zygote:
         return not failure
 
     def use_idle_time(self) -> None:
-        """Call what is to be called once. A failure costs workers time and nothing else."""
+        """Call what is to be called once. A failure costs workers time and nothing else.
+
+        Where it starts a thread, this process ends, and the server starts another that does not call it.
+        """
         name, self.idle = self.idle, ""
         module, _, function = name.partition(":")
         gc.disable()
@@ -92,6 +96,11 @@ class Zygote:
             traceback.print_exc()
         finally:
             tempfile.tempdir = None
+        if (threads := self.process.num_threads()) != 1:
+            print(f"{name} started {threads - 1} threads: this zygote can't be forked any more", file=sys.stderr)
+            self.end()
+            sys.stderr.flush()
+            os._exit(_EXIT_THREADS)
         _freeze()
 
     def serve(self) -> socket.socket | None:

@@ -68,6 +68,15 @@ def settle_assembler() -> None:
         forget()
 
 
+def hash_triton() -> None:
+    """Let Triton read its own sources, a third of a second, whose digest is part of every kernel's key."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    from torch._inductor.runtime import triton_compat
+
+    triton_compat.triton_key()
+
+
 def _import(names: tuple[str, ...]) -> None:
     for name in names:
         try:

@@ -1,0 +1,44 @@
+"""What a zygote does when nobody asks for anything: workers have it, and its failures cost nobody a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pool_place import Place, until
+
+from fxpool.pool import PoolClient
+
+Make = Callable[..., PoolClient]
+
+
+def started(make_client: Make, place: Place, function: str) -> PoolClient:
+    client = make_client(idle=f"pool_jobs:{function}")
+    client.start(wait=True)
+    assert until(place.mark("mark-rehearsed").exists)
+    return client
+
+
+def answer(client: PoolClient) -> bytes:
+    return client.submit("pool_jobs:was_rehearsed", b"", label="asked").result(timeout=60)
+
+
+def test_workers_have_what_was_rehearsed(make_client: Make, place: Place) -> None:
+    client = started(make_client, place, "rehearse")
+    assert [answer(client), answer(client)] == [b"1", b"1"]
+    assert client.status()["counters"]["zygotes"] == 1
+
+
+def test_a_rehearsal_that_raises_is_none(make_client: Make, place: Place) -> None:
+    client = started(make_client, place, "rehearse_and_raise")
+    assert answer(client) == b"0"
+    assert client.status()["counters"]["zygotes"] == 1
+
+
+@pytest.mark.parametrize("function", ["rehearse_with_a_thread", "rehearse_and_die"])
+def test_a_zygote_that_can_fork_no_more_is_replaced_by_one_that_does_not_rehearse(
+    make_client: Make, place: Place, function: str
+) -> None:
+    client = started(make_client, place, function)
+    assert answer(client) == b"0"
+    assert client.status()["counters"]["zygotes"] == 2
