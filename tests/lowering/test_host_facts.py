@@ -1,0 +1,66 @@
+"""Facts of the tool chain: found once, and one set per CPU where a directory is shared by several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fxpool.codecache import system, toolchain
+from fxpool.lowering import host_facts
+from fxpool.torch_compat.instruction_sets import InstructionSet
+
+
+class Host:
+    """A machine whose CPU can be changed, and that counts how often it is asked what it can do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu = "one"
+        self.probes: list[str] = []
+        real = dict(system.system_facts())
+        monkeypatch.setattr(system, "system_facts", lambda: {**real, "cpu": self.cpu})
+        monkeypatch.setattr(host_facts, "_probe", self._probe)
+
+    def _probe(self, tools: str | None) -> list[InstructionSet]:
+        self.probes.append(self.cpu)
+        return [(f"set of {self.cpu}", {"tile": True})]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    yield Host(monkeypatch)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> str:
+    tmp_path.chmod(0o700)
+    return str(tmp_path / "toolchain")
+
+
+def test_a_directory_shared_by_two_cpus_keeps_both(host: Host, tools: str) -> None:
+    for cpu in ("one", "two", "one", "two", "one"):
+        host.cpu = cpu
+        assert host_facts.find(tools) == [(f"set of {cpu}", {"tile": True})]
+        assert host_facts.are_kept(tools)
+    assert host.probes == ["one", "two"]
+    host.cpu = "three"
+    assert not host_facts.are_kept(tools)
+
+
+def test_another_compiler_is_asked_again(host: Host, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_facts.find(tools)
+    real = toolchain.toolchain_facts(tools)
+    monkeypatch.setattr(toolchain, "toolchain_facts", lambda where: {**real, "compiler": "another"})
+    host_facts.find(tools)
+    assert host.probes == ["one", "one"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"[", b"[1]", b'[["a", 1]]', b"\xff\xfe"])
+def test_damaged_facts_are_found_again(host: Host, tools: str, damage: bytes) -> None:
+    found = host_facts.find(tools)
+    (kept,) = Path(tools).glob("instruction-sets-*.json")
+    kept.write_bytes(damage)
+    assert not host_facts.are_kept(tools)
+    assert host_facts.find(tools) == found
+    assert host.probes == ["one", "one"]
