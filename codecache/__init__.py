@@ -1,6 +1,7 @@
 """Has this been compiled before, and may it be served here? Knows torch; knows no process.
 
 graph_codec        a graph as plain data: hashed into its key, and sent to a worker
+graph_decoder      and the graph made from it there
 key                named components, each hashed, and the hash of those
 sources            digests of the Python code a graph depends on
 references           what a function refers to, and whose that is

@@ -70,17 +70,21 @@ def check_graph(gm: torch.fx.GraphModule) -> None:
         context_fn = module.meta.get("_checkpoint_context_fn")
         if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
             raise Bypass("checkpoint_context_fn", "it has no attribute cache_hash")
+        accepted: set[int] = set()  # functions by identity: a graph calls few of them, each many times
         for node in module.graph.nodes:
-            _check_node(module, node)
+            _check_node(module, node, accepted)
 
 
-def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int]) -> None:
     if node.op == "call_function":
+        if id(node.target) in accepted:
+            return
         if node.meta.get("is_wrapped") and node.meta.get("user_cache_hash"):
             return  # torch.fx.wrap with the user's own word for its version
         reason = _refusal(node.target)
         if reason is not None:
             raise Bypass(reason, operators.pretty_name(node.target))
+        accepted.add(id(node.target))
     elif node.op == "call_method":
         owner = node.args[0] if node.args else None
         if not isinstance(owner, torch.fx.Node) or ("example_value" not in owner.meta and "val" not in owner.meta):

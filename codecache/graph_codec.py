@@ -2,13 +2,15 @@
 
     GraphModule ──▶ GraphEncoder.encode ──▶ lists, numbers, strings ──▶ msgpack bytes ──▶ key
                                                                           │
-                                             worker: GraphDecoder ◀───────┘  + constants, + debug text
+                               worker: graph_decoder.GraphDecoder ◀───────┘  + constants, + debug text
 
 Everything is a list that starts with a short tag; numbers, strings, booleans and None stand for
-themselves. What does not decide what is compiled (stack traces, module paths) is kept apart in
-`EncodedGraph.debug` and travels without being hashed. Tensors that are captured as constants are
-hashed by content and travel beside the description. Functions and operators are named; those from
-outside torch are listed in `EncodedGraph.dependencies`, for the key to hash and the worker to load.
+themselves. Encoding is most of what a key costs, so types that occur often are looked up, and rows
+that occur often (a node, a function) are made once and shared: nobody may change a row. What does not
+decide what is compiled (stack traces, module paths) is kept apart in `EncodedGraph.debug` and travels
+without being hashed. Tensors that are captured as constants are hashed by content and travel beside
+the description. Functions and operators are named; those from outside torch are listed in
+`EncodedGraph.dependencies`, for the key to hash and the worker to load.
 
 Raises `CannotTravelError` (with the reason that is counted) for whatever has no name in another
 process. Nothing in a graph is changed by encoding it: Dynamo still needs it afterwards.
@@ -23,10 +25,11 @@ import functools
 import hashlib
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache import guards
 from fxpool.errors import CannotTravelError
@@ -40,6 +43,12 @@ _DEBUG_META = frozenset(
      "original_output_strides", "mod_stack", "dynamo_source", "autograd_backward")
 )  # fmt: skip
 
+# And of these, what is kept in part.
+_PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
+
+_NO_ARGUMENTS, _NO_KEYWORDS = ("t",), ("d",)
+_NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
+
 
 @dataclasses.dataclass
 class EncodedGraph:
@@ -47,7 +56,8 @@ class EncodedGraph:
 
     `description` is hashed and travels. `constants` are the tensors it names by number; `debug`
     holds text for messages. `dependencies` maps a name to a function, operator or module from
-    outside torch; `symbols` are the names of all symbolic numbers met.
+    outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
+    devices, also of those that are named in a string.
     """
 
     description: list[Any]
@@ -55,6 +65,7 @@ class EncodedGraph:
     debug: list[Any]
     dependencies: dict[str, Any]
     symbols: set[str]
+    devices: set[str]
 
 
 class GraphEncoder:
@@ -65,8 +76,13 @@ class GraphEncoder:
         self.constants: list[torch.Tensor] = []
         self.dependencies: dict[str, Any] = {}
         self.symbols: set[str] = set()
+        self.devices: set[str] = set()
         self._constant_ids: dict[int, int] = {}
-        self._nodes: dict[torch.fx.Node, int] = {}
+        self._nodes: dict[torch.fx.Node, list[Any]] = {}
+        # By identity, since an operator may compare as it likes; kept, or its id could be taken by another.
+        self._functions: dict[int, tuple[Any, list[Any]]] = {}
+        # Names of metadata that nodes have together and that say nothing: most nodes have the same few.
+        self._of_no_interest: set[tuple[str, ...]] = set()
         self._debug: list[Any] = []
 
     # --- the graph -----------------------------------------------------------------------
@@ -76,7 +92,7 @@ class GraphEncoder:
         attributes to their fake twins; only their metadata travels. Other tensors are constants."""
         lifted = lifted or {}
         description = self._module(gm, lifted)
-        return EncodedGraph(description, self.constants, self._debug, self.dependencies, self.symbols)
+        return EncodedGraph(description, self.constants, self._debug, self.dependencies, self.symbols, self.devices)
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
         codegen = type(gm.graph._codegen)  # a flattened calling convention is not a graph of Dynamo's
@@ -89,23 +105,38 @@ class GraphEncoder:
         attributes: dict[str, list[Any]] = {}
         nodes: list[list[Any]] = []
         for node in gm.graph.nodes:
-            if node.op in ("get_attr", "call_module") and node.target not in attributes and node.target not in lifted:
-                attributes[node.target] = self._attribute(node.op, node.target, gm_attribute(gm, node.target))
-            target = node.target if isinstance(node.target, str) else self.function(node.target)
-            self._nodes[node] = len(self._nodes)
-            self._debug.append(node.meta.get("stack_trace"))
-            # By name: the order in which keyword arguments were written means nothing, that of a dict may.
-            kwargs = self.value(dict(sorted(node.kwargs.items())))
-            nodes.append([node.op, node.name, target, self.value(node.args), kwargs, self._meta(node)])
+            op, target, args, kwargs, about = node.op, node.target, node.args, node.kwargs, node.meta
+            if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
+                attributes[target] = self._attribute(op, target, gm_attribute(gm, target))
+            called = target if isinstance(target, str) else self.function(target)
+            self._nodes[node] = ["n", len(self._nodes)]
+            self._debug.append(about.get("stack_trace"))
+            nodes.append(
+                [
+                    op,
+                    node.name,
+                    called,
+                    ["t", *self._each(args)] if args else _NO_ARGUMENTS,
+                    # By name: the order in which keyword arguments were written means nothing, that of a dict may.
+                    self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
+                    self._meta(about),
+                ]
+            )
         kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
 
-    def _meta(self, node: torch.fx.Node) -> list[Any]:
+    def _meta(self, about: dict[str, Any]) -> Sequence[Any]:
+        names = tuple(about)
+        if names in self._of_no_interest:
+            return ()
+        if _DEBUG_META.issuperset(names) and not _PARTLY_KEPT.intersection(names):
+            self._of_no_interest.add(names)
+            return ()
         kept: list[Any] = []
-        for name, value in node.meta.items():
+        for name, value in about.items():
             if name in _DEBUG_META or value is None:
                 continue
             try:
@@ -113,10 +144,10 @@ class GraphEncoder:
             except CannotTravelError as error:
                 raise CannotTravelError(f"node_metadata:{name}", error.detail) from error
         kept.sort(key=lambda pair: str(pair[0]))
-        static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+        static = (about.get("tensor_dict") or {}).get("_dynamo_static_input_type")
         if static:
             kept.append(["tensor_dict", ["d", ["_dynamo_static_input_type", static]]])
-        bindings = node.meta.get("unbacked_bindings")
+        bindings = about.get("unbacked_bindings")
         if bindings:
             kept.append(["unbacked_bindings", self._bindings(bindings)])
         return kept
@@ -141,36 +172,59 @@ class GraphEncoder:
 
     def value(self, value: Any) -> Any:
         """Any argument of a node, or part of one."""
-        kind = type(value)
-        if kind is torch.fx.Node:
-            return ["n", self._nodes[value]]
-        if value is None or kind is bool or kind is str:
-            return value
-        if kind is int:
-            return value if -(2**63) <= value < 2**63 else ["i", str(value)]
-        if kind is float:
-            return value if math.isfinite(value) else ["f", repr(value)]
-        encode = _ENCODERS.get(kind)
-        if encode is not None:
-            return encode(self, value)
+        return self._each((value,))[0]
+
+    def _each(self, values: Iterable[Any]) -> list[Any]:
+        """What stands for each of `values`, most of which are nodes and numbers: those are not worth a call."""
+        nodes, encoders = self._nodes, _ENCODERS
+        found = []
+        for value in values:
+            kind = type(value)
+            if kind is _Node:
+                found.append(nodes[value])
+            elif kind in _THEMSELVES or (kind is int and _SMALLEST <= value <= _LARGEST):
+                found.append(value)
+            else:
+                encode = encoders.get(kind)
+                found.append(encode(self, value) if encode is not None else self._of_other_type(value))
+        return found
+
+    def _sequence(self, tag: str, values: Iterable[Any]) -> list[Any]:
+        return [tag, *self._each(values)]
+
+    def _dict(self, values: Mapping[Any, Any]) -> list[Any]:
+        return ["d", *map(self._each, values.items())]
+
+    def _text(self, value: str) -> str:
+        device = value.partition(":")[0]
+        if device in _NAMES_OF_DEVICES:
+            self.devices.add(device)
+        return value
+
+    def device(self, device: torch.device) -> list[Any]:
+        self.devices.add(device.type)
+        return [device.type, device.index]
+
+    def _of_other_type(self, value: Any) -> Any:
+        """What `_ENCODERS` does not name by its type: tensors, functions, and whatever is derived from a type there."""
+        if isinstance(value, torch.Tensor):
+            return ["tensor", self.tensor(value)] if tensors.is_fake(value) else ["constant", *self.constant(value)]
         if isinstance(value, torch.Size):
-            return ["size", *map(self.value, value)]
+            return self._sequence("size", value)
         if isinstance(value, tuple):
             if hasattr(value, "_fields"):
                 return ["nt", self.function(type(value)), *map(self.value, value)]
-            return ["t", *map(self.value, value)]
+            return self._sequence("t", value)
         if isinstance(value, list):
-            return ["l", *map(self.value, value)]
+            return self._sequence("l", value)
         if isinstance(value, dict):
-            return ["d", *([self.value(k), self.value(v)] for k, v in value.items())]
+            return self._dict(value)
         if isinstance(value, (set, frozenset)):
             return ["set", *sorted(map(self.value, value), key=repr)]
         if isinstance(value, enum.Enum):
             return ["enum", self.function(type(value)), value.name]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbolic(value)
-        if isinstance(value, torch.Tensor):
-            return ["tensor", self.tensor(value)] if tensors.is_fake(value) else ["constant", *self.constant(value)]
         if isinstance(value, functools.partial):
             return ["partial", self.function(value.func), self.value(value.args), self.value(value.keywords)]
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or callable(value):
@@ -205,19 +259,25 @@ class GraphEncoder:
             raise CannotTravelError("tensor", str(error)) from error
 
     def _facts(self, facts: tensors.TensorFacts) -> list[Any]:
-        row: list[Any] = []
-        for field, value in zip(facts._fields, facts, strict=True):
-            if field == "base":
-                row.append(self._facts(value) if value is not None else None)
-            elif field == "dtype":
-                row.append(_dtype_name(value))
-            elif field == "device":
-                row.append([value.type, value.index])
-            elif isinstance(value, tuple):
-                row.append([self.value(v) for v in value])
-            else:
-                row.append(self.value(value))
-        return row
+        """One row in the order of `TensorFacts`."""
+        return [
+            facts.identity,
+            facts.storage,
+            self.value(facts.nbytes),
+            dtype_name(facts.dtype),
+            self.device(facts.device),
+            self._each(facts.size),
+            self._each(facts.stride),
+            self.value(facts.offset),
+            facts.requires_grad,
+            facts.is_leaf,
+            facts.is_parameter,
+            facts.is_conj,
+            facts.is_neg,
+            facts.is_inference,
+            facts.creation_meta,
+            self._facts(facts.base) if facts.base is not None else None,
+        ]
 
     def constant(self, tensor: torch.Tensor) -> list[Any]:
         """A tensor by value: its number among the constants, and a digest of metadata and content."""
@@ -231,12 +291,19 @@ class GraphEncoder:
         if number is None:
             number = self._constant_ids[id(tensor)] = len(self.constants)
             self.constants.append(tensor)
+        self.devices.add(tensor.device.type)
         return [number, tensor_digest(tensor), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad]
 
     # --- functions -----------------------------------------------------------------------
 
     def function(self, target: Any) -> list[Any]:
         """A function, operator or class by a name that finds the same object in another process."""
+        known = self._functions.get(id(target))
+        if known is None:
+            known = self._functions[id(target)] = target, self._function(target)
+        return known[1]
+
+    def _function(self, target: Any) -> list[Any]:
         if operators.is_overload(target):
             if not operators.is_builtin(target):
                 self.dependencies[f"operator:{operators.overload_name(target)}"] = target
@@ -274,7 +341,7 @@ def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Digest of a real tensor's metadata and content (read to the CPU; sizes in elements)."""
     meta = repr(
-        (_dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.device.type, tensor.is_conj(),
+        (dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.device.type, tensor.is_conj(),
          tensor.is_neg())
     )  # fmt: skip
     digest = hashlib.sha256(meta.encode())
@@ -291,18 +358,34 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
         return memoryview(flat.view(torch.uint8).numpy())
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_Node = torch.fx.Node
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of the integers that are written as themselves
+_THEMSELVES = frozenset((bool, type(None)))
 _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
-    torch.dtype: lambda _, v: ["dtype", _dtype_name(v)],
-    torch.device: lambda _, v: ["device", v.type, v.index],
+    int: lambda _, v: ["i", str(v)],
+    str: GraphEncoder._text,
+    float: lambda _, v: v if math.isfinite(v) else ["f", repr(v)],
+    tuple: lambda e, v: e._sequence("t", v),
+    list: lambda e, v: e._sequence("l", v),
+    immutable_list: lambda e, v: e._sequence("l", v),
+    dict: GraphEncoder._dict,
+    immutable_dict: GraphEncoder._dict,
+    torch.Size: lambda e, v: e._sequence("size", v),
+    torch.SymInt: GraphEncoder.symbolic,
+    torch.SymFloat: GraphEncoder.symbolic,
+    torch.SymBool: GraphEncoder.symbolic,
+    torch.dtype: lambda _, v: ["dtype", dtype_name(v)],
+    torch.device: lambda e, v: ["device", *e.device(v)],
     torch.layout: lambda _, v: ["layout", str(v).removeprefix("torch.")],
     torch.memory_format: lambda _, v: ["memory_format", str(v).removeprefix("torch.")],
     type(...): lambda _, v: ["..."],
-    complex: lambda e, v: ["complex", e.value(v.real), e.value(v.imag)],
-    slice: lambda e, v: ["slice", e.value(v.start), e.value(v.stop), e.value(v.step)],
+    complex: lambda e, v: e._sequence("complex", (v.real, v.imag)),
+    slice: lambda e, v: e._sequence("slice", (v.start, v.stop, v.step)),
     range: lambda _, v: ["range", v.start, v.stop, v.step],
     bytes: lambda _, v: ["bytes", v],
 }
@@ -351,154 +434,3 @@ def _candidates(target: Any) -> Iterator[tuple[str, str]]:
 
 def _comes_with_torch(module: str) -> bool:
     return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "einops", "torchgen")
-
-
-# --- the way back --------------------------------------------------------------------------------
-
-
-class GraphDecoder:
-    """Rebuilds graphs and inputs of one request in a worker.
-
-    `builder` makes fake tensors; `env` is the ShapeEnv their symbols live in (None without
-    symbols); `constants` are the tensors sent along, by number.
-    """
-
-    def __init__(self, builder: tensors.Builder, env: Any | None, constants: list[torch.Tensor]) -> None:
-        self._builder = builder
-        self._env = env
-        self._symbols = shape_env.symbols(env) if env is not None else {}
-        self._constants = constants
-        self._nodes: list[torch.fx.Node] = []
-
-    def decode(self, description: list[Any], debug: list[Any] | None = None) -> torch.fx.GraphModule:
-        """The graph module; `debug` puts stack traces back."""
-        gm = self._module(description)
-        for node, trace in zip(self._nodes, debug or (), strict=False):
-            if trace:
-                node.meta["stack_trace"] = trace
-        return gm
-
-    def _module(self, description: list[Any]) -> torch.fx.GraphModule:
-        _, nodes, attributes, lifted, meta = description
-        root = torch.nn.Module()
-        for name, is_parameter, tensor in lifted:
-            _place(root, name, self.value(tensor), is_parameter)
-        nested: dict[str, list[Any]] = dict(attributes)
-        placed: set[str] = set()
-        graph = torch.fx.Graph()
-        for op, name, target, args, kwargs, node_meta in nodes:
-            # In the encoder's order: nested graphs take their node numbers where they are first named.
-            if op in ("get_attr", "call_module") and target in nested and target not in placed:
-                placed.add(target)
-                row = nested[target]
-                _place(root, target, self._module(row) if row[0] == "graph" else self.value(row), None)
-            found = target if isinstance(target, str) else self.function(target)
-            node = graph.create_node(op, found, self.value(args), dict(self.value(kwargs)), name)
-            for key, value in node_meta:
-                node.meta[key] = self._bindings(value) if key == "unbacked_bindings" else self.value(value)
-            self._nodes.append(node)
-        gm = torch.fx.GraphModule(root, graph)
-        for name in placed:  # GraphModule copies only what the graph names, and turns tensors into buffers
-            row = nested[name]
-            if row[0] == "constant":
-                _unregister(gm, name, gm_attribute(root, name))
-        for name, _, _ in lifted:
-            _place(gm, name, gm_attribute(root, name), isinstance(gm_attribute(root, name), torch.nn.Parameter))
-        gm.meta.update({name: self.value(value) for name, value in meta})
-        return gm
-
-    def _bindings(self, row: list[Any]) -> dict[Any, Any]:
-        return {guards.decode(symbol, self._symbols): tuple(map(self.value, path)) for symbol, path in row[1:]}
-
-    def value(self, data: Any) -> Any:
-        if not isinstance(data, list):
-            return data
-        return _DECODERS[data[0]](self, data)
-
-    def symbolic(self, kind: str, expr: Any) -> Any:
-        if self._env is None:
-            raise CannotTravelError("symbols_without_shapes")
-        return shape_env.make(self._env, guards.decode(expr, self._symbols), kind, None)
-
-    def tensor(self, row: list[Any]) -> torch.Tensor:
-        return self._builder.build(self._facts(row))
-
-    def _facts(self, row: list[Any]) -> tensors.TensorFacts:
-        values = dict(zip(tensors.TensorFacts._fields, row, strict=True))
-        values["dtype"] = getattr(torch, values["dtype"])
-        values["device"] = torch.device(*[part for part in values["device"] if part is not None])
-        values["size"] = tuple(map(self.value, values["size"]))
-        values["stride"] = tuple(map(self.value, values["stride"]))
-        values["offset"] = self.value(values["offset"])
-        values["nbytes"] = self.value(values["nbytes"])
-        values["base"] = self._facts(values["base"]) if values["base"] is not None else None
-        return tensors.TensorFacts(**values)
-
-    def constant(self, number: int) -> torch.Tensor:
-        return self._constants[number]
-
-    def function(self, row: list[Any]) -> Any:
-        kind, *names = row
-        if kind == "op":
-            return operators.find_overload(names[0])
-        if kind == "packet":
-            return operators.find_packet(names[0])
-        if kind == "hop":
-            return operators.find_higher_order(names[0])
-        if kind == "numpy":
-            kept = names[1] if isinstance(names[1], str) else self.function(names[1])
-            return operators.make_numpy_wrapper(names[0], kept)
-        return operators.resolve(*names)
-
-
-def _place(root: torch.nn.Module, path: str, value: Any, is_parameter: bool | None) -> None:
-    *parents, leaf = path.split(".")
-    for part in parents:
-        if not hasattr(root, part):
-            root.add_module(part, torch.nn.Module())
-        root = getattr(root, part)
-    if is_parameter:
-        root.register_parameter(leaf, value)
-    elif is_parameter is False:
-        root.register_buffer(leaf, value)
-    else:
-        setattr(root, leaf, value)
-
-
-def _unregister(gm: torch.nn.Module, path: str, value: Any) -> None:
-    """Make a tensor a plain attribute again: AOTAutograd would lift a buffer into an input."""
-    *parents, leaf = path.split(".")
-    for part in parents:
-        gm = getattr(gm, part)
-    if leaf in gm._buffers:
-        del gm._buffers[leaf]
-        gm.__dict__[leaf] = value
-
-
-_DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
-    "n": lambda d, r: d._nodes[r[1]],
-    "i": lambda d, r: int(r[1]),
-    "f": lambda d, r: float(r[1]),
-    "t": lambda d, r: tuple(map(d.value, r[1:])),
-    "l": lambda d, r: list(map(d.value, r[1:])),
-    "d": lambda d, r: {d.value(k): d.value(v) for k, v in r[1:]},
-    "set": lambda d, r: set(map(d.value, r[1:])),
-    "size": lambda d, r: torch.Size(map(d.value, r[1:])),
-    "nt": lambda d, r: d.function(r[1])(*map(d.value, r[2:])),
-    "dc": lambda d, r: d.function(r[1])(**{name: d.value(v) for name, v in r[2:]}),
-    "enum": lambda d, r: d.function(r[1])[r[2]],
-    "y": lambda d, r: d.symbolic(r[1], r[2]),
-    "tensor": lambda d, r: d.tensor(r[1]),
-    "constant": lambda d, r: d.constant(r[1]),
-    "partial": lambda d, r: functools.partial(d.function(r[1]), *d.value(r[2]), **d.value(r[3])),
-    "fn": lambda d, r: d.function(r[1]),
-    "dtype": lambda d, r: getattr(torch, r[1]),
-    "device": lambda d, r: torch.device(*[p for p in r[1:] if p is not None]),
-    "layout": lambda d, r: getattr(torch, r[1]),
-    "memory_format": lambda d, r: getattr(torch, r[1]),
-    "...": lambda d, r: ...,
-    "complex": lambda d, r: complex(d.value(r[1]), d.value(r[2])),
-    "slice": lambda d, r: slice(*map(d.value, r[1:])),
-    "range": lambda d, r: range(*r[1:]),
-    "bytes": lambda d, r: r[1],
-}

@@ -311,13 +311,8 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
+        content = path.read_bytes()
     except FileNotFoundError:
         if os.environ.get(_CONFIG_VARIABLE):
             raise ConfigurationError(f"{_CONFIG_VARIABLE}: there is no file {path}") from None
@@ -326,6 +321,14 @@ def _read_file(path: Path) -> dict[str, Any]:
         if os.environ.get(_CONFIG_VARIABLE):
             raise ConfigurationError(f"{_CONFIG_VARIABLE}: {path} can't be read: {error.strerror}") from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{path} is not a readable TOML file: {error}") from None
+    if sys.version_info >= (3, 11):  # here, because it takes 4 ms and most people have no such file
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path} is not a readable TOML file: {error}") from None
     return {name: _parse(name, value, f"{path}: {name}") for name, value in _known(table, f"setting in {path}")}

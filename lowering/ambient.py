@@ -33,6 +33,7 @@ _NOT_IN_KEY = frozenset(
 _FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "ROCM_HOME", "HIP_VISIBLE_DEVICES",
                 "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+_BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS))
 
 
 @dataclasses.dataclass
@@ -62,11 +63,12 @@ def capture(*, before_autograd: bool) -> AmbientState:
 
 
 def _environment() -> dict[str, str]:
-    wanted = {name: os.environ[name] for name in (*_IN_KEY, *_FOR_WORKERS) if name in os.environ}
-    for name, value in os.environ.items():
-        if name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY:
-            wanted[name] = value
-    return wanted
+    wanted = [
+        name
+        for name in os.environ
+        if name in _BY_NAME or (name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY)
+    ]
+    return {name: os.environ[name] for name in sorted(wanted)}
 
 
 def _dump_code(code: dict[str, Any]) -> bytes | None:

@@ -238,7 +238,6 @@ def key_parts(
         Bypass: a component has no form that is the same in every process.
     """
     ambient_part, configuration = ambient.key_parts(state)
-    devices = _devices(graph_bytes + input_bytes)
     return {
         "graph": key.canonical([level, graph_bytes]),
         "inputs": key.canonical([input_bytes, [list(pair) for pair in layout], constraints]),
@@ -246,18 +245,9 @@ def key_parts(
         "ambient": ambient_part,
         "configuration": configuration,
         "code": cacheable.code_digests(encoded.dependencies),
-        "system": {**system.system_facts(), **system.device_facts(devices)},
+        "system": {**system.system_facts(), **system.device_facts(encoded.devices)},
         "toolchain": toolchain.toolchain_facts(tools),
     }
-
-
-def _devices(everything: bytes) -> set[str]:
-    """Device types a request names anywhere. Looking at the bytes is enough: a type is a short string."""
-    found = set()
-    for device in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia"):
-        if bytes([0xA0 | len(device)]) + device.encode() in everything:
-            found.add(device)
-    return found
 
 
 def _shape_facts(env: Any | None, symbols: set[str]) -> list[Any]:

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from fxpool import statistics
-from fxpool.codecache import graph_codec, toolchain
+from fxpool.codecache import graph_decoder, toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, StoreError
 from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
@@ -71,7 +71,7 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
         host_facts.known(request.tools, claims=not patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):
-        decoder = graph_codec.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
+        decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(submit if apart and triton_compile.may_collect() else None)
         with _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
@@ -192,7 +192,7 @@ def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
         raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
 
 
-def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder) -> _Result:
+def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Result:
     inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
     sources = _sources(request.sources)
@@ -209,7 +209,7 @@ def _aot(request: CompileRequest, decoder: graph_codec.GraphDecoder) -> _Result:
     return _Result(compiled.result, [*lifted, *sources])
 
 
-def _inner(request: CompileRequest, decoder: graph_codec.GraphDecoder) -> _Output:
+def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Output:
     values, _ = msgspec.msgpack.decode(request.inputs)
     inputs = [decoder.value(value) for value in values]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)

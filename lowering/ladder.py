@@ -7,6 +7,8 @@
 Each rung goes through the same guarded cache. A graph that killed workers leaves the ladder: it
 runs eagerly. Errors of the user's own (a graph that Inductor can't compile) come out of the last
 rung as they always did, with the worker's error as their context.
+
+What only a miss needs is imported on the way down: a hit's 0.05 s should not grow by half of that.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from typing import Any
 from fxpool import config, statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
-from fxpool.lowering import capture, host_facts, inner_graphs, load, lookup, service
-from fxpool.lowering import compile as compiling
+from fxpool.lowering import capture, load, lookup, service
 from fxpool.lowering.artifact import Parts, decode_answer, parts_of_artifact
 from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
@@ -56,6 +57,8 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except Exception as error:  # AOTAutograd's or Inductor's own: the rungs below decide what it means
         attempt.step_down(f"compile_error:{type(error).__name__}", error)
         cause = error
+    from fxpool.lowering import inner_graphs
+
     try:
         attempt.level = "fx"
         return inner_graphs.compile_each(gm, inputs, attempt, compile_captured)
@@ -157,6 +160,8 @@ def _place(request: CompileRequest) -> dict[str, Any]:
 
 
 def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
+    from fxpool.lowering import host_facts
+
     payload = request.dump()
     job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **_place(request))
     beside = None
@@ -182,6 +187,8 @@ def _prepare(request: CompileRequest, payload: bytes, place: dict[str, Any]) -> 
 
 def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
     """Mode ``serialize`` (and a pool that is off): the worker's way, through bytes, in this process."""
+    from fxpool.lowering import compile as compiling
+
     request = CompileRequest.load(captured.request.dump())
     with compiling.local_kernels() as (submit, units):
         artifact = compiling.compile_request(request, submit, units)
@@ -198,6 +205,8 @@ def _here(
     served = _served(captured, attempt, loaded)
     if served is not None:
         return served
+    from fxpool.lowering import compile as compiling
+
     captured.to_be_compiled()
     store = service.store() if attempt.wanted.cache else None
     with compiling.local_kernels() as (submit, units):

@@ -3,6 +3,8 @@
 One pool per process serves every graph; it starts on the first miss and ends with the process. A
 store is a directory; one that may not be used (owned by somebody else, writable by others) is
 refused once, counted and warned of, and compilation goes on without a cache.
+
+What a pool needs is imported when there is to be one: a process whose graphs are in the store has none.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import os
 import site
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxpool import config, statistics
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
-from fxpool.lowering import host_facts
-from fxpool.pool import PoolClient, PoolConfig
+
+if TYPE_CHECKING:
+    from fxpool.pool import PoolClient
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -49,6 +52,8 @@ def pool() -> PoolClient:
     wanted = (os.getpid(), settings.workers, settings.runtime_dir)
     with _lock:
         if _pool is None or _pool_settings != wanted:
+            from fxpool.pool import PoolClient, PoolConfig
+
             if _pool is not None and _pool_settings[0] == os.getpid():
                 _pool.close()
             _pool = PoolClient(
@@ -155,6 +160,8 @@ def first_of_host(tools: str) -> bool:
         if tools in _prepared:
             return False
         _prepared.add(tools)
+    from fxpool.lowering import host_facts
+
     return host_facts.worth_preparing()
 
 

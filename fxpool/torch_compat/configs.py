@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import sys
 import types
@@ -68,7 +69,9 @@ def capture() -> dict[str, dict[str, Any]]:
         for extra in _ALSO[name]:
             with contextlib.suppress(AttributeError):
                 values[extra] = getattr(module, extra)
-        state[name] = {key: value for key, value in values.items() if not _is_code(value)}
+        for key in [key for key, value in values.items() if type(value) not in _ATOMS and _is_code(value)]:
+            del values[key]
+        state[name] = values
     return state
 
 
@@ -80,14 +83,20 @@ def _portable(module: Any) -> dict[str, Any]:
     if not _KEEPS:
         return module.save_config_portable(ignore_private_configs=False)
     values = module.save_config_portable(ignore_private_configs=False, readonly_values=True)
-    for name, value in values.items():
-        if not isinstance(value, _IMMUTABLE):
-            # Changed in place, torch would not have noticed.
-            values[name] = copy.deepcopy(getattr(module, name))
+    for name in [name for name, value in values.items() if type(value) not in _IMMUTABLE]:
+        # Changed in place, torch would not have noticed.
+        values[name] = _copied(getattr(module, name))
     return values
 
 
-_IMMUTABLE = (int, float, bool, str, type(None), types.FunctionType, types.BuiltinFunctionType)
+_ATOMS = frozenset((int, float, bool, str, type(None)))
+_IMMUTABLE = _ATOMS | {types.FunctionType, types.BuiltinFunctionType}
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (list, tuple, set) and all(type(part) in _ATOMS for part in value):
+        return type(value)(value)  # most are, and it takes a tenth of the time
+    return copy.deepcopy(value)
 
 
 def _is_code(value: Any) -> bool:
@@ -96,14 +105,18 @@ def _is_code(value: Any) -> bool:
 
 def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The part of `capture` that decides what is generated."""
-    return {
-        name: {
-            key: value
-            for key, value in values.items()
-            if key not in _NOT_IN_KEYS[name] and not (key.startswith("trace.") and key not in _ALSO[name])
-        }
-        for name, values in state.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in state.items():
+        found[name] = kept = dict(values)
+        for key in _names_not_in_keys(name):
+            kept.pop(key, None)
+    return found
+
+
+@functools.cache
+def _names_not_in_keys(name: str) -> frozenset[str]:
+    tracing = {key for key in _MODULES[name]._config if key.startswith("trace.")}
+    return frozenset(_NOT_IN_KEYS[name] | tracing.difference(_ALSO[name]))
 
 
 def code_values() -> dict[str, Any]:

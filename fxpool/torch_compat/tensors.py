@@ -16,7 +16,6 @@ from torch._subclasses.meta_utils import (
     MetaConverter,
     MetaStorageDesc,
     MetaTensorDesc,
-    is_sparse_any,
     safe_is_leaf,
 )
 from torch.utils._mode_utils import no_dispatch
@@ -87,15 +86,15 @@ class Describer:
         )
 
 
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
+
+
 def refuse_unusual(tensor: torch.Tensor) -> None:
     """Raises UnsupportedTensor unless `tensor` is a plain dense one (a Parameter, or fake, included)."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    if is_traceable_wrapper_subclass(tensor):
+    # By exact type: a subclass that wraps tensors of its own is refused with the others.
+    if type(tensor) not in _PLAIN_TYPES:
         raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
-        raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
-    if is_sparse_any(tensor) or tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided:
         raise UnsupportedTensor(f"layout {tensor.layout}")
     if tensor.is_nested:
         raise UnsupportedTensor("nested tensor")

@@ -1,0 +1,163 @@
+"""A graph and its inputs from plain data: the way back from `graph_codec`, in the worker that compiles them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxpool.codecache import guards
+from fxpool.codecache.graph_codec import gm_attribute
+from fxpool.errors import CannotTravelError
+from fxpool.torch_compat import operators, shape_env, tensors
+
+
+class GraphDecoder:
+    """Rebuilds graphs and inputs of one request in a worker.
+
+    `builder` makes fake tensors; `env` is the ShapeEnv their symbols live in (None without
+    symbols); `constants` are the tensors sent along, by number.
+    """
+
+    def __init__(self, builder: tensors.Builder, env: Any | None, constants: list[torch.Tensor]) -> None:
+        self._builder = builder
+        self._env = env
+        self._symbols = shape_env.symbols(env) if env is not None else {}
+        self._constants = constants
+        self._nodes: list[torch.fx.Node] = []
+
+    def decode(self, description: list[Any], debug: list[Any] | None = None) -> torch.fx.GraphModule:
+        """The graph module; `debug` puts stack traces back."""
+        gm = self._module(description)
+        for node, trace in zip(self._nodes, debug or (), strict=False):
+            if trace:
+                node.meta["stack_trace"] = trace
+        return gm
+
+    def _module(self, description: list[Any]) -> torch.fx.GraphModule:
+        _, nodes, attributes, lifted, meta = description
+        root = torch.nn.Module()
+        for name, is_parameter, tensor in lifted:
+            _place(root, name, self.value(tensor), is_parameter)
+        nested: dict[str, list[Any]] = dict(attributes)
+        placed: set[str] = set()
+        graph = torch.fx.Graph()
+        for op, name, target, args, kwargs, node_meta in nodes:
+            # In the encoder's order: nested graphs take their node numbers where they are first named.
+            if op in ("get_attr", "call_module") and target in nested and target not in placed:
+                placed.add(target)
+                row = nested[target]
+                _place(root, target, self._module(row) if row[0] == "graph" else self.value(row), None)
+            found = target if isinstance(target, str) else self.function(target)
+            node = graph.create_node(op, found, self.value(args), dict(self.value(kwargs)), name)
+            for key, value in node_meta:
+                node.meta[key] = self._bindings(value) if key == "unbacked_bindings" else self.value(value)
+            self._nodes.append(node)
+        gm = torch.fx.GraphModule(root, graph)
+        for name in placed:  # GraphModule copies only what the graph names, and turns tensors into buffers
+            row = nested[name]
+            if row[0] == "constant":
+                _unregister(gm, name, gm_attribute(root, name))
+        for name, _, _ in lifted:
+            tensor = gm_attribute(root, name)
+            _place(gm, name, tensor, isinstance(tensor, torch.nn.Parameter))
+        gm.meta.update({name: self.value(value) for name, value in meta})
+        return gm
+
+    def _bindings(self, row: list[Any]) -> dict[Any, Any]:
+        return {guards.decode(symbol, self._symbols): tuple(map(self.value, path)) for symbol, path in row[1:]}
+
+    def value(self, data: Any) -> Any:
+        if not isinstance(data, list):
+            return data
+        return _DECODERS[data[0]](self, data)
+
+    def symbolic(self, kind: str, expr: Any) -> Any:
+        if self._env is None:
+            raise CannotTravelError("symbols_without_shapes")
+        return shape_env.make(self._env, guards.decode(expr, self._symbols), kind, None)
+
+    def tensor(self, row: list[Any]) -> torch.Tensor:
+        return self._builder.build(self._facts(row))
+
+    def _facts(self, row: list[Any]) -> tensors.TensorFacts:
+        values = dict(zip(tensors.TensorFacts._fields, row, strict=True))
+        values["dtype"] = getattr(torch, values["dtype"])
+        values["device"] = torch.device(*[part for part in values["device"] if part is not None])
+        values["size"] = tuple(map(self.value, values["size"]))
+        values["stride"] = tuple(map(self.value, values["stride"]))
+        values["offset"] = self.value(values["offset"])
+        values["nbytes"] = self.value(values["nbytes"])
+        values["base"] = self._facts(values["base"]) if values["base"] is not None else None
+        return tensors.TensorFacts(**values)
+
+    def constant(self, number: int) -> torch.Tensor:
+        return self._constants[number]
+
+    def function(self, row: list[Any]) -> Any:
+        kind, *names = row
+        if kind == "op":
+            return operators.find_overload(names[0])
+        if kind == "packet":
+            return operators.find_packet(names[0])
+        if kind == "hop":
+            return operators.find_higher_order(names[0])
+        if kind == "numpy":
+            kept = names[1] if isinstance(names[1], str) else self.function(names[1])
+            return operators.make_numpy_wrapper(names[0], kept)
+        return operators.resolve(*names)
+
+
+def _place(root: torch.nn.Module, path: str, value: Any, is_parameter: bool | None) -> None:
+    *parents, leaf = path.split(".")
+    for part in parents:
+        if not hasattr(root, part):
+            root.add_module(part, torch.nn.Module())
+        root = getattr(root, part)
+    if is_parameter:
+        root.register_parameter(leaf, value)
+    elif is_parameter is False:
+        root.register_buffer(leaf, value)
+    else:
+        setattr(root, leaf, value)
+
+
+def _unregister(gm: torch.nn.Module, path: str, value: Any) -> None:
+    """Make a tensor a plain attribute again: AOTAutograd would lift a buffer into an input."""
+    *parents, leaf = path.split(".")
+    for part in parents:
+        gm = getattr(gm, part)
+    if leaf in gm._buffers:
+        del gm._buffers[leaf]
+        gm.__dict__[leaf] = value
+
+
+_DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
+    "n": lambda d, r: d._nodes[r[1]],
+    "i": lambda d, r: int(r[1]),
+    "f": lambda d, r: float(r[1]),
+    "t": lambda d, r: tuple(map(d.value, r[1:])),
+    "l": lambda d, r: list(map(d.value, r[1:])),
+    "d": lambda d, r: {d.value(k): d.value(v) for k, v in r[1:]},
+    "set": lambda d, r: set(map(d.value, r[1:])),
+    "size": lambda d, r: torch.Size(map(d.value, r[1:])),
+    "nt": lambda d, r: d.function(r[1])(*map(d.value, r[2:])),
+    "dc": lambda d, r: d.function(r[1])(**{name: d.value(v) for name, v in r[2:]}),
+    "enum": lambda d, r: d.function(r[1])[r[2]],
+    "y": lambda d, r: d.symbolic(r[1], r[2]),
+    "tensor": lambda d, r: d.tensor(r[1]),
+    "constant": lambda d, r: d.constant(r[1]),
+    "partial": lambda d, r: functools.partial(d.function(r[1]), *d.value(r[2]), **d.value(r[3])),
+    "fn": lambda d, r: d.function(r[1]),
+    "dtype": lambda d, r: getattr(torch, r[1]),
+    "device": lambda d, r: torch.device(*[p for p in r[1:] if p is not None]),
+    "layout": lambda d, r: getattr(torch, r[1]),
+    "memory_format": lambda d, r: getattr(torch, r[1]),
+    "...": lambda d, r: ...,
+    "complex": lambda d, r: complex(d.value(r[1]), d.value(r[2])),
+    "slice": lambda d, r: slice(*map(d.value, r[1:])),
+    "range": lambda d, r: range(*r[1:]),
+    "bytes": lambda d, r: r[1],
+}
