@@ -12,7 +12,7 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,10 +21,11 @@ from fxpool.codecache.entry import Entry, Metadata
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering import triton_kernels
 from fxpool.lowering.library import Library
 from fxpool.lowering.request import AOT
-from fxpool.lowering.triton_library import Choices, TritonLibrary
+
+if TYPE_CHECKING:
+    from fxpool.lowering.triton_library import Choices, TritonLibrary
 
 log = logging.getLogger("fxpool.lowering")
 RESULT = "result"
@@ -166,8 +167,10 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
 
 
 def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], None]) -> TritonLibrary:
+    from fxpool.lowering import triton_kernels, triton_library  # a graph without such kernels does without them
+
     try:
-        return TritonLibrary(triton_kernels.decode(data), choices, keep)
+        return triton_library.TritonLibrary(triton_kernels.decode(data), choices, keep)
     except (msgspec.DecodeError, SyntaxError) as error:
         raise CorruptEntryError(f"the Triton kernels do not decode: {error}") from error
 

@@ -10,14 +10,15 @@ function that launches them. Which candidate is fastest is found out where the d
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool.lowering.kernels import Submit
-from fxpool.torch_compat import preload, triton_compile
+from fxpool.torch_compat import output_code, preload, triton_compile
+
+if TYPE_CHECKING:
+    from fxpool.lowering.kernels import Submit
 
 COMPILE_KERNEL = "fxpool.lowering.triton_kernels:compile_kernel"
 
@@ -72,11 +73,6 @@ class PendingKernel:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
-def digest(name: str, source: str) -> str:
-    """What a kernel is found by."""
-    return hashlib.sha256(f"{name}\0{source}".encode()).hexdigest()
-
-
 class TritonLinking:
     """The Triton kernels of one graph in the making. With nothing to submit them to, Inductor keeps them."""
 
@@ -91,7 +87,7 @@ class TritonLinking:
 
     def take(self, name: str, source: str) -> PendingKernel:
         """Begin to compile a kernel, unless that was begun before."""
-        key = digest(name, source)
+        key = output_code.kernel_digest([name], source)
         if key not in self._pending:
             assert self._submit is not None
             payload = msgspec.msgpack.encode(KernelSource(name, source, self._lookup))

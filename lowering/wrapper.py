@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from fxpool.lowering import triton_kernels
 from fxpool.torch_compat import importable, output_code
 
 #: What Inductor takes from a loaded wrapper.
@@ -104,7 +103,7 @@ class _Linker(ast.NodeTransformer):
             if function.value.id == "async_compile" and function.attr == "cpp_pybinding" and not node.keywords:
                 return _LIBRARY, self._kernels.get(output_code.kernel_digest(first, second))
             if function.value.id == "async_compile" and function.attr == "triton":
-                return _TRITON, self._triton.get(triton_kernels.digest(first, second))
+                return _TRITON, self._triton.get(output_code.kernel_digest([first], second))
         except (ValueError, TypeError, AttributeError):
             pass
         return "", None

@@ -23,10 +23,10 @@ from processes import HERE
 from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import artifact, triton_kernels, wrapper
+from fxpool.lowering import artifact, wrapper
 from fxpool.lowering.triton_kernels import Candidate, Kernel
 from fxpool.lowering.triton_library import Choices, TritonLibrary
-from fxpool.torch_compat import triton_compile, triton_launch
+from fxpool.torch_compat import output_code, triton_compile, triton_launch
 
 BESIDE = Path(sys.prefix) / "triton"
 
@@ -323,9 +323,9 @@ del async_compile
 def call(args):
     first.run(args, stream=1)
 """
-    names = {triton_kernels.digest("first", "one"): "t0", triton_kernels.digest("second", "two"): "t1"}
+    names = {output_code.kernel_digest(["first"], "one"): "t0", output_code.kernel_digest(["second"], "two"): "t1"}
     linked = wrapper.link(text, "<w>", {}, names)
     assert (linked.triton, linked.kernels, linked.unlinked) == (2, 0, [])
-    partly = wrapper.link(text, "<w>", {}, {triton_kernels.digest("first", "one"): "t0"})
+    partly = wrapper.link(text, "<w>", {}, {output_code.kernel_digest(["first"], "one"): "t0"})
     assert partly.triton == 1
     assert partly.unlinked == ["async_compile.triton"]
