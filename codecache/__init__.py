@@ -7,6 +7,7 @@ sources            digests of the Python code a graph depends on
 references           what a function refers to, and whose that is
 system             facts about this installation and machine
 toolchain          facts about the C++ compiler
+answers              what was found out about a compiler or a distribution, until its file changes
 cacheable          which graphs may be kept, and the name each refusal is counted under
 guards             conditions on sizes, as data: saved, shown, evaluated, replayed
 guard_arithmetic     what their nodes mean on plain numbers

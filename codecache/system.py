@@ -17,6 +17,8 @@ import re
 import sys
 from typing import Any
 
+from fxpool.codecache import answers
+
 Facts = dict[str, "str | int"]
 
 # Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this room does not import it.
@@ -27,20 +29,27 @@ _X86_EXTENSIONS = re.compile(
 )
 
 
-def system_facts() -> Facts:
-    """Identity of torch, Triton, Python, fxpool and the CPU. Found out once per process."""
-    return dict(_system_facts())
+_found: Facts = {}
 
 
-@functools.cache
-def _system_facts() -> Facts:
+def system_facts(root: str | None = None) -> Facts:
+    """Identity of torch, Triton, Python, fxpool and the CPU. Found out once per process.
+
+    `root` is the store's directory, where digests of what is installed are kept for the next process.
+    """
+    if not _found:
+        _found.update(_system_facts(root))
+    return dict(_found)
+
+
+def _system_facts(root: str | None) -> Facts:
     import torch
 
     version: Any = torch.version
     facts: Facts = {
         "torch": str(torch.__version__),
         "torch_git": str(version.git_version),
-        "torch_files": distribution_digest("torch", ("torch/", "torchgen/", "functorch/")),
+        "torch_files": distribution_digest("torch", ("torch/", "torchgen/", "functorch/"), root),
         "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
         "machine": platform.machine(),
         "libc": _libc(),
@@ -52,7 +61,7 @@ def _system_facts() -> Facts:
     for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-xpu"):
         if triton := distribution_version(name):
             facts[name] = triton
-            facts[f"{name}_files"] = distribution_digest(name, ("triton/",))
+            facts[f"{name}_files"] = distribution_digest(name, ("triton/",), root)
     return facts
 
 
@@ -119,21 +128,32 @@ def distribution_version(name: str) -> str:
         return ""
 
 
-def distribution_digest(name: str, prefixes: tuple[str, ...]) -> str:
+def distribution_digest(name: str, prefixes: tuple[str, ...], root: str | None = None) -> str:
     """Digest of what a distribution's RECORD says of the files below `prefixes`; empty if it has none.
 
     The RECORD holds the digest of every file installed, so two builds of one version differ in it, and reading it is
     some milliseconds where reading the files is seconds. Lines about byte code and scripts differ between machines
-    and are left out.
+    and are left out. What it comes to is kept under `root` as long as the RECORD is the same file.
     """
     try:
-        record = importlib.metadata.distribution(name).read_text("RECORD")
+        distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        record = None
+        return ""
+    question = ["distribution", name, *prefixes]
+    try:
+        identity = answers.identity_of(os.path.join(getattr(distribution, "_path", ""), "RECORD"))
+    except (OSError, TypeError):  # in an archive, or made by another importer
+        root, identity = None, ()
+    kept = answers.read(root, question, identity)
+    if kept is not None and "digest" in kept:
+        return kept["digest"]
+    record = distribution.read_text("RECORD")
     if not record:
         return ""
     lines = sorted(line for line in record.splitlines() if line.startswith(prefixes) and ".pyc," not in line)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    answers.write(root, question, identity, {"digest": digest})
+    return digest
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """The C++ compiler that Inductor would use, as facts for the key.
 
-Asking a compiler for its version starts a process, so the answer is kept: per process, and in
-`<root>/toolchain/<digest of the file's identity>.json` for the next one. The identity is the compiler's real path,
-inode, size and modification time. A script or a `ccache` in the compiler's place says nothing about what it will run,
+Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
+next one (see `answers`). A script or a `ccache` in the compiler's place says nothing about what it will run,
 so these are asked in every process.
 
 Facts hold no paths: what a search path in the environment says is in them as a digest.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -20,8 +18,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxpool.codecache.blobs import check_directory, read_private, write_private
-from fxpool.errors import NoCompilerError, StoreError
+from fxpool.codecache import answers
+from fxpool.errors import NoCompilerError
 
 # Variables that lead the compiler to other headers, libraries or programs, or change its output.
 _ENVIRONMENT = (
@@ -41,7 +39,7 @@ class Compiler:
     target: str
 
 
-_known: dict[tuple[str, str, int, int, int, int], tuple[str, str]] = {}
+_known: dict[tuple[str, answers.Identity], tuple[str, str]] = {}
 _known_lock = threading.Lock()
 
 
@@ -117,31 +115,31 @@ def _candidates() -> list[str]:
 
 def _ask(path: str, root: str | None) -> tuple[str, str] | None:
     """(version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
-    real = os.path.realpath(path)
     try:
-        status = os.stat(real)
-        with open(real, "rb") as file:
+        identity = answers.identity_of(path)
+        with open(path, "rb") as file:
             is_script = file.read(2) == b"#!"
     except OSError:
         return None
-    # The name it is called by counts: some compilers look at it.
-    identity = (
-        real, os.path.basename(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns,
-    )  # fmt: skip
+    name = os.path.basename(path)  # it counts: some compilers look at what they are called by
     with _known_lock:
-        if identity in _known:
-            return _known[identity]
-    lasting = not is_script and os.path.basename(real) not in _FRONTS
-    file_name = _file_name(root, identity) if root is not None and lasting else None
-    answer = _read(file_name)
+        if (name, identity) in _known:
+            return _known[name, identity]
+    kept = root if not is_script and os.path.basename(str(identity[0])) not in _FRONTS else None
+    answer = _read(kept, name, identity)
     if answer is None:
         answer = _run(path)
         if answer is not None:
-            _write(file_name, answer)
+            answers.write(kept, ["compiler", name], identity, {"version": answer[0], "target": answer[1]})
     if answer is not None:
         with _known_lock:
-            _known[identity] = answer
+            _known[name, identity] = answer
     return answer
+
+
+def _read(root: str | None, name: str, identity: answers.Identity) -> tuple[str, str] | None:
+    found = answers.read(root, ["compiler", name], identity)
+    return (found["version"], found["target"]) if found and found.keys() >= {"version", "target"} else None
 
 
 def _run(path: str) -> tuple[str, str] | None:
@@ -169,31 +167,3 @@ def _run(path: str) -> tuple[str, str] | None:
         target = ""  # not known to every compiler
     # The first line has name and version; clang's others name the directory it is installed in.
     return (version.splitlines() or [""])[0].strip(), target
-
-
-def _file_name(root: str, identity: tuple[str, str, int, int, int, int]) -> str:
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    return os.path.join(root, "toolchain", f"{digest}.json")
-
-
-def _read(file_name: str | None) -> tuple[str, str] | None:
-    if file_name is None:
-        return None
-    try:
-        check_directory(os.path.dirname(os.path.dirname(file_name)))
-        found = json.loads(read_private(file_name)[0])
-        version, target = found["version"], found["target"]
-    except (OSError, StoreError, ValueError, KeyError, TypeError):
-        return None
-    return (version, target) if isinstance(version, str) and isinstance(target, str) else None
-
-
-def _write(file_name: str | None, answer: tuple[str, str]) -> None:
-    """Keep an answer; not being able to costs a process start, no more."""
-    if file_name is None:
-        return
-    try:
-        check_directory(os.path.dirname(os.path.dirname(file_name)))
-        write_private(file_name, json.dumps({"version": answer[0], "target": answer[1]}).encode())
-    except StoreError:
-        pass

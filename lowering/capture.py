@@ -245,7 +245,7 @@ def key_parts(
         "ambient": ambient_part,
         "configuration": configuration,
         "code": cacheable.code_digests(encoded.dependencies),
-        "system": {**system.system_facts(), **system.device_facts(encoded.devices)},
+        "system": {**system.system_facts(tools), **system.device_facts(encoded.devices)},
         "toolchain": toolchain.toolchain_facts(tools),
     }
 

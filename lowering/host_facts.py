@@ -136,6 +136,6 @@ def _kept(path: str | None) -> list[InstructionSet] | None:
 
 
 def _host_digest(tools: str | None) -> str:
-    host = {name: value for name, value in system.system_facts().items() if not name.startswith("fxpool")}
+    host = {name: value for name, value in system.system_facts(tools).items() if not name.startswith("fxpool")}
     facts = {**toolchain.toolchain_facts(tools), **host}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

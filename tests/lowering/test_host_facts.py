@@ -19,7 +19,7 @@ class Host:
         self.cpu = "one"
         self.probes: list[str] = []
         real = dict(system.system_facts())
-        monkeypatch.setattr(system, "system_facts", lambda: {**real, "cpu": self.cpu})
+        monkeypatch.setattr(system, "system_facts", lambda root: {**real, "cpu": self.cpu})
         monkeypatch.setattr(host_facts, "_probe", self._probe)
 
     def _probe(self, tools: str | None) -> list[InstructionSet]:

@@ -1,0 +1,55 @@
+"""Answers that are slow to find and stay right as long as a file is the same, kept beside the graphs.
+
+    <root>/toolchain/<digest of what was asked, of which file>.json
+
+A file is the same while its real path, device, inode, size and modification time are. Answers hold no paths. What can't
+be read is asked again, what can't be written is asked again by the next process: neither is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+
+from fxpool.codecache.blobs import check_directory, read_private, write_private
+from fxpool.errors import StoreError
+
+Identity = tuple["str | int", ...]
+
+
+def identity_of(path: str) -> Identity:
+    """What tells a file from another, and from what it is after a change. Raises OSError."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
+    """The answer to a question about a file; None if there is none, or the directory is not to be trusted."""
+    if root is None:
+        return None
+    try:
+        check_directory(root)
+        found = json.loads(read_private(_place(root, question, identity))[0])
+    except (OSError, StoreError, ValueError):
+        return None
+    sound = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if sound else None
+
+
+def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
+    """Keep an answer for the next process, where that can be done."""
+    if root is None:
+        return
+    try:
+        check_directory(root)
+        write_private(_place(root, question, identity), json.dumps(answer).encode())
+    except StoreError:
+        pass
+
+
+def _place(root: str, question: Sequence[str], identity: Identity) -> str:
+    digest = hashlib.sha256(json.dumps([list(question), list(identity)]).encode()).hexdigest()
+    return os.path.join(root, "toolchain", f"{digest}.json")

@@ -1,0 +1,81 @@
+"""Answers about files: kept as long as the file is the same, asked again otherwise, never in the way."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+
+from fxpool.codecache import answers, system
+
+QUESTION = ["version of", "this"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    made = tmp_path / "root"
+    made.mkdir(mode=0o700)
+    return str(made)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text("one")
+    return path
+
+
+def test_an_answer_is_kept_until_the_file_changes(root: str, file: Path) -> None:
+    identity = answers.identity_of(str(file))
+    assert answers.read(root, QUESTION, identity) is None
+    answers.write(root, QUESTION, identity, {"version": "1"})
+    assert answers.read(root, QUESTION, answers.identity_of(str(file))) == {"version": "1"}
+    assert answers.read(root, ["another question"], identity) is None
+    link = file.with_name("link")
+    link.symlink_to(file)
+    assert answers.identity_of(str(link)) == identity
+    file.write_text("three")
+    assert answers.read(root, QUESTION, answers.identity_of(str(file))) is None
+    other = file.with_name("other")
+    other.write_text("three")
+    os.replace(other, file)  # the same text, another file
+    assert answers.read(root, QUESTION, answers.identity_of(str(file))) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"version": 1}', b"\xff"])
+def test_damage_is_no_answer(root: str, file: Path, damage: bytes) -> None:
+    identity = answers.identity_of(str(file))
+    answers.write(root, QUESTION, identity, {"version": "1"})
+    (kept,) = Path(root, "toolchain").iterdir()
+    kept.write_bytes(damage)
+    assert answers.read(root, QUESTION, identity) is None
+    answers.write(root, QUESTION, identity, {"version": "2"})
+    assert answers.read(root, QUESTION, identity) == {"version": "2"}
+
+
+def test_a_directory_that_others_can_write_to_is_not_believed(root: str, file: Path) -> None:
+    identity = answers.identity_of(str(file))
+    answers.write(root, QUESTION, identity, {"version": "1"})
+    os.chmod(root, 0o777)
+    assert answers.read(root, QUESTION, identity) is None
+    answers.write(root, ["more"], identity, {"version": "1"})
+    assert len(list(Path(root, "toolchain").iterdir())) == 1
+
+
+def test_a_distribution_is_digested_once(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    original = importlib.metadata.PathDistribution.read_text
+
+    def counted(self: importlib.metadata.PathDistribution, name: str) -> str | None:
+        read.append(name)
+        return original(self, name)
+
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", counted)
+    first = system.distribution_digest("pytest", ("_pytest/",), root)
+    assert first and read.count("RECORD") == 1
+    assert system.distribution_digest("pytest", ("_pytest/",), root) == first
+    assert read.count("RECORD") == 1
+    assert system.distribution_digest("pytest", ("pytest/",), root) != first
+    assert system.distribution_digest("pytest", ("_pytest/",)) == first
