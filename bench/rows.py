@@ -80,7 +80,7 @@ ROWS: tuple[Row, ...] = (
     Row("S8", "600 nodes: key", "warm", (CHILD, "hit"), {}, "key_seconds", limit=0.008),
     Row(
         "ready",
-        "first compile of a rehearsed process / its second",
+        "a compile that is a rehearsed process's first / second",
         "known host",
         (CHILD, "ready"),
         {},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -103,6 +104,54 @@ def stats(as_json: bool) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         click.echo(f"{name:<{width}}  {value}")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
+def status(as_json: bool) -> None:
+    """This host's servers: workers, queue, and who waits for what."""
+    from fxpool.pool import hosts
+
+    found = [(link, hosts.status(link)) for link in hosts.links(_runtime_root())]
+    if as_json:
+        for link, facts in found:
+            click.echo(json.dumps({"link": str(link), **facts}))
+        return
+    if not found:
+        click.echo("no server of this host is running (pool = host)")
+    for link, facts in found:
+        click.echo(f"{link.name.removeprefix('host-').removesuffix('.socket')[:SHORT]}  {_described(facts)}")
+        for job in facts.get("running", ()):
+            kind = "part of" if job["sub_job"] else "for"
+            who = ", ".join(map(str, job["wanted_by"])) or "nobody"
+            click.echo(f"    worker {job['pid']}: {job['label']}, {kind} process {who}, attempt {job['attempt']}")
+
+
+def _described(facts: dict[str, Any]) -> str:
+    if facts["state"] != "running":
+        return {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
+    draining = ", ending" if facts["draining"] else ""
+    return (
+        f"server {facts['server_pid']}{draining}: {len(set(facts['clients']))} clients, "
+        f"{facts['slots'] - facts['slots_free']} of {facts['slots']} workers busy ({facts['slots_rule']}), "
+        f"{facts['queued']} jobs queued, zygote {facts['zygote']['state']}"
+    )
+
+
+@main.command()
+def stop() -> None:
+    """End this host's servers: what they were asked for is done first."""
+    from fxpool.pool import hosts
+
+    ended = [link for link in hosts.links(_runtime_root()) if hosts.stop(link)]
+    click.echo(f"{len(ended)} servers were told to end" if len(ended) != 1 else "1 server was told to end")
+
+
+def _runtime_root() -> Path:
+    from fxpool.pool import runtime_dir
+
+    configured = config.current().runtime_dir
+    return runtime_dir.runtime_root(str(configured) if configured is not None else None)
 
 
 @main.group()

@@ -28,7 +28,7 @@ from fxpool.errors import ConfigurationError, UnknownNameError
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
 
 WORKING_MODES = ("normal", "serialize", "subprocess")
-WORKING_POOLS = ("embedded", "off")
+WORKING_POOLS = ("embedded", "host", "off")
 
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
@@ -44,7 +44,8 @@ class Settings:
     cache_dir: Path
     """Where compiled entries and toolchain facts are kept."""
     pool: str
-    """`embedded`: workers that live and die with this process. `off`: everything compiles in this process."""
+    """`embedded`: workers that live and die with this process. `host`: those of a server that all processes of this
+    user and environment share. `off`: everything compiles in this process."""
     workers: int | None
     """How many jobs may run at once; None: as many as the CPU quota and affinity allow."""
     cache_max_bytes: int
@@ -52,7 +53,7 @@ class Settings:
     strict: bool
     """Raise where fxpool would otherwise step down to an ordinary compile."""
     idle_timeout: float
-    """Seconds without a job after which a pool ends its workers."""
+    """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
     """Sockets and logs. A socket's path may hold no more than about 100 bytes: keep it short. None: what
     `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who owns it."""
@@ -147,11 +148,8 @@ def _as_pool(value: object) -> str:
     text = str(value).strip()
     if text.lower() in WORKING_POOLS:
         return text.lower()
-    if text.lower() == "host" or "://" in text:
-        raise _Bad(
-            " or ".join(WORKING_POOLS),
-            f"a pool shared by the {'host' if '://' not in text else 'cluster'} is not built yet",
-        )
+    if "://" in text:
+        raise _Bad(" or ".join(WORKING_POOLS), "a pool shared by the cluster is not built yet")
     raise _Bad(" or ".join(WORKING_POOLS))
 
 
@@ -194,7 +192,7 @@ _TABLE: dict[str, _Row] = {
     "cache_max_bytes": _Row(_as_bytes, lambda: 10 << 30),
     "cache_max_files": _Row(_as_count, lambda: 100_000),
     "strict": _Row(_as_bool, lambda: False),
-    "idle_timeout": _Row(_as_seconds, lambda: 600.0),
+    "idle_timeout": _Row(_as_seconds, lambda: 120.0),
     "runtime_dir": _Row(_as_path, lambda: None),
     "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
 }

@@ -18,7 +18,7 @@ __all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset",
 KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
 
 # Present from the start, so that a reader need not ask whether a name exists.
-_NUMBERS = ("hits", "misses", "guard_misses", "entries_written", "corrupt_entries", "restarts")
+_NUMBERS = ("hits", "misses", "guard_misses", "joined", "entries_written", "corrupt_entries", "restarts")
 _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
@@ -53,8 +53,9 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
 def record_graph(record: Mapping[str, Any]) -> None:
     """Remember what became of one graph; the last `KEPT_GRAPHS` are kept.
 
-    Plain data. Usual fields: `label`, `key`, `how` (`hit`, `worker`, `in_process`, ...), `level` (`aot` or `fx`),
-    `seconds` (phase to seconds), `reasons` (list of names that were also counted).
+    Plain data. Usual fields: `label`, `key`, `how` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot` or
+    `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``), `reasons`
+    (list of names that were also counted).
     """
     with _lock:
         _graphs.append(dict(record))

@@ -37,8 +37,9 @@ _CHOICES = "choices"
 class Artifact(msgspec.Struct):
     """A compiled graph in parts.
 
-    `seconds` is what compiling took, `unkept` why it is in no store, `unprepared` that its kernels were compiled
-    without the precompiled header that the host should have.
+    `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
+    `unkept` is why it is in no store, `unprepared` that its kernels were compiled without the precompiled header that
+    the host should have.
     """
 
     level: str
@@ -50,15 +51,22 @@ class Artifact(msgspec.Struct):
     seconds: float = 0.0
     unkept: str = ""
     unprepared: bool = False
+    phases: dict[str, float] = {}
 
 
 class Reference(msgspec.Struct):
-    """An artifact that was published: the key it is under, and the entry's name there."""
+    """An artifact that was published: in which store, the key it is under, and the entry's name there.
 
+    `found` says that it was there when the worker looked, so that nothing was compiled.
+    """
+
+    store: str
     key: str
     name: str
     seconds: float = 0.0
     unprepared: bool = False
+    found: bool = False
+    phases: dict[str, float] = {}
 
 
 class Answer(msgspec.Struct):

@@ -8,12 +8,13 @@ it is an error instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxpool import statistics
@@ -58,6 +59,18 @@ class Attempt:
     def bypass(self, reason: str) -> None:
         statistics.count("bypasses", reason)
         self.reasons.append(f"bypass:{reason}")
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add what happens meanwhile to the seconds of a phase."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent(phase, time.perf_counter() - begun)
+
+    def spent(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def record(self) -> None:
         statistics.record_graph(

@@ -46,6 +46,7 @@ class Captured:
         """Complete the request: an entry that is written explains its key."""
         if self.describe is not None:
             self.request.key, self.describe = self.describe(), None
+        self.request.values = self.values()
 
     def values(self) -> dict[str, Any]:
         """This call's value of every symbol."""

@@ -78,6 +78,7 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
+        lowered = time.perf_counter()
         linked = triton.part()
         result, recorded = made.pack(context, _name(request), linking.names, linked)
         found = effects.encoded_guards(env, set(request.symbols))
@@ -87,9 +88,17 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
             if claimed:
                 raise _NotAsClaimed from error
             raise
-    seconds = time.perf_counter() - started
+    ended = time.perf_counter()
     return Artifact(
-        request.level, result, library, linked.encoded(), found, recorded, seconds, unprepared=linking.without_header
+        request.level,
+        result,
+        library,
+        linked.encoded(),
+        found,
+        recorded,
+        ended - started,
+        unprepared=linking.without_header,
+        phases={"lowering": lowered - started, "kernels": ended - lowered},
     )
 
 

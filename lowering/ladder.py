@@ -14,15 +14,17 @@ What only a miss needs is imported on the way down: a hit's 0.05 s should not gr
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fxpool import config, statistics
 from fxpool.codecache import toolchain
+from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
-from fxpool.lowering import capture, load, lookup, service
-from fxpool.lowering.artifact import Parts, decode_answer, parts_of_artifact
+from fxpool.lowering import capture, effects, load, lookup, service
+from fxpool.lowering.artifact import Parts, Reference, decode_answer, parts_of_artifact, parts_of_entry
 from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
@@ -105,14 +107,12 @@ def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Par
     attempt.seconds["lookup"] = attempt.seconds.get("lookup", 0.0) + time.perf_counter() - begun
     if served is not None:
         return served
-    begun = time.perf_counter()
     captured.to_be_compiled()
     captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
-        parts = _in_worker(captured, attempt, store)
-    else:
+        return _in_worker(captured, attempt, store, loaded)
+    with attempt.timed("compile"):
         parts = _serialized(captured, attempt, store)
-    attempt.seconds["compile"] = attempt.seconds.get("compile", 0.0) + time.perf_counter() - begun
     return loaded(parts)
 
 
@@ -127,28 +127,73 @@ def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
     return served
 
 
-def _in_worker(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
+def _in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, loaded: Callable[[Parts], Any]) -> Any:
+    flights = [""]
+    if captured.key is not None and store is not None:
+        # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
+        # more, for these sizes only.
+        sizes = hashlib.sha256(repr(sorted(captured.values().items())).encode()).hexdigest()
+        flights = [captured.key.digest, f"{captured.key.digest} {sizes}", ""]
+    for flight in flights:
+        found = _once(captured, attempt, store, flight, loaded)
+        if found is not None:
+            return found
+        if flight != flights[0]:
+            captured.request.store = None  # evicted, cleared or damaged before we came: carried inline
+    raise PoolUnavailableError(f"the worker of {attempt.label} sent no result")
+
+
+def _once(
+    captured: Captured, attempt: Attempt, store: LocalStore | None, flight: str, loaded: Callable[[Parts], Any]
+) -> Any | None:
+    """What one job comes to. None if its result is gone, or was made for somebody else and does not fit this call."""
     request = captured.request
-    answer = decode_answer(_submit(request, attempt))
-    statistics.count("compiles", "worker")
-    attempt.how = "worker"
+    with attempt.timed("compile"):
+        data, joined = _submit(request, attempt, flight)
+    answer = decode_answer(data)
     made = answer.reference or answer.artifact
-    if made is not None and made.unprepared:
-        _prepare(request, request.dump(), _place(request))
-    if answer.reference is not None and store is not None:
-        statistics.count("entries_written")
-        entry = lookup.published(captured, store, answer.reference.name)
-        if entry is not None and store.complete(entry):
-            return lookup.parts_of_entry(entry, store)
-        # Evicted, cleared or damaged before we came: once more, carried inline.
-        request.store = None
-        answer = decode_answer(_submit(request, attempt))
+    if made is None:
+        return None
+    others = joined or (answer.reference is not None and answer.reference.found)
+    attempt.how = "joined" if others else "worker"
+    if not others:
         statistics.count("compiles", "worker")
-    if answer.artifact is None:
-        raise PoolUnavailableError(f"the worker of {attempt.label} sent no result")
-    if answer.artifact.unkept and captured.key is not None and request.store is not None:
-        attempt.bypass("store_write_failed")
-    return parts_of_artifact(answer.artifact)
+        for phase, seconds in made.phases.items():
+            attempt.spent(f"worker_{phase}", seconds)
+    if made.unprepared:
+        _prepare(request, request.dump(), _place(request))
+    if answer.artifact is not None:
+        if others and not effects.guards_hold(answer.artifact.guards, captured.values()):
+            return None
+        if answer.artifact.unkept and captured.key is not None and request.store is not None:
+            attempt.bypass("store_write_failed")
+        found = loaded(parts_of_artifact(answer.artifact))
+    else:
+        assert answer.reference is not None
+        found = _referred(answer.reference, captured, store, loaded, others)
+    if found is not None and others:
+        statistics.count("joined")
+    return found
+
+
+def _referred(
+    reference: Reference, captured: Captured, store: LocalStore | None, loaded: Callable[[Parts], Any], others: bool
+) -> Any | None:
+    if store is None:
+        return None
+    if not others:
+        statistics.count("entries_written")
+    entry = lookup.published(reference, store)
+    if entry is None:
+        return None
+    if not others:
+        return loaded(parts_of_entry(entry, store))
+    if not effects.guards_hold(entry.guards, captured.values()):
+        return None
+    found = lookup.load_entry(entry, store, loaded)
+    if found is None:
+        captured.request.unfit.append(entry.name)
+    return found
 
 
 def _place(request: CompileRequest) -> dict[str, Any]:
@@ -159,16 +204,17 @@ def _place(request: CompileRequest) -> dict[str, Any]:
     }
 
 
-def _submit(request: CompileRequest, attempt: Attempt) -> bytes:
+def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
+    """(the worker's answer, whether it is an answer to somebody who asked for the same before)."""
     from fxpool.lowering import host_facts
 
     payload = request.dump()
-    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, **_place(request))
+    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, flight=flight, **_place(request))
     beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):
         beside = _prepare(request, payload, _place(request))
     try:
-        return job.result()
+        return job.result(), job.joined
     except KeyboardInterrupt:
         if beside is not None:
             beside.cancel()

@@ -10,14 +10,17 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import CorruptEntryError
+from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering import effects
-from fxpool.lowering.artifact import Parts, parts_of_entry
+from fxpool.lowering.artifact import Parts, Reference, parts_of_entry
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.load import GuardsDoNotHold
+from fxpool.lowering.request import CompileRequest
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -42,6 +45,7 @@ def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], 
             statistics.add_seconds_saved(entry.metadata.compile_seconds)
             store.mark_used(entry)
             return loaded
+        captured.request.unfit.append(entry.name)
     statistics.count("guard_misses" if found else "misses")
     return None
 
@@ -60,7 +64,44 @@ def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T
         return None
 
 
-def published(captured: Captured, store: LocalStore, name: str) -> Entry | None:
-    """The entry a worker said it published."""
-    assert captured.key is not None
-    return next((entry for entry in store.entries(captured.key.digest) if entry.name == name), None)
+def published(reference: Reference, store: LocalStore) -> Entry | None:
+    """The entry that a worker refers to; None if it is gone or damaged.
+
+    One that was made for somebody with another store is copied into this one.
+    """
+    if reference.store == store.root:
+        found = _named(store, reference)
+        return found if found is not None and store.complete(found) else None
+    try:
+        theirs = LocalStore(reference.store)
+        found = _named(theirs, reference)
+        if found is None:
+            return None
+        blobs = {role: theirs.read_blob(ref) for role, ref in found.blobs.items()}
+        if any(content is None for content in blobs.values()):
+            return None
+        return store.publish(
+            msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
+        )
+    except StoreError as error:
+        log.warning("entry %s could not be copied from %s: %s", reference.key[:12], reference.store, error)
+        return None
+
+
+def _named(store: LocalStore, reference: Reference) -> Entry | None:
+    return next((entry for entry in store.entries(reference.key) if entry.name == reference.name), None)
+
+
+def present(request: CompileRequest) -> Entry | None:
+    """An entry that fits a request and that its asker has not tried: written since it looked."""
+    if request.key is None or request.store is None:
+        return None
+    try:
+        store = LocalStore(request.store)
+    except StoreError:
+        return None
+    for entry in store.entries(request.key.digest):
+        fits = entry.name not in request.unfit and effects.guards_hold(entry.guards, request.values)
+        if fits and store.complete(entry):
+            return entry
+    return None

@@ -30,7 +30,8 @@ class CompileRequest:
     """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
     where there is none, None travels.
 
-    `key` is None for a graph that may not be kept. `store` is the directory an entry goes to.
+    `key` is None for a graph that may not be kept. `store` is the directory an entry goes to. `values` are those of the
+    symbols in this call, `unfit` the names of entries that its asker could not use.
     """
 
     level: str
@@ -53,6 +54,8 @@ class CompileRequest:
     key: GraphKey | None = None
     store: str | None = None
     tools: str | None = None
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unfit: list[str] = dataclasses.field(default_factory=list)
 
     def dump(self) -> bytes:
         names = list(self.parameter_sources)

@@ -49,11 +49,13 @@ def pool() -> PoolClient:
     global _pool, _pool_settings, _ahead
     _ahead = False  # it is wanted
     settings = config.current()
-    wanted = (os.getpid(), settings.workers, settings.runtime_dir)
+    wanted = (os.getpid(), settings.pool, settings.workers, settings.runtime_dir, settings.idle_timeout)
     with _lock:
         if _pool is None or _pool_settings != wanted:
-            from fxpool.pool import PoolClient, PoolConfig
+            from fxpool.pool import PoolClient, PoolConfig, identity
 
+            shared = settings.pool == "host"
+            environment = _environment()
             if _pool is not None and _pool_settings[0] == os.getpid():
                 _pool.close()
             _pool = PoolClient(
@@ -61,8 +63,11 @@ def pool() -> PoolClient:
                     workers=settings.workers,
                     preload=_PRELOAD,
                     idle="fxpool.lowering.rehearsal:rehearse",
-                    environment=_environment(),
-                    sys_path=tuple(path for path in sys.path if path),
+                    environment=environment,
+                    # A module of one program's must not be in the way of another's.
+                    sys_path=() if shared else tuple(path for path in sys.path if path),
+                    host=identity.digest(environment, _PRELOAD) if shared else "",
+                    idle_timeout=settings.idle_timeout,
                     runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
                 )
             )

@@ -15,7 +15,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, host_facts, precompiled_header
+from fxpool.lowering import ambient, host_facts, lookup, precompiled_header
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -28,11 +28,16 @@ log = logging.getLogger("fxpool.lowering")
 def compile_job(payload: bytes) -> bytes:
     """Job: compile one `CompileRequest`, publish the entry, answer with its reference.
 
-    What may not be kept, or can't be written, is answered inline.
+    An entry that was written since the asker looked is the answer, too. What may not be kept, or can't be written, is
+    answered inline.
     """
     job = current_job()
     assert job is not None, "compile_job runs in a pool"
     request = CompileRequest.load(payload)
+    if (entry := lookup.present(request)) is not None:
+        assert request.store is not None
+        reference = Reference(request.store, entry.key, entry.name, entry.metadata.compile_seconds, found=True)
+        return encode_answer(Answer(reference=reference))
     preload.settle_assembler()
     with compiling.scratch_directory():
         artifact = compiling.compile_request(
@@ -53,7 +58,10 @@ def compile_job(payload: bytes) -> bytes:
     except StoreError as error:
         artifact.unkept = str(error)
         return encode_answer(Answer(artifact=artifact))
-    return encode_answer(Answer(reference=Reference(entry.key, entry.name, artifact.seconds, artifact.unprepared)))
+    reference = Reference(
+        request.store, entry.key, entry.name, artifact.seconds, artifact.unprepared, phases=artifact.phases
+    )
+    return encode_answer(Answer(reference=reference))
 
 
 def prepare_job(payload: bytes) -> bytes:

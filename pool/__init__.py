@@ -18,11 +18,13 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
 
     client       PoolClient: submit, status, close          messages     what is said
     job          Job: result, cancel, callbacks             protocol     frames, and who the peer is
-    session      one server process and its connection      connection   frames in asyncio
-    config       PoolConfig                                 exceptions   an exception and its frames, across
-    server       the event loop around the scheduler        logs         records and warnings, across
-    scheduler    decisions: a state machine, no I/O         limits       how many workers: affinity, CPU quota
-    outcomes     what an asker is told of a job's end       runtime_dir  where sockets and logs lie
+    session      a connection to a server                   connection   frames in asyncio
+    launch       starts a server, or finds the host's       exceptions   an exception and its frames, across
+    identity     whose server is whose                      logs         records and warnings, across
+    config       PoolConfig                                 limits       how many workers: affinity, CPU quota
+    server       clients, the zygote, the server's end      runtime_dir  where sockets and logs lie
+    dispatcher   jobs and workers: does what is decided     outcomes     what an asker is told of a job's end
+    scheduler    decisions: a state machine, no I/O         hosts        a look at this host's servers
     zygote       the process that forks                     processes    death signals, orphans, groups
     zygote_link  the server's end of it                     worker       runs a job; current_job()
 """

@@ -1,4 +1,4 @@
-"""The asker's side: starts a server of its own when there is a job, and gives jobs to it."""
+"""The asker's side: comes to a server when there is a job, and gives jobs to it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def _close_held(holder: _Holder, timeout: float) -> None:
 
 
 class PoolClient:
-    """A pool of this process's own: its server is started with the first job and ends with this process.
+    """A pool: its server is found or started with the first job.
 
-    Thread-safe. In a forked child it starts a server of the child's own and leaves the parent's alone. When the server
-    was lost, its jobs fail with PoolUnavailableError and the next `submit` starts another.
+    A server of this process's own ends with this process; one of the host's (`PoolConfig.host`) serves others, too.
+    Thread-safe. A forked child comes to a server by itself and leaves the parent's connection alone. When the server
+    was lost, its jobs fail with PoolUnavailableError and the next `submit` finds or starts another.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -62,7 +63,7 @@ class PoolClient:
     @property
     def server_pid(self) -> int | None:
         session = self._holder.session
-        return session.process.pid if session is not None and session.alive else None
+        return session.server_pid if session is not None and session.alive else None
 
     def start(self, wait: bool = False) -> None:
         """Start server and zygote if they are not running; with `wait`, return when workers can be forked.
@@ -91,12 +92,14 @@ class PoolClient:
         timeout: float | None = None,
         retries: int = 1,
         priority: int = 0,
+        flight: str = "",
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
 
         `environment` is applied over the zygote's (None removes a variable), `sys_path` is put before its import path,
         `cwd` None is a directory of the pool's, with nothing in it that a job should look at.
         `timeout` is the wall limit in seconds of one attempt; `retries` is how many deaths of workers are forgiven.
+        Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
         Returns at once. Raises PoolUnavailableError if no server can be started, ProtocolError if `payload` is over the
         cap of a frame.
         """
@@ -115,6 +118,7 @@ class PoolClient:
                 priority,
                 levels,
                 disabled,
+                flight,
             )
 
         for _ in range(3):
@@ -136,10 +140,13 @@ class PoolClient:
             return facts
         if not session.alive:
             return {"state": "stopped"}
-        return {"state": "starting", "server_pid": session.process.pid, "directory": str(session.directory)}
+        return {"state": "starting", "server_pid": session.server_pid, "directory": str(session.directory)}
 
     def close(self, timeout: float = 2.0) -> None:
-        """Kill all workers, the zygote and the server; jobs that are not done get JobCancelledError. Idempotent."""
+        """Let go of the server, or kill it with its zygote and all workers if it is our own. Idempotent.
+
+        Jobs that are not done get JobCancelledError.
+        """
         self._check_process()
         _close_held(self._holder, timeout)
 

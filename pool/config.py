@@ -22,6 +22,9 @@ class PoolConfig:
     CPU affinity and CPU quota allow. `idle` (``module:function``) is called once in the zygote when it has nothing else
     to do, for what makes later workers start warmer. `start_timeout` and `job_timeout` (a job's default wall limit)
     are in seconds.
+
+    `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it
+    had none for `idle_timeout` seconds. Empty: a server of this client's own.
     """
 
     workers: int | None = None
@@ -32,6 +35,8 @@ class PoolConfig:
     runtime_dir: str | None = None
     start_timeout: float = 120.0
     job_timeout: float | None = None
+    host: str = ""
+    idle_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -48,3 +53,5 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     start_timeout: float
     job_timeout: float | None
     runtime_root: str
+    link: str = ""  # where clients of the host look for its socket
+    idle_timeout: float = 120.0

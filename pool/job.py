@@ -23,7 +23,8 @@ log = logging.getLogger("fxpool.pool")
 
 
 class Job:
-    """A submitted job. `worker_pid` and `attempts` are known once it runs, `seconds` (in the worker) at its end."""
+    """A submitted job. `worker_pid` and `attempts` are known once it runs, `seconds` (in the worker) at its end, and
+    then whether it was another's that this one `joined`."""
 
     def __init__(self, session: Session, number: int, label: str, client: PoolClient) -> None:
         self.id = number
@@ -31,6 +32,7 @@ class Job:
         self.worker_pid: int | None = None
         self.attempts = 0
         self.seconds: float | None = None
+        self.joined = False
         self._session = session
         self._client = client  # who forgets the client and keeps the job still wants its result
         self._pid = os.getpid()
@@ -107,6 +109,7 @@ class Job:
 
     def completed(self, message: m.Done, payload: memoryview) -> None:
         self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
+        self.joined = message.joined
         self.finish(bytes(payload), None)
 
     def failed(self, message: m.Failed, payload: memoryview) -> None:

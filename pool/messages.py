@@ -51,7 +51,8 @@ class Refused(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A job, or (from a worker) a sub-job; the payload is its input.
 
-    `job` is the asker's own number for it. A sub-job inherits environment, sys_path, cwd, levels and limits from its
+    `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
+    waits for the first, whoever asks. A sub-job inherits environment, sys_path, cwd, levels and limits from its
     parent; what a worker writes into those fields is ignored.
     """
 
@@ -66,6 +67,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     priority: int = 0
     levels: dict[str, int] = {}
     disabled: int = 0
+    flight: str = ""
 
 
 class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -84,12 +86,13 @@ class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The job's function returned; the payload is its result."""
+    """The job's function returned; the payload is its result. `joined`: it was begun for somebody else."""
 
     job: int
     worker: int
     attempts: int
     seconds: float
+    joined: bool = False
 
 
 class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):

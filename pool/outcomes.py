@@ -21,15 +21,15 @@ _LOG_TAIL = 2000
 
 @dataclass
 class Work:
-    """A job as the server knows it beside the scheduler: what to run and whom to tell."""
+    """What somebody asked for, as the server knows it beside the scheduler: what to run and whom to tell."""
 
     key: int
     ask: m.Submit
     payload: memoryview
-    client: Client
-    worker: Worker | None  # the worker that asked for it, if it is a sub-job
-    root: int  # the client's number of the job it belongs to
+    client: Client | None  # who asked for it,
+    worker: Worker | None  # or which worker did, if it is a sub-job
     limit: float | None = None
+    joined: bool = False  # somebody else asked for the same before
 
 
 @dataclass(eq=False)
@@ -46,6 +46,7 @@ class Client:
 @dataclass(eq=False)
 class Worker:
     number: int
+    job: int
     work: Work
     attempt: int
     log_path: Path
@@ -102,7 +103,7 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         answer = outcome.answer
         assert isinstance(answer, Answer)
         if answer.ok:
-            return m.Done(number, answer.pid, action.attempts, answer.seconds), answer.payload
+            return m.Done(number, answer.pid, action.attempts, answer.seconds, work.joined), answer.payload
         failed.kind, failed.seconds = "exception", answer.seconds
         return failed, answer.payload
     if isinstance(outcome, s.Died):

@@ -3,12 +3,15 @@
 Events are methods, decisions are the list of actions they return; the server carries them out in that order. Jobs,
 workers and owners are numbers or any hashable name the caller gives; outcomes are opaque.
 
-A **job** is queued or has one **worker**. A worker holds a slot, holds none (it is blocked in waiting for its sub-jobs)
+A **job** is queued or has one **worker**, and is wanted by one or more **asks**: whoever asks for what is being done
+already (`flight`) joins it, and hears of its end with the others. It goes on as long as one of them wants it.
+
+A worker holds a slot, holds none (it is blocked in waiting for its sub-jobs)
 or wants one back. A worker outlives its job from the moment the asker has the outcome until the process is gone, and
 its slot is free only then. Sub-jobs belong to the worker that asked for them: they end with it.
 
-Order: workers that want their slot back, then sub-jobs, then jobs; by priority (higher first) and age. So a blocked
-worker, which holds memory, is served before a new one is begun.
+Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
+before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
 Why there is no deadlock, with any number of slots: a worker that waits for sub-jobs gives its slot back. One that waits
 without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run.
@@ -16,7 +19,6 @@ without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, a
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Hashable
@@ -103,7 +105,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Tell the asker of `job`; the scheduler has forgotten it."""
+    """Tell who asked as `job`; the scheduler has forgotten that. `worker` may still be busy for others."""
 
     job: int
     outcome: Outcome
@@ -125,11 +127,15 @@ class Slot(Enum):
 
 @dataclass
 class _Job:
+    """`job` is the number of its first ask, which may have left; `asks` maps those that want it to their owners."""
+
     job: int
-    owner: Hashable
+    asks: dict[int, Hashable]
     parent: int | None
+    flight: Hashable | None
     retries: int
-    rank: tuple[int, int, int]
+    priority: int
+    age: int
     attempt: int = 0
     worker: int | None = None
     last: object = None
@@ -157,11 +163,12 @@ class Scheduler:
         self._ready = False
         self._broken: str | None = None
         self._jobs: dict[int, _Job] = {}
+        self._asks: dict[int, int] = {}  # which job an ask belongs to
+        self._flights: dict[Hashable, int] = {}
         self._workers: dict[int, _Worker] = {}
-        self._queue: list[tuple[tuple[int, int, int], int]] = []
+        self._queue: dict[int, None] = {}
         self._wanting: deque[int] = deque()
         self._used = 0
-        self._queued = 0
         self._ages = itertools.count()
         self._worker_numbers = itertools.count(1)
         self.retries = 0
@@ -179,7 +186,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return self._queued
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -198,10 +205,25 @@ class Scheduler:
 
     # -- jobs
 
+    def job_of(self, ask: int) -> int | None:
+        """The job that an ask waits for: its own number, or that of the ask it joined; None once it was told."""
+        return self._asks.get(ask)
+
+    def asks_of(self, job: int) -> list[int]:
+        """Who waits for a job, in the order they came."""
+        return list(self._jobs[job].asks) if job in self._jobs else []
+
     def submit(
-        self, job: int, *, owner: Hashable, parent: int | None = None, retries: int = 1, priority: int = 0
+        self,
+        job: int,
+        *,
+        owner: Hashable = None,
+        parent: int | None = None,
+        flight: Hashable | None = None,
+        retries: int = 1,
+        priority: int = 0,
     ) -> list[Action]:
-        """A new job; `parent` is the worker that asked for it, if one did."""
+        """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal."""
         actions: list[Action] = []
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
@@ -210,24 +232,34 @@ class Scheduler:
             if asker is None or asker.job is None:
                 return [Deliver(job, Cancelled("the worker that asked for it is gone"), 0, None)]
             asker.children[job] = None
-        rank = (0 if parent is not None else 1, -priority, next(self._ages))
-        self._jobs[job] = _Job(job, owner, parent, retries, rank)
-        self._enqueue(self._jobs[job])
+            owner, flight = None, None  # it ends with the worker, and not before
+        elif flight is not None and flight in self._flights:
+            known = self._jobs[self._flights[flight]]
+            known.asks[job] = owner
+            known.priority, known.retries = max(known.priority, priority), max(known.retries, retries)
+            self._asks[job] = known.job
+            return actions
+        elif flight is not None:
+            self._flights[flight] = job
+        self._jobs[job] = _Job(job, {job: owner}, parent, flight, retries, priority, next(self._ages))
+        self._asks[job] = job
+        self._queue[job] = None
         self._dispatch(actions)
         return actions
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:
-        """The asker withdrew it. Its worker is killed, its sub-jobs too."""
+        """The asker withdrew it. If nobody else wants it, its worker is killed, its sub-jobs too."""
         actions: list[Action] = []
-        self._abort(job, Cancelled(reason), actions)
+        self._withdraw(job, reason, actions)
         self._dispatch(actions)
         return actions
 
     def owner_left(self, owner: Hashable) -> list[Action]:
         """Cancels all that `owner` asked for."""
         actions: list[Action] = []
-        for job in [j.job for j in self._jobs.values() if j.owner == owner]:
-            self._abort(job, Cancelled("its asker is gone"), actions)
+        top = [job for job in self._jobs.values() if job.parent is None]
+        for ask in [ask for job in top for ask, whose in job.asks.items() if whose == owner]:
+            self._withdraw(ask, "its asker is gone", actions)
         self._dispatch(actions)
         return actions
 
@@ -332,18 +364,30 @@ class Scheduler:
 
     # -- inside
 
-    def _enqueue(self, job: _Job) -> None:
-        self._queued += 1
-        heapq.heappush(self._queue, (job.rank, job.job))
-
     def _head(self) -> _Job | None:
-        """The next queued job, or None. Entries of jobs that were withdrawn lie in the heap until they come up."""
-        while self._queue:
-            job = self._jobs.get(self._queue[0][1])
-            if job is not None and job.worker is None:
-                return job
-            heapq.heappop(self._queue)
-        return None
+        """The next queued job, or None."""
+        if not self._queue:
+            return None
+        held: dict[Hashable, int] = {}
+        for worker in self._workers.values():
+            if worker.slot is Slot.HELD and worker.job is not None:
+                for owner in self._owners(self._jobs[worker.job]):
+                    held[owner] = held.get(owner, 0) + 1
+
+        def rank(job: _Job) -> tuple[bool, int, int, int]:
+            load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
+            return job.parent is None, -job.priority, load, job.age
+
+        return min((self._jobs[number] for number in self._queue), key=rank)
+
+    def _owners(self, job: _Job) -> set[Hashable]:
+        """Who wants a job, or the job that it is a part of."""
+        while job.parent is not None:
+            above = self._workers.get(job.parent)
+            if above is None or above.job is None:
+                return set()
+            job = self._jobs[above.job]
+        return set(job.asks.values())
 
     def _next_helper(self) -> int | None:
         """What would run next if it can end another's waiting: a worker that wants to go on, or a sub-job."""
@@ -366,8 +410,7 @@ class Scheduler:
         job = self._head() if self._ready else None
         if job is None:
             return False
-        heapq.heappop(self._queue)
-        self._queued -= 1
+        del self._queue[job.job]
         job.attempt += 1
         job.worker = next(self._worker_numbers)
         self._workers[job.worker] = _Worker(job.worker, job.job)
@@ -391,11 +434,15 @@ class Scheduler:
     def _finish(self, job: _Job, outcome: Outcome, actions: list[Action]) -> None:
         """Forget the job, tell its asker, end what it had asked for. The worker, if any, goes on without a job."""
         del self._jobs[job.job]
+        if job.flight is not None:
+            del self._flights[job.flight]
         if job.parent in self._workers:
             self._workers[job.parent].children.pop(job.job, None)  # type: ignore[index]
-        actions.append(Deliver(job.job, outcome, job.attempt, job.worker))
+        for ask in job.asks:
+            del self._asks[ask]
+            actions.append(Deliver(ask, outcome, job.attempt, job.worker))
         if job.worker is None:
-            self._queued -= 1
+            del self._queue[job.job]
         else:
             self._orphan(self._workers[job.worker], actions)
 
@@ -405,6 +452,16 @@ class Scheduler:
             self._release(worker)
         for child in list(worker.children):
             self._abort(child, Cancelled("the job that asked for it ended"), actions)
+
+    def _withdraw(self, ask: int, reason: str, actions: list[Action]) -> None:
+        job = self._jobs.get(self._asks.get(ask, -1))
+        if job is None:
+            return
+        if len(job.asks) == 1:
+            self._abort(job.job, Cancelled(reason), actions)
+            return
+        del job.asks[ask], self._asks[ask]
+        actions.append(Deliver(ask, Cancelled(reason), job.attempt, None))
 
     def _abort(self, job: int, outcome: Outcome, actions: list[Action]) -> None:
         known = self._jobs.get(job)
@@ -432,4 +489,4 @@ class Scheduler:
         del self._workers[worker]
         self.retries += 1
         job.worker, job.last = None, how
-        self._enqueue(job)
+        self._queue[job.job] = None

@@ -1,10 +1,11 @@
-"""The server: asyncio around the scheduler. Owns the zygote, knows every worker, imports no torch.
+"""The server: clients come and go, a zygote is kept, jobs go to the dispatcher. Imports no torch.
 
     python -m fxpool.pool.server --directory DIR --listen FD     (what a client starts; see `client`)
 
-An embedded server ends when its last client is gone, on Shutdown and on SIGTERM; all workers, the zygote and the
-private directory go with it. Every decision is the scheduler's; this module carries them out (`_carry_out`) and turns
-what happens on sockets, timers and processes into its events.
+A client's own server ends when that is gone, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends when it
+had no client for a while; on Shutdown, on SIGTERM and when another took its place it takes no new client and lets the
+jobs of those it has end first. All workers, the zygote and the private directory go with it. Which job runs when is the
+scheduler's decision, and the dispatcher carries it out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -28,25 +28,25 @@ from fxpool import __version__
 from fxpool.errors import ProtocolError
 from fxpool.pool import limits, processes, runtime_dir
 from fxpool.pool import messages as m
-from fxpool.pool import scheduler as s
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
-from fxpool.pool.outcomes import Answer, Client, JobLogs, Work, Worker, describe, outcome
+from fxpool.pool.dispatcher import GRACE_SECONDS, Dispatcher
+from fxpool.pool.launch import READY
+from fxpool.pool.outcomes import Client
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.pool.zygote_link import ZygoteLink
 
 __all__ = ["Server", "main"]
 
 HANDSHAKE_SECONDS = 10.0
-# A worker that answered, or whose socket closed, is killed if it is not gone after this.
-GRACE_SECONDS = 2.0
-STALL_SECONDS = 0.5
+# How often the host's server looks whether it still is that.
+_LINK_SECONDS = 5.0
 
 log = logging.getLogger("fxpool.pool.server")
 
 
 class Server:
-    """One event loop's worth of clients, workers and a zygote."""
+    """One event loop's worth of clients, a zygote and a dispatcher."""
 
     def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
         self.directory = directory
@@ -54,26 +54,23 @@ class Server:
         self.slots, self.rule = limits.default_workers()
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
-        self.scheduler = s.Scheduler(self.slots)
         self.listener = listener
         self.clients: dict[int, Client] = {}
-        self.workers: dict[int, Worker] = {}
-        self.jobs: dict[int, Work] = {}
-        self.counters = {"jobs": 0, "sub_jobs": 0, "forks": 0, "retries": 0, "deaths": 0, "zygotes": 0}
-        self.fork_seconds = 0.0
+        self.zygotes = 0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
         self._numbers = 0
-        self.logs = JobLogs(directory / "logs")
         self._had_client = False
+        self._draining = False
+        self._idle: asyncio.TimerHandle | None = None
         self._ending = False
-        self._stall: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.end = asyncio.Event()
-        self.loop.add_signal_handler(signal.SIGTERM, self.end.set)
+        self.dispatcher = Dispatcher(self.directory, self.slots, self._to_zygote)
+        self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
         processes.adopt_orphans()  # what is left of the workers when the zygote was killed
@@ -82,7 +79,10 @@ class Server:
         # Somebody started us; nobody came.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_alone)
         self._start_zygote()
+        (self.directory / READY).touch(mode=0o600)
         self._spawn(self._sweep())
+        if self.config.link:
+            self._spawn(self._watch_link())
         try:
             await self.end.wait()
         finally:
@@ -91,7 +91,7 @@ class Server:
     # ------------------------------------------------------------ clients
 
     def _listen(self) -> None:
-        if not self._ending:
+        if not self._ending and not self._draining:
             self.loop.add_reader(self.listener.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -128,19 +128,15 @@ class Server:
         if not client.greeted:
             return self._greet(client, message)
         if isinstance(message, m.Submit):
-            if message.job in client.keys:
-                raise ProtocolError(f"job number {message.job} is in use")
             if message.timeout is None:
                 message.timeout = self.config.job_timeout
-            self.counters["jobs"] += 1
-            self._submit(Work(self._next_number(), message, payload, client, None, message.job, message.timeout))
+            self.dispatcher.submit(client, message, payload)
         elif isinstance(message, m.Cancel):
-            if message.job in client.keys:
-                self._do(self.scheduler.cancel(client.keys[message.job], "by its asker"))
+            self.dispatcher.cancel(client, message.job)
         elif isinstance(message, m.StatusQuery):
             client.connection.send(m.Status(message.number, self.status()))
         elif isinstance(message, m.Shutdown):
-            self.end.set()
+            self._asked_to_end()
         else:
             raise ProtocolError("a second hello")
 
@@ -155,6 +151,9 @@ class Server:
             )
             raise ProtocolError(reason)
         client.greeted = self._had_client = True
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
         assert client.timer is not None
         client.timer.cancel()
         client.connection.raise_cap(PAYLOAD_CAP)
@@ -183,239 +182,65 @@ class Server:
         if client.pidfd >= 0:
             self.loop.remove_reader(client.pidfd)
             os.close(client.pidfd)
-        self._do(self.scheduler.owner_left(client.number))
+        self.dispatcher.client_left(client)
         self._leave_if_alone(only_after_one=True)
 
     def _leave_if_alone(self, only_after_one: bool = False) -> None:
-        if not any(client.greeted for client in self.clients.values()) and (self._had_client or not only_after_one):
+        if any(client.greeted for client in self.clients.values()) or (only_after_one and not self._had_client):
+            return
+        if not self.config.link or self._draining or not only_after_one:
             self.end.set()
+        elif self._idle is None:
+            self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_alone)
 
-    # ------------------------------------------------------------ jobs
+    # ------------------------------------------------------------ the host's server
 
-    def _submit(self, work: Work) -> None:
-        self.jobs[work.key] = work
-        keys, parent = work.client.keys, None
-        if work.worker is not None:
-            keys, parent = work.worker.keys, work.worker.number
-        keys[work.ask.job] = work.key
-        self._do(
-            self.scheduler.submit(
-                work.key,
-                owner=work.client.number,
-                parent=parent,
-                retries=max(0, work.ask.retries),
-                priority=work.ask.priority,
-            )
-        )
-
-    def _do(self, actions: list[s.Action]) -> None:
-        """Carry out what the scheduler decided."""
-        for action in actions:
-            if isinstance(action, s.Fork):
-                self._fork(action)
-            elif isinstance(action, s.Deliver):
-                self._deliver(action)
-            elif action.worker not in self.workers:
-                continue
-            elif isinstance(action, s.Kill):
-                if self.zygote is not None:
-                    self.zygote.send(m.Kill(action.worker))
-            else:
-                worker = self.workers[action.worker]
-                self._to_worker(worker, m.Granted(worker.resume))
-        self._watch_for_stall()
-
-    def _watch_for_stall(self) -> None:
-        if not self.scheduler.stalled:
-            if self._stall is not None:
-                self._stall.cancel()
-                self._stall = None
-        elif self._stall is None:
-            self._stall = self.loop.call_later(STALL_SECONDS, self._relieve)
-
-    def _relieve(self) -> None:
-        self._stall = None
-        self._do(self.scheduler.relieve())
-
-    def _deliver(self, action: s.Deliver) -> None:
-        work = self.jobs.pop(action.job)
-        keys = work.worker.keys if work.worker is not None else work.client.keys
-        keys.pop(work.ask.job, None)
-        worker = self.workers.get(action.worker) if action.worker is not None else None
-        message, payload = outcome(action, work, worker)
-        if worker is not None:
-            for timer in worker.timers:
-                timer.cancel()
-            worker.timers = [self.loop.call_later(GRACE_SECONDS, self._kill, worker.number)]
-            if isinstance(message, m.Failed) and message.kind != "cancelled":
-                self.logs.keep(worker.log_path)
-        if work.worker is not None:
-            self._to_worker(work.worker, message, payload)
+    def _asked_to_end(self) -> None:
+        """At once if it is a client's own, or asked twice; else when what was asked for is done."""
+        if not self.config.link or self._draining:
+            self.end.set()
         else:
-            work.client.connection.send(message, payload)
+            self._drain("it was asked to end")
 
-    # ------------------------------------------------------------ workers
+    def _drain(self, reason: str) -> None:
+        log.info("no new clients: %s", reason)
+        self._draining = True
+        self._remove_link()
+        self.loop.remove_reader(self.listener.fileno())
+        self._spawn(self._end_when_done())
 
-    def _fork(self, action: s.Fork) -> None:
-        work = self.jobs[action.job]
-        path = self.logs.path(work.key, action.attempt)
-        scratch = self.directory / "scratch" / path.stem
-        worker = Worker(action.worker, work, action.attempt, path, scratch, action.last)
-        self.workers[action.worker] = worker
+    async def _end_when_done(self) -> None:
+        while self.dispatcher.busy:
+            await asyncio.sleep(0.05)
+        self.end.set()
+
+    async def _watch_link(self) -> None:
+        """Leave when another server was put in our place."""
+        while not self._draining:
+            await asyncio.sleep(_LINK_SECONDS)
+            if not self._link_is_ours():
+                if not self._draining:
+                    self._drain("another server has taken its place")
+                return
+
+    def _link_is_ours(self) -> bool:
         try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            failed = m.Exited(action.worker, None, None, f"no socket for a worker: {error}")
-            self.loop.call_soon(self.on_exited, failed)
-            return
+            return os.readlink(self.config.link) == f"{self.directory.name}/{runtime_dir.SOCKET}"
+        except OSError:
+            return False
 
-        def on_frame(message: m.FromWorker, payload: memoryview) -> None:
-            self._from_worker(worker, message, payload)
-
-        def on_end(error: Exception | None) -> None:
-            self._worker_silent(worker, error)
-
-        worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
-        assert self.zygote is not None
-        self.zygote.send(m.Fork(action.worker, str(path)), theirs)
-        self.counters["forks"] += 1
-        ask = work.ask
-        run = m.Run(
-            work.key,
-            ask.function,
-            ask.label,
-            action.attempt,
-            self.slots,
-            ask.environment,
-            ask.sys_path,
-            ask.cwd,
-            ask.levels,
-            ask.disabled,
-            str(scratch),
-        )
-        self._to_worker(worker, run, work.payload)
-
-    def _to_worker(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
-        if worker.connection is not None and not worker.connection.closed:
-            worker.connection.send(message, payload)
-
-    def _from_worker(self, worker: Worker, message: m.FromWorker, payload: memoryview) -> None:
-        work = worker.work
-        if isinstance(message, (m.LogRecord, m.WarningRecord)):
-            if work.key in self.jobs:
-                message.job = work.root
-                work.client.connection.send(message)
-        elif isinstance(message, m.Answer):
-            worker.pid = message.pid  # the zygote's word on it may still be on the way
-            answer = Answer(message.ok, message.seconds, payload, message.pid)
-            self._do(self.scheduler.answered(worker.number, answer))
-        elif isinstance(message, m.Submit):
-            if message.job in worker.keys:
-                raise ProtocolError(f"sub-job number {message.job} is in use")
-            above = work.ask
-            message = m.Submit(
-                message.job,
-                message.function,
-                message.label,
-                above.environment,
-                above.sys_path,
-                above.cwd,
-                None,
-                message.retries,
-                above.priority,
-                above.levels,
-                above.disabled,
-            )
-            self.counters["sub_jobs"] += 1
-            self._submit(Work(self._next_number(), message, payload, work.client, worker, work.root))
-        elif isinstance(message, m.Cancel):
-            if message.job in worker.keys:
-                self._do(self.scheduler.cancel(worker.keys[message.job], "by its asker"))
-        elif isinstance(message, m.Waiting):
-            self._do(self.scheduler.waiting(worker.number))
-        elif isinstance(message, m.Resume):
-            worker.resume = message.number
-            self._do(self.scheduler.resume(worker.number))
-        elif isinstance(message, m.SlotsQuery):
-            self._to_worker(worker, m.SlotsReply(message.number, self.scheduler.free))
-
-    def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
-        """Its socket ended: normally because the process did, which the zygote will tell."""
-        if error is not None:
-            log.warning("worker %s: %s", worker.pid, error)
-            self._kill(worker.number)
-        if worker.exited is not None:
-            self._worker_gone(worker)
-        else:
-            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._kill, worker.number))
-
-    def _kill(self, number: int) -> None:
-        self._do(self.scheduler.lost(number))
-
-    def on_forked(self, message: m.Forked) -> None:
-        self.fork_seconds = message.seconds
-        worker = self.workers.get(message.worker)
-        if worker is None:
-            return
-        worker.pid = message.pid
-        self._do(self.scheduler.forked(worker.number))
-        work = worker.work
-        if work.key not in self.jobs:
-            return
-        if work.limit is not None:
-            worker.timers.append(
-                self.loop.call_later(work.limit, lambda: self._do(self.scheduler.timed_out(worker.number)))
-            )
-        reason = ""
-        if worker.last is not None:
-            self.counters["retries"] += 1
-            reason = describe(worker.last)
-        started = m.Started(work.ask.job, message.pid, worker.attempt, reason)
-        if work.worker is None:
-            work.client.connection.send(started)
-
-    def on_exited(self, message: m.Exited) -> None:
-        worker = self.workers.get(message.worker)
-        if worker is None:
-            return
-        worker.exited = message
-        if message.failure:
-            self._do(self.scheduler.forked(worker.number))  # trying for ever is no answer to a machine that is full
-        if worker.connection is None or worker.connection.closed:
-            self._worker_gone(worker)
-        else:
-            # Its last words may still be in the socket; they are over when the socket is.
-            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._worker_gone, worker))
-
-    def _worker_gone(self, worker: Worker) -> None:
-        if worker.number not in self.workers:
-            return
-        assert worker.exited is not None
-        if worker.work.key in self.jobs:
-            self.counters["deaths"] += 1
-            self.logs.keep(worker.log_path)
-        # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
-        self._do(self.scheduler.exited(worker.number, worker.exited))
-        self._forget(worker)
-
-    def _forget(self, worker: Worker) -> None:
-        self.workers.pop(worker.number, None)
-        for timer in worker.timers:
-            timer.cancel()
-        worker.timers = []
-        if worker.connection is not None:
-            worker.connection.close()
-        self.logs.discard(worker.log_path)
-        # A worker that was killed could not tidy up, nor could the compilers it had started.
-        shutil.rmtree(worker.scratch, ignore_errors=True)
+    def _remove_link(self) -> None:
+        if self.config.link and self._link_is_ours():
+            with contextlib.suppress(OSError):
+                os.unlink(self.config.link)
 
     # ------------------------------------------------------------ the zygote
 
     def _start_zygote(self) -> None:
-        self.counters["zygotes"] += 1
+        self.zygotes += 1
         self.zygote_facts = {"state": "starting"}
         # What a zygote does in its idle time may be what ended the one before.
-        idle = self.config.idle if self.counters["zygotes"] == 1 else ""
+        idle = self.config.idle if self.zygotes == 1 else ""
         order = m.Prepare(self.config.preload, self.config.sys_path, idle)
         try:
             self.zygote = ZygoteLink(self, order)
@@ -433,46 +258,45 @@ class Server:
         for client in self.clients.values():
             if client.greeted:
                 self._tell_zygote_state(client)
-        self._do(self.scheduler.zygote_ready())
+        self.dispatcher.do(self.dispatcher.scheduler.zygote_ready())
+
+    def on_forked(self, message: m.Forked) -> None:
+        self.dispatcher.on_forked(message)
+
+    def on_exited(self, message: m.Exited) -> None:
+        self.dispatcher.on_exited(message)
+
+    def _to_zygote(self, message: m.ToZygote, attached: socket.socket | None) -> None:
+        if self.zygote is not None:
+            self.zygote.send(message, attached)
+        elif attached is not None:
+            attached.close()
 
     def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None:
         """It is dead and reaped."""
         late = zygote.late
         if zygote is not self.zygote or self._ending:
             return
-        if self.scheduler.broken is not None:
+        scheduler = self.dispatcher.scheduler
+        if scheduler.broken is not None:
             self.zygote = None
             return
-        self.counters["deaths"] += 1
+        self.dispatcher.counters["deaths"] += 1
         log.warning("%s", reason)
-        # Its workers got SIGKILL from the kernel and became our children; their compilers did not and may have.
-        for worker in self.workers.values():
-            if worker.pid is not None:
-                processes.kill_group(worker.pid)
-        processes.reap_strays(set(), seconds=2.0)
-        for worker in list(self.workers.values()):
-            if worker.connection is not None:
-                worker.connection.drain()
         self.zygote = None
-        for worker in self.workers.values():
-            if worker.pid is not None and worker.work.key in self.jobs:
-                self.logs.keep(worker.log_path)
-        how = m.Exited(0, None, int(signal.SIGKILL), f"{reason}, and its workers with it")
-        self._do(self.scheduler.zygote_lost(how, reason))
-        for worker in list(self.workers.values()):
-            self._forget(worker)
+        self.dispatcher.zygote_gone(reason)
         if late:
-            self._do(self.scheduler.zygote_broken(reason))
-        if self.scheduler.broken is not None:
+            self.dispatcher.do(scheduler.zygote_broken(reason))
+        if scheduler.broken is not None:
             self.zygote_facts = {"state": "broken"}
-            self._zygote_broken(self.scheduler.broken)
+            self._zygote_broken(scheduler.broken)
         else:
             self._start_zygote()
 
     def _zygote_broken(self, reason: str) -> None:
         log.error("%s", reason)
         self.zygote_facts = {**self.zygote_facts, "state": "broken", "reason": reason}
-        self._do(self.scheduler.zygote_broken(reason))
+        self.dispatcher.do(self.dispatcher.scheduler.zygote_broken(reason))
         for client in self.clients.values():
             if client.greeted:
                 self._tell_zygote_state(client)
@@ -491,25 +315,14 @@ class Server:
             "server_pid": os.getpid(),
             "directory": str(self.directory),
             "fxpool": __version__,
+            "shared": bool(self.config.link),
+            "draining": self._draining,
             "clients": [client.pid for client in self.clients.values() if client.greeted],
             "slots": self.slots,
             "slots_rule": self.rule,
-            "slots_free": self.scheduler.free,
-            "queued": self.scheduler.queued,
-            "running": [
-                {
-                    "label": worker.work.ask.label,
-                    "pid": worker.pid,
-                    "attempt": worker.attempt,
-                    "sub_job": worker.work.worker is not None,
-                }
-                for worker in self.workers.values()
-                if worker.work.key in self.jobs
-            ],
-            "workers": [worker.pid for worker in self.workers.values() if worker.pid is not None],
+            **self.dispatcher.status(),
             "zygote": dict(self.zygote_facts),
-            "fork_seconds": self.fork_seconds,
-            "counters": dict(self.counters),
+            "counters": {**self.dispatcher.counters, "zygotes": self.zygotes},
         }
 
     def _next_number(self) -> int:
@@ -537,13 +350,13 @@ class Server:
         self._ending = True
         for task in list(self._tasks):
             task.cancel()
+        self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
         self.listener.close()
         if self.zygote is not None:
             await self.zygote.stop(GRACE_SECONDS)
         processes.reap_strays(set(), seconds=GRACE_SECONDS)
-        for worker in list(self.workers.values()):
-            self._forget(worker)
+        self.dispatcher.forget_all()
         runtime_dir.remove(self.directory)
         # Last, so that who waits for our end finds nothing of us.
         for client in list(self.clients.values()):
@@ -560,8 +373,10 @@ def main(arguments: list[str]) -> None:
     processes.name_process("fxpool server")
     listener = socket.socket(fileno=options.listen)
     os.set_inheritable(options.listen, False)
-    lock = runtime_dir.hold(options.directory)
     config = msgspec.json.decode((options.directory / CONFIG).read_bytes(), type=ServerConfig)
+    if config.link and os.fork():
+        os._exit(0)  # whoever started us has no child to wait for
+    lock = runtime_dir.hold(options.directory)
     server = Server(options.directory, listener, config)
     log.info("server %d with %d slots (%s)", os.getpid(), server.slots, server.rule)
     asyncio.run(server.run())

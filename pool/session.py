@@ -1,4 +1,4 @@
-"""One server process and the connection to it, from its start to its end.
+"""A connection to a server, from finding or starting that to the end of either.
 
 One daemon thread does the reading, and the writing that did not fit into the socket at once, so that nobody who submits
 waits.
@@ -10,9 +10,7 @@ import itertools
 import os
 import select
 import selectors
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,11 +21,11 @@ import msgspec
 
 from fxpool import __version__
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
+from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
-from fxpool.pool import runtime_dir
-from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
+from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
-from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, check_peer, encode
+from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, encode
 
 if TYPE_CHECKING:
     from fxpool.pool.client import PoolClient
@@ -36,28 +34,12 @@ __all__ = ["Session", "again"]
 
 _LOG_TAIL = 2000
 
-# Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
-_sockets: set[socket.socket] = set()
-_processes: set[subprocess.Popen[bytes]] = set()
-# No fork while they are made. Reentrant: a signal handler may fork.
-_making = threading.RLock()
-
-
-def _after_fork() -> None:
-    for sock in list(_sockets):
-        sock.close()  # this process's copy; the connection is the parent's
-    _sockets.clear()
-    for process in _processes:
-        process.returncode = 0  # not our child: nothing to wait for
-    _processes.clear()
-    _making.release()
-
-
-os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
-
 
 class Session:
-    """A new server is a new session. `alive` until the server is gone or `close` was called."""
+    """A new server is a new session. `alive` until the server is gone or `close` was called.
+
+    A server of this process's own ends with the session; the host's goes on.
+    """
 
     def __init__(self, config: PoolConfig) -> None:
         self.config = config
@@ -76,75 +58,40 @@ class Session:
         self._closing = False
         self._leave = False
         self._deadline = time.monotonic() + config.start_timeout
-        self.directory = runtime_dir.make_private(runtime_dir.runtime_root(config.runtime_dir))
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
         self._wake = -1
+        found: launch.Found | None = None
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            with _making:
-                self._spawn()
-            self.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
+            found = launch.find_or_start(config) if config.host else launch.start(config)
+            self.sock, self.directory, self.process, self.shared = (
+                found.sock,
+                found.directory,
+                found.process,
+                found.shared,
+            )
             self._thread.start()
         except BaseException as error:
-            self._abandon()
+            self._abandon(found)
             if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started (any more)
                 raise PoolUnavailableError(f"the server could not be started: {error}") from error
             raise
 
-    def _spawn(self) -> None:
-        config = self.config
-        facts = ServerConfig(
-            config.workers,
-            list(config.preload),
-            config.idle,
-            list(config.sys_path),
-            config.start_timeout,
-            config.job_timeout,
-            str(self.directory.parent),
-        )
-        (self.directory / CONFIG).write_bytes(msgspec.json.encode(facts))
-        path = str(self.directory / runtime_dir.SOCKET)
-        # We listen and connect, then start who will accept: nobody has to poll, and if we die at any moment from here
-        # on, the server finds a connection that has ended.
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _sockets.update((listener, self.sock))
-        try:
-            listener.bind(path)
-            os.chmod(path, 0o600)
-            listener.listen(64)
-            self.sock.connect(path)
-            check_peer(self.sock, os.getuid())
-            self.sock.setblocking(False)
-            arguments = ["--directory", str(self.directory), "--listen", str(listener.fileno())]
-            with open(self.directory / "server.log", "wb") as output:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "fxpool.pool.server", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    # A file of the user's working directory must not shadow a module.
-                    cwd=self.directory,
-                    env=dict(config.environment),
-                    pass_fds=(listener.fileno(),),
-                    start_new_session=True,  # Ctrl-C in a terminal is for the client alone
-                )
-            _processes.add(self.process)
-        finally:
-            _sockets.discard(listener)
-            listener.close()  # our copy would keep the end of a server that never accepted from being seen
-
-    def _abandon(self) -> None:
-        """Undo a start that got stuck half-way."""
+    def _abandon(self, found: launch.Found | None) -> None:
+        """Undo a start that got stuck half-way. A server of the host's leaves by itself."""
         if self._wake >= 0:
             os.close(self._wake)
-        if hasattr(self, "process"):
-            self.process.kill()
-            self.process.wait()
-            _processes.discard(self.process)
-        if hasattr(self, "sock"):
-            self._close_socket()
-        runtime_dir.remove(self.directory)
+        if found is None:
+            return
+        launch.sockets.discard(found.sock)
+        found.sock.close()
+        if found.process is not None:
+            if not found.shared:
+                found.process.kill()
+            found.process.wait()
+            launch.processes.discard(found.process)
+        if not found.shared:
+            runtime_dir.remove(found.directory)
 
     # ------------------------------------------------------------ any thread
 
@@ -196,8 +143,18 @@ class Session:
         if not done:
             self._wake_up()
 
+    @property
+    def server_pid(self) -> int | None:
+        """None as long as a server of the host's has not said."""
+        if self._welcome is not None:
+            return self._welcome.pid
+        return self.process.pid if self.process is not None and not self.shared else None
+
     def close(self, timeout: float) -> None:
-        """End the server and all it runs, and this session. Returns when its processes are gone."""
+        """End this session, and with it a server of our own and all it runs: its processes are gone then.
+
+        What was asked of the host's server ends, too, unless somebody else wants it.
+        """
         if self.pid != os.getpid():
             return
         if threading.current_thread() is self._thread:
@@ -212,13 +169,19 @@ class Session:
             self.over.wait(timeout)
             return
         if self.error is None:
-            if self._welcome is None:
-                self.process.kill()  # still starting; a zygote dies with it
+            if self.shared:
+                self._wake_up()
+            elif self._welcome is None:
+                self._kill()  # still starting; a zygote dies with it
             else:
                 self.send(m.Shutdown())
             if not self.over.wait(timeout):
-                self.process.kill()
+                self._kill()
         self._thread.join(timeout)
+
+    def _kill(self) -> None:
+        if self.process is not None and not self.shared:
+            self.process.kill()
 
     def _wake_up(self) -> None:
         try:
@@ -245,10 +208,12 @@ class Session:
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 timeout = None
+                if self._closing and self.shared:
+                    return PoolUnavailableError("the connection was closed")
                 if self._leave:
                     self._leave = False
                     if self._welcome is None:
-                        self.process.kill()
+                        self._kill()
                     self.send(m.Shutdown())
                 if self._welcome is None:
                     timeout = self._deadline - time.monotonic()
@@ -303,6 +268,10 @@ class Session:
             if (message.protocol, message.fxpool) != (PROTOCOL_VERSION, __version__):
                 raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process {__version__}")
             self._welcome = message
+            if self.shared and self.process is not None:
+                self.process.wait()  # it only started the server, which runs
+                launch.processes.discard(self.process)
+                self.process = None
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
         elif isinstance(message, m.ZygoteState):
@@ -315,26 +284,15 @@ class Session:
                 reply.event.set()
 
     def _end(self, error: PoolError) -> None:
-        if not self._closing:
-            # Its socket has ended: so has the server, or it is of no use.
-            _ended(self.process, 0.5)
-        if self.process.poll() is None and (not self._closing or self._welcome is None):
-            self.process.kill()
-        if not _ended(self.process, 5.0):
-            self.process.kill()
-        code = self.process.wait()
-        _processes.discard(self.process)
-        if not isinstance(error, ProtocolError) and not self._closing:
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            error = PoolUnavailableError(f"{error}: server {self.process.pid} {how}", remedy=self._log_tail())
+        error = self._of_the_host(error) if self.shared else self._of_our_own(error)
         with self._lock:
             self.error = error
             jobs, self.jobs = self.jobs, {}
             self._outbox.clear()
         self._close_socket()
         os.close(self._wake)
-        # The server removes it when it leaves in peace.
-        runtime_dir.remove(self.directory)
+        if not self.shared:  # the server removes it when it leaves in peace
+            runtime_dir.remove(self.directory)
         cancelled = self._closing
         for job in jobs.values():
             if cancelled:
@@ -347,15 +305,41 @@ class Session:
         self.zygote_known.set()
         self.over.set()
 
+    def _of_our_own(self, error: PoolError) -> PoolError:
+        """See to it that our own server is gone; the error with how that came."""
+        assert self.process is not None
+        if not self._closing:
+            # Its socket has ended: so has the server, or it is of no use.
+            _ended(self.process, 0.5)
+        if self.process.poll() is None and (not self._closing or self._welcome is None):
+            self.process.kill()
+        if not _ended(self.process, 5.0):
+            self.process.kill()
+        code = self.process.wait()
+        launch.processes.discard(self.process)
+        if isinstance(error, ProtocolError) or self._closing:
+            return error
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return PoolUnavailableError(f"{error}: server {self.process.pid} {how}", remedy=self._log_tail())
+
+    def _of_the_host(self, error: PoolError) -> PoolError:
+        if self.process is not None:
+            self.process.wait()
+            launch.processes.discard(self.process)
+        if isinstance(error, ProtocolError) or self._closing:
+            return error
+        who = f"server {self._welcome.pid} of this host" if self._welcome is not None else "the host's new server"
+        return PoolUnavailableError(f"{error}: {who}", remedy=self._log_tail())
+
     def _log_tail(self) -> str:
         try:
-            text = (self.directory / "server.log").read_text("utf-8", "replace")[-_LOG_TAIL:].strip()
+            text = (self.directory / launch.LOG).read_text("utf-8", "replace")[-_LOG_TAIL:].strip()
         except OSError:
             return ""
         return f"the end of its log:\n{text}" if text else ""
 
     def _close_socket(self) -> None:
-        _sockets.discard(self.sock)
+        launch.sockets.discard(self.sock)
         self.sock.close()
 
 

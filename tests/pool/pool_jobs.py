@@ -376,3 +376,37 @@ def rehearse_and_die() -> None:
 
 def was_rehearsed(data: bytes) -> bytes:
     return str(len(rehearsed)).encode()
+
+
+# -- jobs that are asked for twice
+
+
+def worker_pid_slowly(data: bytes) -> bytes:
+    time.sleep(0.5)
+    return str(os.getpid()).encode()
+
+
+def raise_value_error_slowly(data: bytes) -> bytes:
+    time.sleep(0.5)
+    raise ValueError(data.decode())
+
+
+def log_slowly(data: bytes) -> bytes:
+    time.sleep(0.5)
+    logging.getLogger("of the job").warning("from a worker")
+    return b""
+
+
+def wait_for_a_sub_job(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    return job.submit("pool_jobs:wait_for_a_mark", data, label="sub-job").result()
+
+
+def wait_for_a_mark(data: bytes) -> bytes:
+    mark = pathlib.Path(data.decode())
+    mark.touch()
+    go = mark.with_name(mark.name + "-go")
+    while not go.exists():
+        time.sleep(0.01)
+    return b"the sub-job is done"

@@ -208,6 +208,65 @@ def test_other_jobs_are_no_reason_to_relieve() -> None:
     assert not scheduler.stalled
 
 
+def test_equal_asks_are_one_job() -> None:
+    scheduler = ready(2)
+    worker = start(scheduler, 1, flight="f")
+    assert scheduler.submit(2, owner="b", flight="f") == []
+    assert scheduler.submit(3, owner="c", flight="g") == [Fork(2, 3, 1)]
+    assert [scheduler.job_of(ask) for ask in (1, 2, 3)] == [1, 1, 3]
+    actions = scheduler.answered(worker, "x")
+    assert actions == [Deliver(1, Answered("x"), 1, worker), Deliver(2, Answered("x"), 1, worker)]
+    assert scheduler.job_of(2) is None
+    assert scheduler.submit(4, owner="b", flight="f") == []  # a new one: what is done is not in flight
+    assert scheduler.job_of(4) == 4
+
+
+def test_a_job_goes_on_while_somebody_wants_it() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1, flight="f")
+    scheduler.submit(2, owner="b", flight="f")
+    scheduler.submit(3, owner="b", flight="f")
+    assert scheduler.owner_left("a") == [Deliver(1, Cancelled("its asker is gone"), 1, None)]
+    assert scheduler.cancel(2, "no") == [Deliver(2, Cancelled("no"), 1, None)]
+    assert scheduler.cancel(2, "no") == []
+    assert scheduler.asks_of(1) == [3]
+    assert scheduler.cancel(3, "no") == [Deliver(3, Cancelled("no"), 1, worker), Kill(worker)]
+    assert scheduler.submit(4, owner="a", flight="f") == []  # not the one that is being killed
+    assert scheduler.job_of(4) == 4
+
+
+def test_who_joins_lives_through_a_death() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1, flight="f", retries=0)
+    scheduler.submit(2, owner="b", flight="f", retries=1)
+    (fork,) = scheduler.exited(worker, "died")
+    assert isinstance(fork, Fork) and (fork.job, fork.attempt) == (1, 2)
+    scheduler.forked(fork.worker)
+    assert [a.job for a in scheduler.exited(fork.worker, "died") if isinstance(a, Deliver)] == [1, 2]
+
+
+def test_who_waits_raises_the_priority_of_what_runs_in_the_background() -> None:
+    scheduler = ready()
+    start(scheduler, 1)
+    scheduler.submit(2, owner="a", flight="f", priority=-1)
+    scheduler.submit(3, owner="a")
+    scheduler.submit(4, owner="b", flight="f")
+    scheduler.answered(1, "x")
+    assert scheduler.exited(1, "0") == [Fork(2, 2, 1)]
+
+
+def test_slots_are_shared_out_between_owners() -> None:
+    scheduler = ready(2)
+    for job in range(1, 5):
+        scheduler.submit(job, owner="many")
+    scheduler.submit(5, owner="one")
+    order = []
+    for worker in range(1, 4):
+        scheduler.answered(worker, "x")
+        order += [a.job for a in scheduler.exited(worker, "0") if isinstance(a, Fork)]
+    assert order == [5, 3, 4]
+
+
 class Machine(RuleBasedStateMachine):
     """Any order of events. The model knows what was asked for, what lives, and who holds a slot."""
 
@@ -216,7 +275,9 @@ class Machine(RuleBasedStateMachine):
         self.scheduler = Scheduler(slots, zygote_losses=10**6)
         self.slots = slots
         self.ready = False
-        self.open: dict[int, int | None] = {}  # job: the worker that asked for it
+        self.open: dict[int, int | None] = {}  # ask: the worker that asks
+        self.job: dict[int, int] = {}  # ask: the job it waits for
+        self.flights: dict[str, int] = {}  # jobs that can be joined
         self.next = 0
         self.live: dict[int, int | None] = {}  # worker: its job, None once the asker was told
         self.slot: dict[int, str] = {}
@@ -229,14 +290,18 @@ class Machine(RuleBasedStateMachine):
             if isinstance(action, Fork):
                 assert self.ready
                 assert action.worker not in self.live
-                assert action.job in self.open
+                assert action.job in self.job.values()
                 assert action.job not in self.live.values(), "a job in two workers"
                 self.live[action.worker], self.slot[action.worker] = action.job, "held"
             elif isinstance(action, Deliver):
                 assert action.job in self.open, "delivered twice, or never asked for"
                 del self.open[action.job]
+                ended = self.job.pop(action.job)
+                if ended in self.job.values():
+                    continue  # others want it
+                self.flights = {flight: job for flight, job in self.flights.items() if job != ended}
                 for worker, job in self.live.items():
-                    if job == action.job:
+                    if job == ended:
                         self.live[worker] = None
                         self.slot[worker] = "none" if self.slot[worker] == "wanted" else self.slot[worker]
             elif isinstance(action, Kill):
@@ -258,11 +323,23 @@ class Machine(RuleBasedStateMachine):
     def children(self, worker: int) -> list[int]:
         return [job for job, parent in self.open.items() if parent == worker]
 
-    @rule(owner=st.sampled_from("ab"), retries=st.integers(0, 2), priority=st.integers(0, 1))
-    def submit(self, owner: str, retries: int, priority: int) -> None:
+    @rule(
+        owner=st.sampled_from("abc"),
+        retries=st.integers(0, 2),
+        priority=st.integers(0, 1),
+        flight=st.sampled_from(["", "x", "y"]),
+    )
+    def submit(self, owner: str, retries: int, priority: int, flight: str) -> None:
         self.next += 1
         self.open[self.next] = None
-        self.take(self.scheduler.submit(self.next, owner=owner, retries=retries, priority=priority))
+        self.job[self.next] = self.flights.get(flight, self.next)
+        if flight:
+            self.flights.setdefault(flight, self.next)
+        self.take(
+            self.scheduler.submit(
+                self.next, owner=owner, retries=retries, priority=priority, flight=flight if flight else None
+            )
+        )
 
     @precondition(lambda self: any(self.running()))
     @rule(data=st.data())
@@ -270,7 +347,8 @@ class Machine(RuleBasedStateMachine):
         worker = self.some(data, self.running())
         self.next += 1
         self.open[self.next] = worker
-        self.take(self.scheduler.submit(self.next, owner="a", parent=worker))
+        self.job[self.next] = self.next
+        self.take(self.scheduler.submit(self.next, parent=worker, flight="x"))
 
     def running(self) -> list[int]:
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
@@ -325,7 +403,7 @@ class Machine(RuleBasedStateMachine):
     def time_out(self, data: st.DataObject) -> None:
         self.take(self.scheduler.timed_out(self.some(data, self.running())))
 
-    @rule(owner=st.sampled_from("ab"))
+    @rule(owner=st.sampled_from("abc"))
     def leave(self, owner: str) -> None:
         self.take(self.scheduler.owner_left(owner))
 
@@ -343,6 +421,13 @@ class Machine(RuleBasedStateMachine):
         self.take(actions)
         for worker in list(self.live):
             self.gone(worker)
+
+    @invariant()
+    def every_ask_has_its_job(self) -> None:
+        if hasattr(self, "scheduler"):
+            assert {ask: self.scheduler.job_of(ask) for ask in self.open} == self.job
+            for job in set(self.job.values()):
+                assert self.scheduler.asks_of(job) == [ask for ask, its in self.job.items() if its == job]
 
     @invariant()
     def slots_are_never_exceeded(self) -> None:

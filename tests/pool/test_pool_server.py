@@ -13,9 +13,8 @@ from pool_place import Place, until
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import PoolClient
+from fxpool.pool import PoolClient, launch
 from fxpool.pool import messages as m
-from fxpool.pool import session as session_module
 from fxpool.pool.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 
 
@@ -119,7 +118,7 @@ def test_another_version_is_refused_with_the_reason(client: PoolClient, address:
 def test_a_client_of_another_version_gets_a_protocol_error(
     make_client: Callable[..., PoolClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "__version__", "0.0.0-other")
+    monkeypatch.setattr(launch, "__version__", "0.0.0-other")
     client = make_client()
     with pytest.raises(ProtocolError, match="refused"):
         client.submit("pool_jobs:echo", b"", label="x").result()

@@ -1,0 +1,354 @@
+"""Carries out what the scheduler decides: workers are forked, fed and watched, and whoever asked is told.
+
+The server hands in what clients ask and what the zygote says; everything else that happens to a job happens here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fxpool.errors import ProtocolError
+from fxpool.pool import messages as m
+from fxpool.pool import processes
+from fxpool.pool import scheduler as s
+from fxpool.pool.connection import Connection
+from fxpool.pool.outcomes import Answer, Client, JobLogs, Work, Worker, describe, outcome
+
+__all__ = ["GRACE_SECONDS", "Dispatcher"]
+
+# A worker that answered, or whose socket closed, is killed if it is not gone after this.
+GRACE_SECONDS = 2.0
+STALL_SECONDS = 0.5
+
+log = logging.getLogger("fxpool.pool.server")
+
+#: Sends a message to the zygote, with a socket for it if there is one; nothing happens without a zygote.
+ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
+
+
+class Dispatcher:
+    """Jobs, and the workers that run them, on one event loop."""
+
+    def __init__(self, directory: Path, slots: int, to_zygote: ToZygote) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.slots = slots
+        self.scheduler = s.Scheduler(slots)
+        self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "retries": 0, "deaths": 0}
+        self.fork_seconds = 0.0
+        self._directory = directory
+        self._to_zygote = to_zygote
+        self._logs = JobLogs(directory / "logs")
+        self._jobs: dict[int, Work] = {}
+        self._workers: dict[int, Worker] = {}
+        self._numbers = 0
+        self._stall: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ what clients ask
+
+    def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
+        """A job of a client's. Raises ProtocolError for a number that is in use."""
+        if ask.job in client.keys:
+            raise ProtocolError(f"job number {ask.job} is in use")
+        self.counters["jobs"] += 1
+        work = Work(self._number(), ask, payload, client, None, ask.timeout)
+        self._submit(work, client.keys)
+        joined = self.scheduler.job_of(work.key)
+        if joined is not None and joined != work.key:
+            work.joined = True
+            self.counters["joined"] += 1
+            for worker in self._workers.values():
+                if worker.job == joined and worker.pid is not None:
+                    client.connection.send(m.Started(ask.job, worker.pid, worker.attempt))
+
+    def cancel(self, client: Client, job: int) -> None:
+        if job in client.keys:
+            self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
+
+    def client_left(self, client: Client) -> None:
+        self.do(self.scheduler.owner_left(client.number))
+
+    def _submit(self, work: Work, keys: dict[int, int]) -> None:
+        self._jobs[work.key] = work
+        keys[work.ask.job] = work.key
+        self.do(
+            self.scheduler.submit(
+                work.key,
+                owner=work.client.number if work.client is not None else None,
+                parent=work.worker.number if work.worker is not None else None,
+                flight=work.ask.flight or None,
+                retries=max(0, work.ask.retries),
+                priority=work.ask.priority,
+            )
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for anything."""
+        return bool(self._jobs)
+
+    # ------------------------------------------------------------ what the scheduler decides
+
+    def do(self, actions: list[s.Action]) -> None:
+        for action in actions:
+            if isinstance(action, s.Fork):
+                self._fork(action)
+            elif isinstance(action, s.Deliver):
+                self._deliver(action)
+            elif action.worker not in self._workers:
+                continue
+            elif isinstance(action, s.Kill):
+                self._to_zygote(m.Kill(action.worker), None)
+            else:
+                worker = self._workers[action.worker]
+                self._send(worker, m.Granted(worker.resume))
+        self._watch_for_stall()
+
+    def _watch_for_stall(self) -> None:
+        if not self.scheduler.stalled:
+            if self._stall is not None:
+                self._stall.cancel()
+                self._stall = None
+        elif self._stall is None:
+            self._stall = self.loop.call_later(STALL_SECONDS, self._relieve)
+
+    def _relieve(self) -> None:
+        self._stall = None
+        self.do(self.scheduler.relieve())
+
+    def _deliver(self, action: s.Deliver) -> None:
+        work = self._jobs.pop(action.job)
+        worker = self._workers.get(action.worker) if action.worker is not None else None
+        message, payload = outcome(action, work, worker)
+        if worker is not None:
+            for timer in worker.timers:
+                timer.cancel()
+            worker.timers = [self.loop.call_later(GRACE_SECONDS, self._kill, worker.number)]
+            if isinstance(message, m.Failed) and message.kind != "cancelled":
+                self._logs.keep(worker.log_path)
+        if work.worker is not None:
+            work.worker.keys.pop(work.ask.job, None)
+            self._send(work.worker, message, payload)
+        elif work.client is not None:
+            work.client.keys.pop(work.ask.job, None)
+            work.client.connection.send(message, payload)
+
+    def _fork(self, action: s.Fork) -> None:
+        # Whoever asked first may have left; any of those who wait will do.
+        work = self._asking(action.job)[0]
+        path = self._logs.path(action.job, action.attempt)
+        scratch = self._directory / "scratch" / path.stem
+        worker = Worker(action.worker, action.job, work, action.attempt, path, scratch, action.last)
+        self._workers[action.worker] = worker
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            failed = m.Exited(action.worker, None, None, f"no socket for a worker: {error}")
+            self.loop.call_soon(self.on_exited, failed)
+            return
+
+        def on_frame(message: m.FromWorker, payload: memoryview) -> None:
+            self._from_worker(worker, message, payload)
+
+        def on_end(error: Exception | None) -> None:
+            self._worker_silent(worker, error)
+
+        worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
+        self._to_zygote(m.Fork(action.worker, str(path)), theirs)
+        self.counters["forks"] += 1
+        ask = work.ask
+        run = m.Run(
+            action.job,
+            ask.function,
+            ask.label,
+            action.attempt,
+            self.slots,
+            ask.environment,
+            ask.sys_path,
+            ask.cwd,
+            ask.levels,
+            ask.disabled,
+            str(scratch),
+        )
+        self._send(worker, run, work.payload)
+
+    # ------------------------------------------------------------ what workers say
+
+    def _send(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
+        if worker.connection is not None and not worker.connection.closed:
+            worker.connection.send(message, payload)
+
+    def _from_worker(self, worker: Worker, message: m.FromWorker, payload: memoryview) -> None:
+        if isinstance(message, (m.LogRecord, m.WarningRecord)):
+            for work in self._listening(worker.job):
+                assert work.client is not None
+                message.job = work.ask.job
+                work.client.connection.send(message)
+        elif isinstance(message, m.Answer):
+            worker.pid = message.pid  # the zygote's word on it may still be on the way
+            answer = Answer(message.ok, message.seconds, payload, message.pid)
+            self.do(self.scheduler.answered(worker.number, answer))
+        elif isinstance(message, m.Submit):
+            self._sub_job(worker, message, payload)
+        elif isinstance(message, m.Cancel):
+            if message.job in worker.keys:
+                self.do(self.scheduler.cancel(worker.keys[message.job], "by its asker"))
+        elif isinstance(message, m.Waiting):
+            self.do(self.scheduler.waiting(worker.number))
+        elif isinstance(message, m.Resume):
+            worker.resume = message.number
+            self.do(self.scheduler.resume(worker.number))
+        elif isinstance(message, m.SlotsQuery):
+            self._send(worker, m.SlotsReply(message.number, self.scheduler.free))
+
+    def _sub_job(self, worker: Worker, message: m.Submit, payload: memoryview) -> None:
+        if message.job in worker.keys:
+            raise ProtocolError(f"sub-job number {message.job} is in use")
+        above = worker.work.ask
+        inherited = msgspec.structs.replace(
+            message,
+            environment=above.environment,
+            sys_path=above.sys_path,
+            cwd=above.cwd,
+            timeout=None,
+            priority=above.priority,
+            levels=above.levels,
+            disabled=above.disabled,
+            flight="",
+        )
+        self.counters["sub_jobs"] += 1
+        self._submit(Work(self._number(), inherited, payload, None, worker, None), worker.keys)
+
+    def _asking(self, job: int) -> list[Work]:
+        return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
+
+    def _listening(self, job: int) -> list[Work]:
+        """What clients asked for that this job is, or is a part of."""
+        found: list[Work] = []
+        for work in self._asking(job):
+            found += [work] if work.worker is None else self._listening(work.worker.job)
+        return found
+
+    def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
+        """Its socket ended: normally because the process did, which the zygote will tell."""
+        if error is not None:
+            log.warning("worker %s: %s", worker.pid, error)
+            self._kill(worker.number)
+        if worker.exited is not None:
+            self._worker_gone(worker)
+        else:
+            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._kill, worker.number))
+
+    def _kill(self, number: int) -> None:
+        self.do(self.scheduler.lost(number))
+
+    # ------------------------------------------------------------ what the zygote says
+
+    def on_forked(self, message: m.Forked) -> None:
+        self.fork_seconds = message.seconds
+        worker = self._workers.get(message.worker)
+        if worker is None:
+            return
+        worker.pid = message.pid
+        self.do(self.scheduler.forked(worker.number))
+        asking = self._asking(worker.job)
+        if not asking:
+            return
+        if (limit := worker.work.limit) is not None:
+            worker.timers.append(self.loop.call_later(limit, lambda: self.do(self.scheduler.timed_out(worker.number))))
+        reason = ""
+        if worker.last is not None:
+            self.counters["retries"] += 1
+            reason = describe(worker.last)
+        for work in asking:
+            if work.client is not None:
+                work.client.connection.send(m.Started(work.ask.job, message.pid, worker.attempt, reason))
+
+    def on_exited(self, message: m.Exited) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is None:
+            return
+        worker.exited = message
+        if message.failure:
+            self.do(self.scheduler.forked(worker.number))  # trying for ever is no answer to a machine that is full
+        if worker.connection is None or worker.connection.closed:
+            self._worker_gone(worker)
+        else:
+            # Its last words may still be in the socket; they are over when the socket is.
+            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._worker_gone, worker))
+
+    def _worker_gone(self, worker: Worker) -> None:
+        if worker.number not in self._workers:
+            return
+        assert worker.exited is not None
+        if self.scheduler.asks_of(worker.job):
+            self.counters["deaths"] += 1
+            self._logs.keep(worker.log_path)
+        # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
+        self.do(self.scheduler.exited(worker.number, worker.exited))
+        self._forget(worker)
+
+    def zygote_gone(self, reason: str) -> None:
+        """The zygote died, and with it its workers; what they had started did not, and is ended here."""
+        for worker in self._workers.values():
+            if worker.pid is not None:
+                processes.kill_group(worker.pid)
+        processes.reap_strays(set(), seconds=2.0)
+        for worker in list(self._workers.values()):
+            if worker.connection is not None:
+                worker.connection.drain()
+        for worker in self._workers.values():
+            if worker.pid is not None and self.scheduler.asks_of(worker.job):
+                self._logs.keep(worker.log_path)
+        how = m.Exited(0, None, int(signal.SIGKILL), f"{reason}, and its workers with it")
+        self.do(self.scheduler.zygote_lost(how, reason))
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """No worker is left."""
+        for worker in list(self._workers.values()):
+            self._forget(worker)
+
+    def _forget(self, worker: Worker) -> None:
+        self._workers.pop(worker.number, None)
+        for timer in worker.timers:
+            timer.cancel()
+        worker.timers = []
+        if worker.connection is not None:
+            worker.connection.close()
+        self._logs.discard(worker.log_path)
+        # A worker that was killed could not tidy up, nor could the compilers it had started.
+        shutil.rmtree(worker.scratch, ignore_errors=True)
+
+    # ------------------------------------------------------------ what a watcher sees
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "slots_free": self.scheduler.free,
+            "queued": self.scheduler.queued,
+            "running": [
+                {
+                    "label": worker.work.ask.label,
+                    "pid": worker.pid,
+                    "attempt": worker.attempt,
+                    "sub_job": worker.work.worker is not None,
+                    "wanted_by": [work.client.pid for work in self._listening(worker.job) if work.client is not None],
+                }
+                for worker in self._workers.values()
+                if self.scheduler.asks_of(worker.job)
+            ],
+            "workers": [worker.pid for worker in self._workers.values() if worker.pid is not None],
+            "fork_seconds": self.fork_seconds,
+        }
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers

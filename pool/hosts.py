@@ -1,0 +1,62 @@
+"""A look at this host's servers from outside: which there are, what they do, and telling them to end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fxpool import __version__
+from fxpool.errors import ProtocolError
+from fxpool.pool import messages as m
+from fxpool.pool.protocol import PROTOCOL_VERSION, Channel, check_peer
+
+__all__ = ["links", "status", "stop"]
+
+_SILENCE = 2.0
+
+
+def links(root: Path) -> list[Path]:
+    """Where the servers of this host's environments are found, under the runtime directory `root`."""
+    return sorted(root.glob("host-*.socket"))
+
+
+def status(link: Path) -> dict[str, Any]:
+    """What a server says of itself; {"state": "gone"} or {"state": "silent"} for one that is not there or hangs."""
+    try:
+        for message in _said(link, m.StatusQuery(1)):
+            if isinstance(message, m.Status):
+                return message.facts
+            if isinstance(message, m.Refused):
+                return {"state": "refused", "reason": message.reason}
+    except TimeoutError:
+        return {"state": "silent"}
+    except (OSError, ProtocolError):
+        pass
+    return {"state": "gone"}
+
+
+def stop(link: Path) -> bool:
+    """Tell a server to end: it takes no new client, and ends when what was asked for is done. Whether it was there."""
+    try:
+        # Its Status says that it has read what came before.
+        return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(1)))
+    except (OSError, ProtocolError):
+        return False
+
+
+def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
+    """What a server says after Hello and `messages`. Raises OSError (TimeoutError: nothing), ProtocolError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(_SILENCE)
+        sock.connect(str(link))
+        check_peer(sock, os.getuid())
+        channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
+        for message in (m.Hello(PROTOCOL_VERSION, __version__, os.getpid()), *messages):
+            channel.send(message)
+        while (frame := channel.receive()) is not None:
+            yield frame[0]

@@ -1,0 +1,248 @@
+"""How a client comes to a server: it starts one of its own, or finds the host's, or starts that.
+
+    <root>/pool-XXXXXXXX/              a server's private directory: socket, lock, logs
+    <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
+    <root>/host-<digest>.lock          held by who starts such a server
+
+A server of the host's is found by its link alone. A socket that refuses, or whose server says nothing for a second, is
+replaced: another server is started, and the link renamed over. The old one sees that and leaves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fxpool import __version__
+from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool import messages as m
+from fxpool.pool import runtime_dir
+from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
+from fxpool.pool.protocol import PROTOCOL_VERSION, check_peer, encode
+
+__all__ = ["LOG", "READY", "Found", "find_or_start", "link_of", "start"]
+
+LOG = "server.log"
+READY = "ready"
+# A server that has been ready once and says nothing for so long hangs.
+_SILENCE = 1.0
+_ATTEMPTS = 5
+
+# Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
+sockets: set[socket.socket] = set()
+processes: set[subprocess.Popen[bytes]] = set()
+# No fork while they are made. Reentrant: a signal handler may fork.
+making = threading.RLock()
+
+
+def _after_fork() -> None:
+    for sock in list(sockets):
+        sock.close()  # this process's copy; the connection is the parent's
+    sockets.clear()
+    for process in processes:
+        process.returncode = 0  # not our child: nothing to wait for
+    processes.clear()
+    making.release()
+
+
+os.register_at_fork(before=making.acquire, after_in_parent=making.release, after_in_child=_after_fork)
+
+
+@dataclass
+class Found:
+    """A server, and a connection to it over which Hello was said.
+
+    `process` is our child: the server itself, or the process that starts the host's (`shared`) and ends when it has.
+    """
+
+    sock: socket.socket
+    directory: Path
+    process: subprocess.Popen[bytes] | None
+    shared: bool
+
+
+def start(config: PoolConfig) -> Found:
+    """Start a server of this process's own. Raises OSError, PoolUnavailableError."""
+    return _start(config, runtime_dir.runtime_root(config.runtime_dir), None)
+
+
+def find_or_start(config: PoolConfig) -> Found:
+    """The server of this host for `config.host`; started if there is none that answers.
+
+    Raises OSError, PoolUnavailableError.
+    """
+    root = runtime_dir.runtime_root(config.runtime_dir)
+    link = link_of(root, config.host)
+    for _ in range(_ATTEMPTS):
+        found = _find(link, config)
+        if found is not None:
+            return found
+        with _alone(root, config):
+            # Somebody else may have started one while we waited.
+            found = _find(link, config)
+            if found is not None:
+                return found
+            before = _directory_of(link)
+            started = _start(config, root, link)
+            _point(link, started.directory)
+            if before is not None:
+                _remove_if_dead(before)
+            return started
+    raise PoolUnavailableError("the host's server ended as often as it was found")
+
+
+def link_of(root: Path, host: str) -> Path:
+    """The link to the socket of the server of an environment."""
+    return root / f"host-{host}.socket"
+
+
+def _find(link: Path, config: PoolConfig) -> Found | None:
+    """A server that answers, or None: there is none, or it hangs or is about to leave."""
+    directory = _directory_of(link)
+    if directory is None:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_SILENCE)  # the queue of a server that hangs may be full
+        sock.connect(str(link))
+        check_peer(sock, os.getuid())
+        _hello(sock)
+        # One that is starting has a right to be slow.
+        patience = _SILENCE if (directory / READY).exists() else config.start_timeout
+        if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
+            sock.setblocking(False)
+            with making:
+                sockets.add(sock)
+            return Found(sock, directory, None, True)
+    except (OSError, ProtocolError):
+        pass
+    sock.close()
+    return None
+
+
+def _directory_of(link: Path) -> Path | None:
+    try:
+        return link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return None
+
+
+def _remove_if_dead(directory: Path) -> None:
+    """Remove what a server that was killed left. One that only hangs holds its lock."""
+    try:
+        lock = runtime_dir.hold(directory)
+    except OSError:
+        return
+    try:
+        runtime_dir.remove(directory)
+    finally:
+        os.close(lock)
+
+
+def _hello(sock: socket.socket) -> None:
+    for part in encode(m.Hello(PROTOCOL_VERSION, __version__, os.getpid())):
+        sock.sendall(part)
+
+
+@contextmanager
+def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
+    """Only one process at a time starts the host's server."""
+    path = root / f"host-{config.host}.lock"
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + config.start_timeout
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PoolUnavailableError(
+                        f"another process has been starting the host's server for {config.start_timeout:g} s",
+                        remedy=f"see who holds {path}",
+                    ) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _point(link: Path, directory: Path) -> None:
+    """Let `link` lead to a server's socket from now on."""
+    fresh = link.with_name(f".{link.name}-{secrets.token_hex(4)}")
+    os.symlink(f"{directory.name}/{runtime_dir.SOCKET}", fresh)
+    os.replace(fresh, link)
+
+
+def _start(config: PoolConfig, root: Path, link: Path | None) -> Found:
+    directory = runtime_dir.make_private(root)
+    try:
+        with making:
+            return _spawn(config, directory, link)
+    except BaseException:
+        runtime_dir.remove(directory)
+        raise
+
+
+def _spawn(config: PoolConfig, directory: Path, link: Path | None) -> Found:
+    facts = ServerConfig(
+        config.workers,
+        list(config.preload),
+        config.idle,
+        list(config.sys_path),
+        config.start_timeout,
+        config.job_timeout,
+        str(directory.parent),
+        link=str(link) if link is not None else "",
+        idle_timeout=config.idle_timeout,
+    )
+    (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
+    path = str(directory / runtime_dir.SOCKET)
+    # We listen and connect, then start who will accept: nobody has to poll, and if we die at any moment from here
+    # on, the server finds a connection that has ended.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sockets.update((listener, sock))
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+        sock.connect(path)
+        check_peer(sock, os.getuid())
+        _hello(sock)
+        sock.setblocking(False)
+        arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
+        with open(directory / LOG, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fxpool.pool.server", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A file of the user's working directory must not shadow a module.
+                cwd=directory,
+                env=dict(config.environment),
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for the client alone
+            )
+        processes.add(process)
+    except BaseException:
+        sockets.discard(sock)
+        sock.close()
+        raise
+    finally:
+        sockets.discard(listener)
+        listener.close()  # our copy would keep the end of a server that never accepted from being seen
+    return Found(sock, directory, process, link is not None)

@@ -1,0 +1,134 @@
+"""Results that were made for somebody else: taken if they fit this call, copied if they lie in another store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import fxpool
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.store import LocalStore
+from fxpool.lowering import ladder, lookup, service
+from fxpool.lowering.artifact import Reference
+from fxpool.pool import Job
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sin(x) * x.shape[0]).sum(0)
+
+
+def run(size: int = 6, **more: Any) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(size, 8)
+    found = torch.compile(total, backend="fxpool", **more)(x)
+    torch.testing.assert_close(found, total(x))
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks into the store comes a moment too early."""
+    monkeypatch.setattr(lookup, "serve", lambda *args: None)
+
+
+def counts() -> tuple[int, int, int]:
+    stats = fxpool.stats()
+    return stats["compiles"]["worker"], stats["joined"], stats["compiles"]["in_process"]
+
+
+def test_what_was_written_since_we_looked_is_not_compiled_again(shared_pool: Path, cache: Path, late: None) -> None:
+    run()
+    assert counts() == (1, 0, 0)
+    run()
+    assert counts() == (1, 1, 0)
+    assert [graph["how"] for graph in fxpool.stats()["graphs"]] == ["worker", "joined"]
+    assert fxpool.stats()["entries_written"] == 1
+
+
+def test_guards_of_what_was_written_are_looked_at(shared_pool: Path, cache: Path, late: None) -> None:
+    run(6, dynamic=False)
+    run(7, dynamic=False)
+    assert counts() == (2, 0, 0)
+
+
+def test_what_could_not_be_loaded_is_not_taken_again(
+    shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    load, refused = lookup.load_entry, []
+
+    def once(entry: Entry, store: LocalStore, loaded: Any) -> Any:
+        if not refused:
+            refused.append(entry.name)
+            return None
+        return load(entry, store, loaded)
+
+    monkeypatch.setattr(lookup, "load_entry", once)
+    run()
+    assert len(refused) == 1
+    assert counts() == (2, 0, 0)
+
+
+def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
+    shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
+    flights = []
+    submit = ladder._submit
+
+    def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
+        flights.append(flight)
+        data, _ = submit(request, attempt, flight)
+        return data, len(flights) == 1
+
+    def hold(guards: Any, values: Any) -> bool:
+        return len(flights) != 1
+
+    monkeypatch.setattr(ladder, "_submit", joined)
+    monkeypatch.setattr(ladder.effects, "guards_hold", hold)
+    run()
+    key = fxpool.stats()["graphs"][0]["key"]
+    assert flights[0] == key
+    assert flights[1].startswith(f"{key} ")
+    assert fxpool.stats()["graphs"][0]["how"] == "joined"  # the worker found the entry, which fits after all
+
+
+def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
+    submit = service.pool().submit
+
+    def seen(*args: Any, **more: Any) -> Job:
+        named.append(more.get("flight", ""))
+        return submit(*args, **more)
+
+    monkeypatch.setattr(service.pool(), "submit", seen)
+    run()
+    assert named[0] == fxpool.stats()["graphs"][0]["key"]
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[LocalStore, LocalStore]:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir(mode=0o700)
+    return LocalStore(str(tmp_path / "one")), LocalStore(str(tmp_path / "two"))
+
+
+def test_an_entry_of_another_store_is_copied(stores: tuple[LocalStore, LocalStore]) -> None:
+    theirs, mine = stores
+    entry = theirs.publish(Entry(key="ab" * 32, effects={"level": "aot"}), {"result": b"code", "kernels": b"library"})
+    reference = Reference(theirs.root, entry.key, entry.name)
+    copied = lookup.published(reference, mine)
+    assert copied is not None and mine.complete(copied)
+    assert {role: mine.read_blob(ref) for role, ref in copied.blobs.items()} == {
+        "result": b"code",
+        "kernels": b"library",
+    }
+    assert mine.entries(entry.key) == [copied] == [entry]
+    assert lookup.published(msgspec.structs.replace(reference, key="cd" * 32), mine) is None
+    assert lookup.published(msgspec.structs.replace(reference, store=theirs.root + "/none"), mine) is None
+    theirs.remove_blob(entry.blobs["result"])
+    mine.clear()
+    assert lookup.published(reference, mine) is None

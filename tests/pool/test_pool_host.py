@@ -1,0 +1,279 @@
+"""One server for all clients of a host: found or started, replaced when it is of no use, gone when nobody needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pool_place import HERE, Place, until
+
+from fxpool.errors import JobCancelledError
+from fxpool.pool import PoolClient, PoolConfig, hosts, identity
+
+Make = Callable[..., PoolClient]
+
+
+@pytest.fixture
+def join(make_client: Make, place: Place) -> Iterator[Make]:
+    """Clients of the host's server; it is gone after the test."""
+
+    def make(**settings: object) -> PoolClient:
+        return make_client(**{"host": "env", "idle_timeout": 60.0, **settings})
+
+    yield make
+    for process in place.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "fxpool server":
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+    assert until(lambda: not place.processes())
+    for lock in place.runtime.glob("host-*.lock"):  # empty, and left for the next that starts a server
+        lock.unlink()
+
+
+def pid_of(client: PoolClient) -> int:
+    client.submit("pool_jobs:echo", b"x", label="echo").result(timeout=60)
+    assert client.server_pid is not None
+    return client.server_pid
+
+
+def ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def link(place: Place) -> Path:
+    return place.runtime / "host-env.socket"
+
+
+def test_clients_share_it(join: Make) -> None:
+    one, two = join(), join()
+    assert pid_of(one) == pid_of(two)
+    status = two.status()
+    assert status["shared"] is True
+    assert status["clients"] == [os.getpid(), os.getpid()]
+    assert status["counters"]["zygotes"] == 1
+
+
+def test_another_environment_has_another(join: Make) -> None:
+    assert pid_of(join()) != pid_of(join(host="other"))
+
+
+def test_it_outlives_its_starter(join: Make, place: Place) -> None:
+    starter = join()
+    pid = pid_of(starter)
+    starter.close()
+    assert pid_of(join()) == pid
+    assert psutil.Process(pid).ppid() != os.getpid()  # nobody's child, so nobody's zombie
+
+
+def test_those_who_start_it_at_once_get_one(place: Place, join: Make) -> None:
+    config = {"environment": place.environment, "sys_path": (str(HERE),), "runtime_dir": str(place.runtime)}
+    program = f"""
+        import sys
+        from fxpool.pool import PoolClient, PoolConfig
+        client = PoolClient(PoolConfig(host="env", workers=2, **{config!r}))
+        sys.stdin.readline()
+        job = client.submit("pool_jobs:worker_pid_slowly", b"", label="same", flight="f")
+        print(client.server_pid or job.result() and client.server_pid, job.result().decode(), flush=True)
+        sys.stdin.readline()
+    """
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **place.environment},
+        )
+        for _ in range(6)
+    ]  # fmt: skip
+    try:
+        time.sleep(1.0)  # their imports
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        lines = [child.stdout.readline().split() for child in children if child.stdout is not None]
+        assert len({server for server, _ in lines}) == 1
+        assert len({worker for _, worker in lines}) == 1, "the job ran more than once"
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def test_a_stale_link_is_replaced(join: Make, place: Place) -> None:
+    link(place).symlink_to("pool-gone/socket")
+    first = pid_of(join())
+    os.kill(first, signal.SIGKILL)
+    assert until(lambda: ended(first))
+    assert pid_of(join()) != first
+
+
+def test_a_server_that_hangs_is_replaced(join: Make, place: Place) -> None:
+    hanging = join()
+    first = pid_of(hanging)
+    os.kill(first, signal.SIGSTOP)
+    second = join()
+    assert pid_of(second) != first
+    os.kill(first, signal.SIGCONT)
+    hanging.close()
+    assert until(lambda: ended(first), 30.0), "it did not see that another took its place"
+    assert pid_of(join()) == second.server_pid
+
+
+def test_it_leaves_when_it_is_alone(join: Make, place: Place) -> None:
+    client = join(idle_timeout=0.5)
+    pid = pid_of(client)
+    time.sleep(1.0)
+    assert not ended(pid)  # somebody is there
+    client.close()
+    assert until(lambda: ended(pid))
+    assert not os.path.lexists(link(place))
+    assert until(lambda: not list(place.runtime.glob("pool-*")))
+
+
+def test_a_client_that_comes_in_time_keeps_it(join: Make) -> None:
+    first = join(idle_timeout=2.0)
+    pid = pid_of(first)
+    first.close()
+    second = join(idle_timeout=2.0)
+    assert pid_of(second) == pid
+    time.sleep(2.5)
+    assert pid_of(second) == pid
+
+
+def test_it_drains_before_it_ends(join: Make, place: Place) -> None:
+    client = join()
+    mark = place.mark("mark-busy")
+    pid = pid_of(client)
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="busy")
+    assert until(mark.exists)
+    os.kill(pid, signal.SIGTERM)
+    assert until(lambda: not os.path.lexists(link(place)))
+    other = join()
+    assert pid_of(other) != pid
+    place.mark("mark-busy-go").touch()
+    assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(pid))
+
+
+def test_what_a_client_asked_for_ends_with_it(join: Make, place: Place) -> None:
+    leaving, staying = join(), join()
+    mark = place.mark("mark-alone")
+    alone = leaving.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="alone")
+    assert until(mark.exists)
+    shared = place.mark("mark-shared")
+    theirs = leaving.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), label="shared", flight="f")
+    mine = staying.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), label="shared", flight="f")
+    assert until(shared.exists) and until(lambda: mine.worker_pid is not None)
+    leaving.close()
+    for job in (alone, theirs):
+        with pytest.raises(JobCancelledError):
+            job.result(timeout=60)
+    assert until(lambda: len(staying.status()["workers"]) == 1)
+    place.mark("mark-shared-go").touch()
+    assert mine.result(timeout=60) == b"the sub-job is done"
+
+
+def test_a_client_that_is_killed_leaves_the_others_alone(join: Make, place: Place) -> None:
+    client = join()
+    pid = pid_of(client)
+    config = {"environment": place.environment, "sys_path": (str(HERE),), "runtime_dir": str(place.runtime)}
+    program = f"""
+        import time
+        from fxpool.pool import PoolClient, PoolConfig
+        client = PoolClient(PoolConfig(host="env", workers=2, **{config!r}))
+        job = client.submit("pool_jobs:sleep", {str(place.mark("mark-killed"))!r}.encode(), label="sleeping")
+        time.sleep(600)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, **place.environment})
+    try:
+        assert until(place.mark("mark-killed").exists)
+    finally:
+        child.kill()
+        child.wait()
+    assert until(lambda: client.status()["workers"] == [])
+    assert pid_of(client) == pid
+
+
+# ---------------------------------------------------------------- whose server is whose
+
+
+def installed(place: Path) -> None:
+    """A distribution `thing` with a package in it, as pip leaves it."""
+    (place / "thing").mkdir(parents=True)
+    (place / "thing" / "__init__.py").write_text("x = 1\n")
+    (place / "thing-1.dist-info").mkdir()
+    (place / "thing-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1\n")
+    (place / "thing-1.dist-info" / "RECORD").write_text("thing/__init__.py,sha256=abc,6\n")
+    long_ago = time.time() - 1000
+    for path in place.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+
+
+def test_an_edited_file_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def digest(environment: dict[str, str] | None = None, preload: tuple[str, ...] = ("a",)) -> str:
+        return identity.digest(environment or {}, preload, {"thing": ("thing",), "not there": ("x",)})
+
+    first = digest()
+    assert digest() == first
+    assert digest({"LD_PRELOAD": "x.so"}) != first
+    assert digest({"USER": "somebody"}) == first
+    assert digest(preload=("b",)) != first
+    (tmp_path / "thing" / "__init__.py").write_text("x = 2\n")
+    edited = digest()
+    assert edited != first
+    (tmp_path / "thing" / "__init__.py").write_text("x = 3\n")
+    assert digest() not in (first, edited)
+
+
+def test_the_environment_of_these_tests_has_a_name() -> None:
+    name = identity.digest({}, ())
+    assert len(name) == 32
+    assert identity.digest({}, ()) == name
+    assert identity.DISTRIBUTIONS.keys() >= {"torch", "triton"}
+
+
+def test_a_config_knows_no_host_by_default() -> None:
+    assert PoolConfig().host == ""
+
+
+# ---------------------------------------------------------------- from outside
+
+
+def test_a_look_from_outside(join: Make, place: Place) -> None:
+    client = join()
+    pid = pid_of(client)
+    mark = place.mark("mark-seen")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="graph 7", flight="f")
+    assert until(mark.exists)
+    (found,) = hosts.links(place.runtime)
+    facts = hosts.status(found)
+    assert (facts["state"], facts["server_pid"], facts["draining"]) == ("running", pid, False)
+    assert [(one["label"], one["wanted_by"]) for one in facts["running"]] == [("graph 7", [os.getpid()])]
+    assert hosts.stop(found)
+    assert hosts.links(place.runtime) == []
+    place.mark("mark-seen-go").touch()
+    assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(pid))
+
+
+def test_a_look_at_one_that_is_gone_or_hangs(join: Make, place: Place) -> None:
+    link(place).symlink_to("pool-gone/socket")
+    assert hosts.status(link(place)) == {"state": "gone"}
+    assert not hosts.stop(link(place))
+    pid = pid_of(join())
+    os.kill(pid, signal.SIGSTOP)
+    assert hosts.status(link(place)) == {"state": "silent"}
+    os.kill(pid, signal.SIGCONT)
+    assert hosts.status(link(place))["state"] == "running"
