@@ -2,7 +2,7 @@
 
     <root>/pool-XXXXXXXX/              a server's private directory: socket, lock, logs
     <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
-    <root>/host-<digest>.lock          held by who starts such a server
+    <root>/host.lock                   held by who starts such a server
 
 A server of the host's is found by its link alone. A socket that refuses, or whose server says nothing for a second, is
 replaced: another server is started, and the link renamed over. The old one sees that and leaves.
@@ -10,7 +10,6 @@ replaced: another server is started, and the link renamed over. The old one sees
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import select
@@ -18,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,25 +157,18 @@ def _hello(sock: socket.socket) -> None:
 
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
-    """Only one process at a time starts the host's server."""
-    path = root / f"host-{config.host}.lock"
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Only one process at a time starts a server of the host's."""
+    import filelock
+
+    path = root / "host.lock"
     try:
-        deadline = time.monotonic() + config.start_timeout
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise PoolUnavailableError(
-                        f"another process has been starting the host's server for {config.start_timeout:g} s",
-                        remedy=f"see who holds {path}",
-                    ) from None
-                time.sleep(0.01)
-        yield
-    finally:
-        os.close(lock)
+        with filelock.FileLock(path, timeout=config.start_timeout, mode=0o600, poll_interval=0.01):
+            yield
+    except filelock.Timeout:
+        raise PoolUnavailableError(
+            f"another process has been starting the host's server for {config.start_timeout:g} s",
+            remedy=f"see who holds {path}",
+        ) from None
 
 
 def _point(link: Path, directory: Path) -> None:

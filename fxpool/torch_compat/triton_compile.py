@@ -222,7 +222,7 @@ def _static(autotuner: Any, result: Any) -> Any:
     compiled._cubin_path = None
     try:
         kernel = StaticallyLaunchedCudaKernel(compiled)
-    except (NotImplementedError, KeyError) as error:
+    except (NotImplementedError, KeyError) as error:  # an argument of a type that its tables do not have
         raise NotLaunchableError("arguments") from error
     kernel.n_regs = registers(kernel.cubin_raw, kernel.name)
     return StaticTritonCompileResult(kernel, result.config, result.compile_meta, result.inductor_meta)

@@ -36,8 +36,7 @@ def join(make_client: Make, place: Place) -> Iterator[Make]:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
     assert until(lambda: not place.processes())
-    for lock in place.runtime.glob("host-*.lock"):  # empty, and left for the next that starts a server
-        lock.unlink()
+    (place.runtime / "host.lock").unlink(missing_ok=True)  # empty, and left for the next that starts a server
 
 
 def pid_of(client: PoolClient) -> int:
