@@ -8,6 +8,7 @@
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
+    │   ├── JobMemoryError            a job's processes went over their memory limit
     │   └── JobCancelledError         the asker withdrew the job
     ├── CompileError
     │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
@@ -89,25 +90,68 @@ class WorkerDiedError(PoolError):
         attempts: int = 1,
         log_path: str | None = None,
         reason: str = "",
+        phase: str = "",
     ) -> None:
         self.job, self.worker, self.signal, self.exit_code = job, worker, signal, exit_code
-        self.attempts, self.log_path, self.reason = attempts, log_path, reason
+        self.attempts, self.log_path, self.reason, self.phase = attempts, log_path, reason, phase
         how = f"was killed by signal {signal}" if signal is not None else f"exited with code {exit_code}"
-        message = f"worker {worker} {how} while it ran {job!r} (attempt {attempts})"
+        message = f"worker {worker} {how} while it ran {job!r} ({_circumstances(attempts, phase)})"
         if reason:
             message += f": {reason}"
         super().__init__(message, remedy=f"its output is in {log_path}" if log_path else "")
 
 
 class JobTimeoutError(PoolError):
-    """A job ran longer than its wall-time limit and was killed with its process group."""
+    """A job ran longer than its wall-time limit (`seconds`) and was killed with all its processes."""
 
-    def __init__(self, job: str, seconds: float, *, worker: int | None = None, log_path: str | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        seconds: float,
+        *,
+        worker: int | None = None,
+        attempts: int = 1,
+        log_path: str | None = None,
+        phase: str = "",
+    ) -> None:
         self.job, self.seconds, self.worker, self.log_path = job, seconds, worker, log_path
+        self.attempts, self.phase = attempts, phase
         super().__init__(
-            f"job {job!r} in worker {worker} was killed after its limit of {seconds:g} s",
-            remedy=f"its output is in {log_path}" if log_path else "",
+            f"job {job!r} in worker {worker} was killed after its limit of {seconds:g} s "
+            f"({_circumstances(attempts, phase)})",
+            remedy=_see(log_path, "FXPOOL_JOB_TIMEOUT"),
         )
+
+
+class JobMemoryError(PoolError):
+    """The processes of a job took more memory than its `limit` (both in bytes), and were killed."""
+
+    def __init__(
+        self,
+        job: str,
+        limit: int,
+        used: int,
+        *,
+        worker: int | None = None,
+        attempts: int = 1,
+        log_path: str | None = None,
+        phase: str = "",
+    ) -> None:
+        self.job, self.limit, self.used, self.worker, self.log_path = job, limit, used, worker, log_path
+        self.attempts, self.phase = attempts, phase
+        super().__init__(
+            f"job {job!r} in worker {worker} was killed when it took {used / 2**20:.0f} MB of memory, "
+            f"over its limit of {limit / 2**20:.0f} MB ({_circumstances(attempts, phase)})",
+            remedy=_see(log_path, "FXPOOL_JOB_MEMORY"),
+        )
+
+
+def _circumstances(attempts: int, phase: str) -> str:
+    return f"attempt {attempts}, {phase}" if phase else f"attempt {attempts}"
+
+
+def _see(log_path: str | None, setting: str) -> str:
+    return (f"its output is in {log_path}; " if log_path else "") + f"{setting} sets the limit"
 
 
 class JobCancelledError(PoolError):

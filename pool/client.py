@@ -90,6 +90,7 @@ class PoolClient:
         sys_path: Sequence[str] = (),
         cwd: str | None = None,
         timeout: float | None = None,
+        memory: int | None = None,
         retries: int = 1,
         priority: int = 0,
         flight: str = "",
@@ -98,7 +99,8 @@ class PoolClient:
 
         `environment` is applied over the zygote's (None removes a variable), `sys_path` is put before its import path,
         `cwd` None is a directory of the pool's, with nothing in it that a job should look at.
-        `timeout` is the wall limit in seconds of one attempt; `retries` is how many deaths of workers are forgiven.
+        `timeout` is the wall limit in seconds of one attempt, `memory` that of its processes in bytes; `retries` is how
+        many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
         Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
         Returns at once. Raises PoolUnavailableError if no server can be started, ProtocolError if `payload` is over the
         cap of a frame.
@@ -119,6 +121,7 @@ class PoolClient:
                 levels,
                 disabled,
                 flight,
+                memory,
             )
 
         for _ in range(3):

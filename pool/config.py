@@ -20,8 +20,11 @@ class PoolConfig:
 
     `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
     CPU affinity and CPU quota allow. `idle` (``module:function``) is called once in the zygote when it has nothing else
-    to do, for what makes later workers start warmer. `start_timeout` and `job_timeout` (a job's default wall limit)
-    are in seconds.
+    to do, for what makes later workers start warmer. `start_timeout` is in seconds.
+
+    Limits: of a job that names none, `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
+    (bytes of all its processes; None: half of what this host or its cgroup has); no job is begun while more than
+    `memory_mark` (0.0 to 1.0) of that is in use.
 
     `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it
     had none for `idle_timeout` seconds. Empty: a server of this client's own.
@@ -34,7 +37,9 @@ class PoolConfig:
     sys_path: tuple[str, ...] = ()
     runtime_dir: str | None = None
     start_timeout: float = 120.0
-    job_timeout: float | None = None
+    job_timeout: float | None = 3600.0
+    job_memory: int | None = None
+    memory_mark: float = 0.9
     host: str = ""
     idle_timeout: float = 120.0
 
@@ -52,6 +57,8 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     sys_path: list[str]
     start_timeout: float
     job_timeout: float | None
+    job_memory: int | None
+    memory_mark: float
     runtime_root: str
     link: str = ""  # where clients of the host look for its socket
     idle_timeout: float = 120.0

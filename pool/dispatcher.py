@@ -21,7 +21,8 @@ from fxpool.pool import messages as m
 from fxpool.pool import processes
 from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
-from fxpool.pool.outcomes import Answer, Client, JobLogs, Work, Worker, describe, outcome
+from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
+from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
 
@@ -38,12 +39,14 @@ ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
 class Dispatcher:
     """Jobs, and the workers that run them, on one event loop."""
 
-    def __init__(self, directory: Path, slots: int, to_zygote: ToZygote) -> None:
+    def __init__(self, directory: Path, slots: int, limits: Limits, to_zygote: ToZygote) -> None:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
         self.scheduler = s.Scheduler(slots)
         self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "retries": 0, "deaths": 0}
         self.fork_seconds = 0.0
+        self.limits = limits
+        self.watch = Watch(limits, self.scheduler, self.do, self._trees, self._exceeded)
         self._directory = directory
         self._to_zygote = to_zygote
         self._logs = JobLogs(directory / "logs")
@@ -59,7 +62,8 @@ class Dispatcher:
         if ask.job in client.keys:
             raise ProtocolError(f"job number {ask.job} is in use")
         self.counters["jobs"] += 1
-        work = Work(self._number(), ask, payload, client, None, ask.timeout)
+        self.watch.before_a_job()
+        work = Work(self._number(), ask, payload, client, None)
         self._submit(work, client.keys)
         joined = self.scheduler.job_of(work.key)
         if joined is not None and joined != work.key:
@@ -111,6 +115,7 @@ class Dispatcher:
                 worker = self._workers[action.worker]
                 self._send(worker, m.Granted(worker.resume))
         self._watch_for_stall()
+        self.watch.go_on()
 
     def _watch_for_stall(self) -> None:
         if not self.scheduler.stalled:
@@ -196,6 +201,8 @@ class Dispatcher:
             worker.pid = message.pid  # the zygote's word on it may still be on the way
             answer = Answer(message.ok, message.seconds, payload, message.pid)
             self.do(self.scheduler.answered(worker.number, answer))
+        elif isinstance(message, m.Phase):
+            worker.phase = message.name
         elif isinstance(message, m.Submit):
             self._sub_job(worker, message, payload)
         elif isinstance(message, m.Cancel):
@@ -219,13 +226,14 @@ class Dispatcher:
             sys_path=above.sys_path,
             cwd=above.cwd,
             timeout=None,
+            memory=None,
             priority=above.priority,
             levels=above.levels,
             disabled=above.disabled,
             flight="",
         )
         self.counters["sub_jobs"] += 1
-        self._submit(Work(self._number(), inherited, payload, None, worker, None), worker.keys)
+        self._submit(Work(self._number(), inherited, payload, None, worker), worker.keys)
 
     def _asking(self, job: int) -> list[Work]:
         return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
@@ -250,6 +258,33 @@ class Dispatcher:
     def _kill(self, number: int) -> None:
         self.do(self.scheduler.lost(number))
 
+    # ------------------------------------------------------------ limits
+
+    def _trees(self) -> list[tuple[Worker, list[int]]]:
+        """Workers that run what a client asked for, with the pids of them and of their sub-jobs' workers."""
+        found: dict[int, tuple[Worker, list[int]]] = {}
+        for worker in self._workers.values():
+            top = worker
+            while top.work.worker is not None:
+                top = top.work.worker
+            if worker.pid is not None and top.exceeded is None and self.scheduler.asks_of(top.job):
+                found.setdefault(top.number, (top, []))[1].append(worker.pid)
+        return list(found.values())
+
+    def _out_of_time(self, worker: Worker, limit: float) -> None:
+        self._exceeded(worker, Exceeded("timeout", limit, limit, worker.phase))
+
+    def _exceeded(self, worker: Worker, how: Exceeded) -> None:
+        """End the worker; its job is tried again, or ends, when it is gone."""
+        if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
+            return
+        worker.exceeded = how
+        log.warning("job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, describe(how), how.phase)
+        self._kill(worker.number)
+        # What the kernel does not end (a disk that hangs) must not keep those who wait.
+        give_up = self.loop.call_later(GRACE_SECONDS, lambda: self.do(self.scheduler.given_up(worker.number, how)))
+        worker.timers.append(give_up)
+
     # ------------------------------------------------------------ what the zygote says
 
     def on_forked(self, message: m.Forked) -> None:
@@ -262,8 +297,9 @@ class Dispatcher:
         asking = self._asking(worker.job)
         if not asking:
             return
-        if (limit := worker.work.limit) is not None:
-            worker.timers.append(self.loop.call_later(limit, lambda: self.do(self.scheduler.timed_out(worker.number))))
+        limit = worker.work.ask.timeout or self.limits.job_seconds
+        if limit is not None and worker.work.worker is None:
+            worker.timers.append(self.loop.call_later(limit, self._out_of_time, worker, limit))
         reason = ""
         if worker.last is not None:
             self.counters["retries"] += 1
@@ -293,7 +329,7 @@ class Dispatcher:
             self.counters["deaths"] += 1
             self._logs.keep(worker.log_path)
         # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
-        self.do(self.scheduler.exited(worker.number, worker.exited))
+        self.do(self.scheduler.exited(worker.number, worker.exceeded or worker.exited))
         self._forget(worker)
 
     def zygote_gone(self, reason: str) -> None:
@@ -314,6 +350,7 @@ class Dispatcher:
 
     def forget_all(self) -> None:
         """No worker is left."""
+        self.watch.end()
         for worker in list(self._workers.values()):
             self._forget(worker)
 
@@ -334,11 +371,24 @@ class Dispatcher:
         return {
             "slots_free": self.scheduler.free,
             "queued": self.scheduler.queued,
+            "waiting": [
+                {
+                    "label": work.ask.label,
+                    "client": work.client.pid,
+                    "priority": work.ask.priority,
+                    "joined": work.joined,
+                    "running": any(worker.job == self.scheduler.job_of(key) for worker in self._workers.values()),
+                }
+                for key, work in self._jobs.items()
+                if work.client is not None
+            ],
+            "limits": {**self.limits.facts(), "pressed": self.watch.pressed},
             "running": [
                 {
                     "label": worker.work.ask.label,
                     "pid": worker.pid,
                     "attempt": worker.attempt,
+                    "phase": worker.phase,
                     "sub_job": worker.work.worker is not None,
                     "wanted_by": [work.client.pid for work in self._listening(worker.job) if work.client is not None],
                 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
+from fxpool.errors import JobCancelledError, JobMemoryError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
 from fxpool.pool import messages as m
 
 __all__ = ["RemoteError", "dump", "error_of", "load"]
@@ -129,9 +129,18 @@ def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: s
             attempts=failed.attempts,
             log_path=failed.log_path,
             reason=failed.reason,
+            phase=failed.phase,
         )
+    limited: dict[str, Any] = {
+        "worker": failed.worker,
+        "attempts": failed.attempts,
+        "log_path": failed.log_path,
+        "phase": failed.phase,
+    }
     if failed.kind == "timeout":
-        return JobTimeoutError(label, failed.limit, worker=failed.worker, log_path=failed.log_path)
+        return JobTimeoutError(label, failed.limit, **limited)
+    if failed.kind == "memory":
+        return JobMemoryError(label, int(failed.limit), int(failed.used), **limited)
     if failed.kind == "cancelled":
         return JobCancelledError(f"job {label!r} was cancelled: {failed.reason}")
     return PoolUnavailableError(f"the pool can't run job {label!r}: {failed.reason}")

@@ -196,6 +196,8 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None) -> Found:
         list(config.sys_path),
         config.start_timeout,
         config.job_timeout,
+        config.job_memory,
+        config.memory_mark,
         str(directory.parent),
         link=str(link) if link is not None else "",
         idle_timeout=config.idle_timeout,

@@ -1,4 +1,4 @@
-"""How many workers this process may keep busy: the CPUs it may run on, and its cgroups' CPU quota.
+"""What this process may use: the CPUs it may run on, its cgroups' CPU quota and memory limits.
 
 os.cpu_count() names the host's cores; a container that has two of 64 would start 64 workers.
 """
@@ -10,7 +10,20 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mount", "cpu_quota", "default_workers"]
+__all__ = ["MemoryGroup", "Mount", "cpu_quota", "default_workers", "memory_groups"]
+
+
+# Version 1 writes the largest multiple of a page for "no limit".
+_UNLIMITED = 1 << 60
+
+
+class MemoryGroup(NamedTuple):
+    """A cgroup with a memory limit (bytes), and the files that say so and what is used of it."""
+
+    limit: int
+    source: Path
+    usage: Path
+    statistics: Path
 
 
 class Mount(NamedTuple):
@@ -33,24 +46,34 @@ def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/se
 
 def cpu_quota(proc: str | Path = "/proc/self") -> tuple[float, str] | None:
     """(CPUs, the file that says so) of the tightest quota on this process, or None without one."""
+    return min((quota for group in _groups("cpu", proc) if (quota := _quota(*group)) is not None), default=None)
+
+
+def memory_groups(proc: str | Path = "/proc/self") -> list[MemoryGroup]:
+    """The cgroups of this process that limit memory, the innermost first."""
+    return [known for group in _groups("memory", proc) if (known := _memory(*group)) is not None]
+
+
+def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
+    """(directory, version) of this process's groups, each before those above it."""
     try:
         groups = (Path(proc) / "cgroup").read_text().splitlines()
-        mounts = _mounts((Path(proc) / "mountinfo").read_text())
+        mounts = _mounts((Path(proc) / "mountinfo").read_text(), controller)
     except OSError:
-        return None
-    found: list[tuple[float, str]] = []
+        return []
+    found: list[tuple[Path, int]] = []
     for line in groups:
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
-            found += _along(mounts.get("2"), path)
-        elif "cpu" in controllers.split(","):
-            found += _along(mounts.get("cpu"), path)
-    return min(found, default=None)
+            found += _along(mounts.get(2), path)
+        elif controller in controllers.split(","):
+            found += _along(mounts.get(1), path)
+    return found
 
 
-def _mounts(mountinfo: str) -> dict[str, Mount]:
-    """The cgroup2 mount under "2" and the v1 mount of the cpu controller under "cpu" (proc(5), mountinfo)."""
-    mounts: dict[str, Mount] = {}
+def _mounts(mountinfo: str, controller: str) -> dict[int, Mount]:
+    """By version: the cgroup2 mount, and the v1 mount of a controller (proc(5), mountinfo)."""
+    mounts: dict[int, Mount] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         left, right = before.split(), after.split()
@@ -58,9 +81,9 @@ def _mounts(mountinfo: str) -> dict[str, Mount]:
             continue
         root, point = _unescape(left[3]), Path(_unescape(left[4]))
         if right[0] == "cgroup2":
-            mounts.setdefault("2", Mount(root, point, 2))
-        elif right[0] == "cgroup" and "cpu" in right[2].split(","):
-            mounts.setdefault("cpu", Mount(root, point, 1))
+            mounts.setdefault(2, Mount(root, point, 2))
+        elif right[0] == "cgroup" and controller in right[2].split(","):
+            mounts.setdefault(1, Mount(root, point, 1))
     return mounts
 
 
@@ -68,8 +91,8 @@ def _unescape(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-def _along(mount: Mount | None, path: str) -> list[tuple[float, str]]:
-    """The quotas of the group at `path` and of the groups above it, as far as the mount shows them."""
+def _along(mount: Mount | None, path: str) -> list[tuple[Path, int]]:
+    """The group at `path` and the groups above it, as far as the mount shows them."""
     if mount is None:
         return []
     # Inside a container the mount may show only a part of the hierarchy, and `path` may be the host's.
@@ -78,15 +101,10 @@ def _along(mount: Mount | None, path: str) -> list[tuple[float, str]]:
     parts = [part for part in path.split("/") if part]
     if ".." in parts or not mount.point.joinpath(*parts).is_dir():
         parts = []
-    found = []
-    for depth in range(len(parts), -1, -1):
-        quota = _read(mount.point.joinpath(*parts[:depth]), mount.version)
-        if quota is not None:
-            found.append(quota)
-    return found
+    return [(mount.point.joinpath(*parts[:depth]), mount.version) for depth in range(len(parts), -1, -1)]
 
 
-def _read(group: Path, version: int) -> tuple[float, str] | None:
+def _quota(group: Path, version: int) -> tuple[float, str] | None:
     try:
         if version == 2:
             file = group / "cpu.max"
@@ -100,3 +118,14 @@ def _read(group: Path, version: int) -> tuple[float, str] | None:
     except (OSError, ValueError, ZeroDivisionError):
         return None
     return (cpus, f"CPU quota in {file}") if cpus > 0 else None
+
+
+def _memory(group: Path, version: int) -> MemoryGroup | None:
+    limit, usage = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    try:
+        known = MemoryGroup(int((group / limit).read_text()), group / limit, group / usage, group / "memory.stat")
+    except (OSError, ValueError):  # "max"
+        return None
+    return known if 0 < known.limit < _UNLIMITED else None

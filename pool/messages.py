@@ -8,7 +8,7 @@ output, pickled exceptions) are no fields: they travel behind the message, untou
 | client -> server  | Hello, Submit, Cancel, StatusQuery, Shutdown                                          |
 | server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed, Status |
 | server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
-| worker -> server  | Answer, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord         |
+| worker -> server  | Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord  |
 | server -> zygote  | Prepare, Fork, Kill                                                                  |
 | zygote -> server  | Prepared, Forked, Exited                                                             |
 """
@@ -52,7 +52,8 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     """A job, or (from a worker) a sub-job; the payload is its input.
 
     `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
-    waits for the first, whoever asks. A sub-job inherits environment, sys_path, cwd, levels and limits from its
+    waits for the first, whoever asks. `timeout` is in seconds, `memory` in bytes of its processes together; None: the
+    server's. A sub-job inherits environment, sys_path, cwd, levels and limits from its
     parent; what a worker writes into those fields is ignored.
     """
 
@@ -68,6 +69,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     levels: dict[str, int] = {}
     disabled: int = 0
     flight: str = ""
+    memory: int | None = None
 
 
 class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -99,13 +101,15 @@ class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     """The job has no result. For kind "exception" the payload is the exception (see `exceptions`)."""
 
     job: int
-    kind: Literal["exception", "died", "timeout", "cancelled", "unavailable"]
+    kind: Literal["exception", "died", "timeout", "memory", "cancelled", "unavailable"]
     worker: int | None = None
     attempts: int = 0
     seconds: float | None = None
     signal: int | None = None
     exit_code: int | None = None
-    limit: float = 0.0
+    limit: float = 0.0  # seconds or bytes
+    used: float = 0.0
+    phase: str = ""  # what the worker said it was doing
     log_path: str | None = None
     reason: str = ""
 
@@ -192,6 +196,12 @@ class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     pid: int
 
 
+class Phase(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """What the worker does from now on, in the job's own words; told when it dies of it."""
+
+    name: str
+
+
 class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The worker is blocked in waiting for its sub-jobs and gives its slot back."""
 
@@ -270,6 +280,6 @@ class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 ToServer = Hello | Submit | Cancel | StatusQuery | Shutdown
 ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
-FromWorker = Answer | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 ToZygote = Prepare | Fork | Kill
 FromZygote = Prepared | Forked | Exited

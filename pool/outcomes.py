@@ -8,12 +8,13 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from fxpool.pool import messages as m
 from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
 
-__all__ = ["Answer", "Client", "JobLogs", "Work", "Worker", "describe", "outcome"]
+__all__ = ["Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "describe", "outcome"]
 
 _FAILED_LOGS_KEPT = 50
 _LOG_TAIL = 2000
@@ -28,7 +29,6 @@ class Work:
     payload: memoryview
     client: Client | None  # who asked for it,
     worker: Worker | None  # or which worker did, if it is a sub-job
-    limit: float | None = None
     joined: bool = False  # somebody else asked for the same before
 
 
@@ -54,6 +54,8 @@ class Worker:
     last: object
     connection: Connection[m.FromWorker] | None = None
     pid: int | None = None
+    phase: str = ""
+    exceeded: Exceeded | None = None
     exited: m.Exited | None = None
     keys: dict[int, int] = field(default_factory=dict)  # sub-job key by the worker's number
     resume: int = 0
@@ -68,6 +70,16 @@ class Answer:
     seconds: float
     payload: memoryview
     pid: int
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """A job's worker was ended for what it took: seconds or bytes."""
+
+    kind: Literal["timeout", "memory"]
+    limit: float
+    used: float
+    phase: str
 
 
 class JobLogs:
@@ -107,12 +119,14 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         failed.kind, failed.seconds = "exception", answer.seconds
         return failed, answer.payload
     if isinstance(outcome, s.Died):
+        failed.phase = worker.phase if worker is not None else ""
         how = outcome.how
-        assert isinstance(how, m.Exited)
-        failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
-        failed.reason = how.failure or (tail(worker.log_path) if worker is not None else "")
-    elif isinstance(outcome, s.TimedOut):
-        failed.kind, failed.limit = "timeout", work.limit or 0.0
+        if isinstance(how, Exceeded):
+            failed.kind, failed.limit, failed.used = how.kind, how.limit, how.used
+        else:
+            assert isinstance(how, m.Exited)
+            failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
+            failed.reason = how.failure or (tail(worker.log_path) if worker is not None else "")
     elif isinstance(outcome, s.Unavailable):
         failed.kind, failed.reason = "unavailable", outcome.reason
     else:
@@ -122,6 +136,9 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
 
 def describe(how: object) -> str:
     """How a worker ended, in words."""
+    if isinstance(how, Exceeded):
+        limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
+        return f"it was killed at its limit of {limit}"
     if not isinstance(how, m.Exited):
         return str(how)
     if how.failure:

@@ -10,6 +10,8 @@ A worker holds a slot, holds none (it is blocked in waiting for its sub-jobs)
 or wants one back. A worker outlives its job from the moment the asker has the outcome until the process is gone, and
 its slot is free only then. Sub-jobs belong to the worker that asked for them: they end with it.
 
+While `admit` says so, no job is begun beside those that run: the caller's host is short of something.
+
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
@@ -36,7 +38,6 @@ __all__ = [
     "Kill",
     "Outcome",
     "Scheduler",
-    "TimedOut",
     "Unavailable",
 ]
 
@@ -59,11 +60,6 @@ class Died:
 
 
 @dataclass(frozen=True)
-class TimedOut:
-    pass
-
-
-@dataclass(frozen=True)
 class Cancelled:
     reason: str
 
@@ -75,7 +71,7 @@ class Unavailable:
     reason: str
 
 
-Outcome = Answered | Died | TimedOut | Cancelled | Unavailable
+Outcome = Answered | Died | Cancelled | Unavailable
 
 
 # ---------------------------------------------------------------- actions
@@ -137,6 +133,7 @@ class _Job:
     priority: int
     age: int
     attempt: int = 0
+    losses: int = 0
     worker: int | None = None
     last: object = None
 
@@ -169,6 +166,7 @@ class Scheduler:
         self._queue: dict[int, None] = {}
         self._wanting: deque[int] = deque()
         self._used = 0
+        self._admitted: int | None = None
         self._ages = itertools.count()
         self._worker_numbers = itertools.count(1)
         self.retries = 0
@@ -191,6 +189,11 @@ class Scheduler:
     @property
     def running(self) -> int:
         return len(self._workers)
+
+    @property
+    def begun(self) -> int:
+        """Jobs that have a worker; sub-jobs are part of theirs."""
+        return sum(job.worker is not None and job.parent is None for job in self._jobs.values())
 
     @property
     def broken(self) -> str | None:
@@ -263,13 +266,11 @@ class Scheduler:
         self._dispatch(actions)
         return actions
 
-    def timed_out(self, worker: int) -> list[Action]:
-        """The job of `worker` ran out of its wall time."""
+    def admit(self, jobs: int | None) -> list[Action]:
+        """From now on, begin no job while so many run (None: as many as there are slots). Sub-jobs are let in."""
         actions: list[Action] = []
-        known = self._workers.get(worker)
-        if known is not None and known.job is not None:
-            self._abort(known.job, TimedOut(), actions)
-            self._dispatch(actions)
+        self._admitted = jobs
+        self._dispatch(actions)
         return actions
 
     # -- workers
@@ -296,6 +297,15 @@ class Scheduler:
         actions: list[Action] = []
         self._remove(worker, how, actions)
         self._dispatch(actions)
+        return actions
+
+    def given_up(self, worker: int, how: object) -> list[Action]:
+        """The worker has to end and does not: its job ends without it, its slot when it does."""
+        actions: list[Action] = []
+        known = self._workers.get(worker)
+        if known is not None and known.job is not None:
+            self._abort(known.job, Died(how), actions)
+            self._dispatch(actions)
         return actions
 
     def lost(self, worker: int) -> list[Action]:
@@ -343,12 +353,19 @@ class Scheduler:
         return actions
 
     def zygote_lost(self, how: object, reason: str = "the zygote died") -> list[Action]:
-        """It died, and its workers with it. The caller starts another unless `broken` is set afterwards."""
+        """It died, and its workers with it. The caller starts another unless `broken` is set afterwards.
+
+        No job is blamed for it, but one that goes through as many as break the pool has had its chances.
+        """
         actions: list[Action] = []
         self._ready = False
         self._losses += 1
-        for worker in list(self._workers):
-            self._remove(worker, how, actions)
+        for known in list(self._workers.values()):
+            job = self._jobs.get(known.job) if known.job is not None else None
+            if job is not None and known.forked and job.losses + 1 < self._zygote_losses:
+                job.losses += 1
+                known.forked = False
+            self._remove(known.worker, how, actions)
         if self._losses >= self._zygote_losses:
             actions += self.zygote_broken(f"{reason} {self._losses} times in a row")
         return actions
@@ -365,8 +382,11 @@ class Scheduler:
     # -- inside
 
     def _head(self) -> _Job | None:
-        """The next queued job, or None."""
-        if not self._queue:
+        """The next queued job that may be begun, or None."""
+        queue = [self._jobs[number] for number in self._queue]
+        if self._admitted is not None and self.begun >= self._admitted:
+            queue = [job for job in queue if job.parent is not None]
+        if not queue:
             return None
         held: dict[Hashable, int] = {}
         for worker in self._workers.values():
@@ -378,7 +398,7 @@ class Scheduler:
             load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
             return job.parent is None, -job.priority, load, job.age
 
-        return min((self._jobs[number] for number in self._queue), key=rank)
+        return min(queue, key=rank)
 
     def _owners(self, job: _Job) -> set[Hashable]:
         """Who wants a job, or the job that it is a part of."""

@@ -26,14 +26,16 @@ import msgspec
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import limits, processes, runtime_dir
+from fxpool.pool import memory, processes, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
 from fxpool.pool.dispatcher import GRACE_SECONDS, Dispatcher
 from fxpool.pool.launch import READY
+from fxpool.pool.limits import default_workers
 from fxpool.pool.outcomes import Client
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
+from fxpool.pool.watch import Limits
 from fxpool.pool.zygote_link import ZygoteLink
 
 __all__ = ["Server", "main"]
@@ -51,7 +53,7 @@ class Server:
     def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
         self.directory = directory
         self.config = config
-        self.slots, self.rule = limits.default_workers()
+        self.slots, self.rule = default_workers()
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
         self.listener = listener
@@ -69,7 +71,8 @@ class Server:
     async def run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.end = asyncio.Event()
-        self.dispatcher = Dispatcher(self.directory, self.slots, self._to_zygote)
+        limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_mark)
+        self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
@@ -128,8 +131,6 @@ class Server:
         if not client.greeted:
             return self._greet(client, message)
         if isinstance(message, m.Submit):
-            if message.timeout is None:
-                message.timeout = self.config.job_timeout
             self.dispatcher.submit(client, message, payload)
         elif isinstance(message, m.Cancel):
             self.dispatcher.cancel(client, message.job)
@@ -322,8 +323,17 @@ class Server:
             "slots_rule": self.rule,
             **self.dispatcher.status(),
             "zygote": dict(self.zygote_facts),
+            "memory": self._memory(),
             "counters": {**self.dispatcher.counters, "zygotes": self.zygotes},
         }
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes (proportional set size) that server, zygote and workers take, their compilers included."""
+        everybody = memory.tree(os.getpid())
+        zygote = self.zygote.pid if self.zygote is not None else 0
+        taken = {pid: memory.proportional([pid]) for pid in everybody}
+        rest = sum(taken.values()) - taken[os.getpid()] - taken.get(zygote, 0)
+        return {"server": taken[os.getpid()], "zygote": taken.get(zygote, 0), "workers": rest}
 
     def _next_number(self) -> int:
         self._numbers += 1

@@ -200,6 +200,10 @@ class JobContext:
             raise
         return future
 
+    def phase(self, name: str) -> None:
+        """Say what is done from now on: if it ends this worker, who asked is told that it was this."""
+        self._link.send(m.Phase(name))
+
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
         """Around work that runs beside what the slots are for: the worker holds none meanwhile.
 

@@ -214,12 +214,73 @@ def sleep_once(data: bytes) -> bytes:
     return b"again"
 
 
+def spawn_first(data: bytes) -> bytes:
+    """As `spawn`, where the file `data` does not exist yet."""
+    if not pathlib.Path(data.decode()).exists():
+        spawn(data)
+    return b"again"
+
+
+_EATER = """
+import sys, time
+held = bytearray(int(sys.argv[1]) << 20)
+for place in range(0, len(held), 4096):
+    held[place] = 1
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def eat_in_a_child(data: bytes) -> bytes:
+    """Megabytes and seconds, taken by a process such as a compiler."""
+    job = current_job()
+    assert job is not None
+    job.phase("feeding")
+    subprocess.run([sys.executable, "-c", _EATER, *data.decode().split()], check=True)
+    return b"full"
+
+
+def eat_in_a_sub_job(data: bytes) -> bytes:
+    return _submit("eat_in_a_child", data).result()
+
+
+def eat_together(data: bytes) -> bytes:
+    """Megabytes that four processes share, for some seconds."""
+    megabytes, seconds = data.decode().split()
+    held = bytearray(int(megabytes) << 20)
+    for place in range(0, len(held), 4096):
+        held[place] = 1
+    pids = []
+    for _ in range(3):
+        pids.append(os.fork())
+        if not pids[-1]:
+            time.sleep(float(seconds))
+            os._exit(0)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return b"full"
+
+
+def segfault_in(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    job.phase(data.decode())
+    ctypes.string_at(0)
+    return b""
+
+
+def times(data: bytes) -> bytes:
+    """When it ran, on the clock that all processes share."""
+    start = time.monotonic()
+    time.sleep(0.5)
+    return json.dumps([start, time.monotonic()]).encode()
+
+
 def spawn(data: bytes) -> bytes:
     """Grandchildren: one in the worker's group, one in a session of its own, one orphaned on the way."""
-    subprocess.Popen(["sleep", "600"])
-    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    held = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], start_new_session=True)]
     subprocess.run(["sh", "-c", "setsid sleep 600 & "])
-    return sleep(data)
+    sleep(data)
+    return b"%d" % len(held)
 
 
 def fork_child(data: bytes) -> bytes:

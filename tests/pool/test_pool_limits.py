@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.pool.limits import cpu_quota, default_workers
+from fxpool.pool.limits import cpu_quota, default_workers, memory_groups
 
 
 def proc(tmp_path: Path, groups: str, *mounts: tuple[str, str, str, str]) -> Path:
@@ -104,3 +104,29 @@ def test_mount_points_with_spaces(tmp_path: Path) -> None:
     mount = group(tmp_path / "c g", cpu_max="100000 100000")
     where = proc(tmp_path, "0::/\n", ("/", str(mount).replace(" ", "\\040"), "cgroup2", "rw"))
     assert cpu_quota(where) == (1.0, f"CPU quota in {mount}/cpu.max")
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_v2_memory(tmp_path: Path) -> None:
+    mount = tmp_path / "cg"
+    group(mount / "a", **{"memory.max": "1000\n"})
+    group(mount / "a" / "b", **{"memory.max": "max\n"})
+    where = proc(tmp_path, "0::/a/b\n", ("/", str(mount), "cgroup2", "rw"))
+    (found,) = memory_groups(where)
+    assert (found.limit, found.usage) == (1000, mount / "a" / "memory.current")
+
+
+def test_v1_memory(tmp_path: Path) -> None:
+    mount = tmp_path / "cg"
+    group(mount / "a" / "b", **{"memory.limit_in_bytes": "1000\n"})
+    group(mount / "a", **{"memory.limit_in_bytes": "9223372036854771712\n"})  # none
+    where = proc(tmp_path, "4:memory:/a/b\n2:cpu:/\n0::/\n", ("/", str(mount), "cgroup", "rw,memory"))
+    (found,) = memory_groups(where)
+    assert (found.limit, found.usage) == (1000, mount / "a" / "b" / "memory.usage_in_bytes")
+
+
+def test_no_memory_group(tmp_path: Path) -> None:
+    assert memory_groups(tmp_path / "nothing") == []
+    assert memory_groups(proc(tmp_path, "0::/\n")) == []

@@ -17,7 +17,6 @@ from fxpool.pool.scheduler import (
     Grant,
     Kill,
     Scheduler,
-    TimedOut,
     Unavailable,
 )
 
@@ -104,12 +103,41 @@ def test_cancel_queued_and_running() -> None:
     assert scheduler.exited(worker, "signal 9") == [Fork(2, 3, 1)]
 
 
-def test_time_out_is_no_death() -> None:
+def test_a_job_does_not_wait_for_a_worker_that_does_not_end() -> None:
     scheduler = ready()
     worker = start(scheduler, 1)
-    assert scheduler.timed_out(worker) == [Deliver(1, TimedOut(), 1, worker), Kill(worker)]
-    assert scheduler.timed_out(worker) == []
-    assert scheduler.exited(worker, "signal 9") == []
+    scheduler.submit(2, owner="a")
+    assert scheduler.given_up(worker, "over its time") == [Deliver(1, Died("over its time"), 1, worker), Kill(worker)]
+    assert scheduler.given_up(worker, "over its time") == []
+    assert scheduler.exited(worker, "signal 9") == [Fork(2, 2, 1)]  # its slot was not free before
+
+
+def test_no_job_is_begun_beside_those_admitted() -> None:
+    scheduler = ready(3)
+    parent = start(scheduler, 1)
+    assert scheduler.admit(0) == []
+    assert scheduler.submit(2, owner="a") == []
+    assert scheduler.submit(3, parent=parent) == [Fork(2, 3, 1)]  # a part of what runs
+    assert scheduler.begun == 1
+    assert scheduler.exited(parent, "died")[-1] == Kill(2)  # its retry waits, too
+    scheduler.exited(2, "killed")
+    assert (scheduler.running, scheduler.queued) == (0, 2)
+    assert scheduler.admit(1) == [Fork(3, 1, 2, "died")]
+    assert scheduler.admit(None) == [Fork(4, 2, 1)]
+
+
+def test_nobody_is_blamed_for_the_zygote_but_one_that_is_always_there() -> None:
+    scheduler = ready(2)
+    worker = start(scheduler, 1, retries=0)
+    for number in (2, 3):
+        scheduler.answered(neighbour := start(scheduler, number), None)  # the pool works otherwise
+        scheduler.exited(neighbour, None)
+        assert scheduler.zygote_lost("gone") == []
+        (fork,) = scheduler.zygote_ready()
+        assert isinstance(fork, Fork)
+        assert (fork.job, fork.attempt) == (1, 1)
+        scheduler.forked(worker := fork.worker)
+    assert scheduler.zygote_lost("gone") == [Deliver(1, Died("gone"), 1, worker)]
 
 
 def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
@@ -128,7 +156,7 @@ def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
     assert scheduler.exited(parent, None) == [Fork(3, 2, 1)]
 
 
-@pytest.mark.parametrize("end", ["answered", "cancel", "exited", "timed_out"])
+@pytest.mark.parametrize("end", ["answered", "cancel", "exited", "given_up"])
 def test_sub_jobs_end_with_the_worker_that_asked(end: str) -> None:
     scheduler = ready(3)
     parent = start(scheduler, 1, retries=0)
@@ -139,7 +167,7 @@ def test_sub_jobs_end_with_the_worker_that_asked(end: str) -> None:
         "answered": lambda: scheduler.answered(parent, None),
         "cancel": lambda: scheduler.cancel(1),
         "exited": lambda: scheduler.exited(parent, None),
-        "timed_out": lambda: scheduler.timed_out(parent),
+        "given_up": lambda: scheduler.given_up(parent, None),
     }[end]()
     delivered = {a.job for a in actions if isinstance(a, Deliver)}
     killed = {a.worker for a in actions if isinstance(a, Kill)}
@@ -172,7 +200,7 @@ def test_a_lost_zygote_costs_what_ran_an_attempt() -> None:
     scheduler.submit(2, owner="a")  # its worker was not forked yet
     assert scheduler.zygote_lost("gone") == []
     assert scheduler.used == 0
-    assert scheduler.zygote_ready() == [Fork(3, 1, 2, "gone"), Fork(4, 2, 1, "gone")]
+    assert scheduler.zygote_ready() == [Fork(3, 1, 1, "gone"), Fork(4, 2, 1, "gone")]
 
 
 def test_a_zygote_that_is_lost_again_and_again_is_given_up() -> None:
@@ -284,6 +312,7 @@ class Machine(RuleBasedStateMachine):
         self.forked: set[int] = set()
         self.killed: set[int] = set()
         self.over = 0  # how many `relieve` let in and that may still hold a slot
+        self.admitted: int | None = None
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
@@ -400,8 +429,13 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.running()))
     @rule(data=st.data())
-    def time_out(self, data: st.DataObject) -> None:
-        self.take(self.scheduler.timed_out(self.some(data, self.running())))
+    def give_up(self, data: st.DataObject) -> None:
+        self.take(self.scheduler.given_up(self.some(data, self.running()), "over its limit"))
+
+    @rule(jobs=st.sampled_from([None, None, 0, 1, 2]))
+    def admit(self, jobs: int | None) -> None:
+        self.admitted = jobs
+        self.take(self.scheduler.admit(jobs))
 
     @rule(owner=st.sampled_from("abc"))
     def leave(self, owner: str) -> None:
@@ -442,13 +476,17 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or not self.scheduler.free:
             return
         assert not [w for w in self.live if self.slot[w] == "wanted"]
-        assert not (self.ready and self.scheduler.queued)
+        if self.ready and self.scheduler.queued:
+            assert self.admitted is not None and self.scheduler.begun >= self.admitted
+            begun = set(self.live.values())
+            assert not [ask for ask, job in self.job.items() if job not in begun and self.open[ask] is not None]
 
     def teardown(self) -> None:
         """From wherever it got to, everything ends if workers just do their work: nothing is lost, nothing stuck."""
         if not hasattr(self, "scheduler"):
             return
         self.zygote_comes()
+        self.admit(None)
         for _ in range(20 * (self.next + 1)):
             if not self.open and not self.live:
                 break

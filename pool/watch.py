@@ -1,0 +1,124 @@
+"""Looks at what jobs take while any run, and at what the host has left before one is begun.
+
+A job over its memory limit is ended like one over its time. While the host is above its mark no job is begun beside
+those that run; where it stays there, jobs are begun one at a time, as who waits must not wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxpool.pool import memory
+from fxpool.pool.outcomes import Exceeded, Worker
+from fxpool.pool.scheduler import Action, Scheduler
+
+__all__ = ["Limits", "Watch"]
+
+# Between two looks. A process can take some hundred megabytes meanwhile.
+_LOOK_SECONDS = 0.25
+# How long nothing is begun above the mark.
+_PATIENCE_SECONDS = 10.0
+
+log = logging.getLogger("fxpool.pool.server")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may take (seconds; bytes of its processes together), and the mark of the host (0.0 to 1.0)."""
+
+    job_seconds: float | None
+    job_bytes: int
+    host_mark: float
+    rules: dict[str, str]
+    host: memory.Host
+
+    @staticmethod
+    def of(job_seconds: float | None, job_bytes: int | None, host_mark: float) -> Limits:
+        host = memory.Host.look()
+        found, rule = memory.default_limit(host)
+        rules = {"job_seconds": "configured", "job_bytes": rule, "host_mark": host.total()[1]}
+        if job_bytes is not None:
+            found, rules["job_bytes"] = job_bytes, "configured"
+        return Limits(job_seconds, found, host_mark, rules, host)
+
+    def facts(self) -> dict[str, Any]:
+        """For a reader: each limit, and the rule that set it."""
+        used, of = self.host.used()
+        return {
+            "job_seconds": self.job_seconds,
+            "job_bytes": self.job_bytes,
+            "host_mark": self.host_mark,
+            "host_bytes": self.host.total()[0],
+            "host_used": round(used, 4),
+            "host_used_of": of,
+            "rules": dict(self.rules),
+        }
+
+
+class Watch:
+    """One timer, which runs while there is a worker or a queue."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        scheduler: Scheduler,
+        do: Callable[[list[Action]], None],
+        jobs: Callable[[], Iterable[tuple[Worker, list[int]]]],
+        over: Callable[[Worker, Exceeded], None],
+    ) -> None:
+        """`jobs` gives the workers that run a job of somebody's, each with the pids of it and of its sub-jobs."""
+        self.limits = limits
+        self.pressed = False
+        self._scheduler, self._do, self._jobs, self._over = scheduler, do, jobs, over
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = float("-inf")
+        self._pressed_since = 0.0
+
+    def before_a_job(self) -> None:
+        """Look at the host, unless that was done a moment ago."""
+        if self._loop.time() - self._looked >= _LOOK_SECONDS:
+            self._look_at_host()
+
+    def go_on(self) -> None:
+        """Begin to look, if there is anything to look at."""
+        if self._timer is None and (self._scheduler.running or self._scheduler.queued):
+            self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._look_at_jobs()
+        self._look_at_host()
+        self.go_on()
+
+    def _look_at_jobs(self) -> None:
+        for worker, pids in self._jobs():
+            limit = worker.work.ask.memory or self.limits.job_bytes
+            everybody = [one for pid in pids for one in memory.tree(pid)]
+            # Of shared pages this counts all: it is over first.
+            if memory.at_most(everybody) <= limit:
+                continue
+            used = memory.proportional(everybody)
+            if used > limit:
+                self._over(worker, Exceeded("memory", limit, used, worker.phase))
+
+    def _look_at_host(self) -> None:
+        now = self._looked = self._loop.time()
+        used, of = self.limits.host.used()
+        pressed = used > self.limits.host_mark
+        if pressed != self.pressed:
+            log.warning("%.0f %% of %s are in use: %s", 100 * used, of, "no job is begun" if pressed else "going on")
+            self._pressed_since = now
+        self.pressed = pressed
+        patient = now - self._pressed_since < _PATIENCE_SECONDS
+        admitted = None if not pressed else 0 if patient else 1
+        self._do(self._scheduler.admit(admitted))
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
