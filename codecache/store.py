@@ -3,6 +3,7 @@
     <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry     records, see `entry.py`
     <root>/blobs/<digest[:2]>/<digest>-<size>                       immutable content, shared between entries
     <root>/aside/                                                   what did not verify, kept for a look
+    <root>/quarantine/                                              see `quarantine.py`
 
 There is no index and no lock: a record is complete or absent (write, fsync, rename), its blobs are written before it,
 and names are digests, so publishers of the same content can't harm one another. The digest of every byte is checked
@@ -46,6 +47,8 @@ ENTRY_SUFFIX = ".entry"
 _SWEEP_INTERVAL = 3600.0
 # Damaged files are kept for a look, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
+# Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
+_CLEARED = ("entries", "blobs", "aside", "quarantine")
 
 
 @dataclass(frozen=True)
@@ -307,10 +310,9 @@ class LocalStore:
         return _unlink(self._blob_path(ref))
 
     def clear(self) -> None:
-        """Remove all entries and blobs. Publishers that run meanwhile are not disturbed. Raises StoreError."""
+        """Remove all entries and blobs, and let every graph out of quarantine. Publishers that run meanwhile are not disturbed. Raises StoreError."""
         self._check_root()
-        # Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
-        failures = [error for part in ("entries", "blobs", "aside") for error in _clear(os.path.join(self.root, part))]
+        failures = [error for part in _CLEARED for error in _clear(os.path.join(self.root, part))]
         if failures:
             raise write_error(f"can't clear {self.root}", failures[0])
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import fxpool
-from fxpool import config
+from fxpool import config, server_commands
 from fxpool.errors import FxpoolError
 
 if TYPE_CHECKING:
@@ -106,52 +107,8 @@ def stats(as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
-@main.command()
-@click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
-def status(as_json: bool) -> None:
-    """This host's servers: workers, queue, and who waits for what."""
-    from fxpool.pool import hosts
-
-    found = [(link, hosts.status(link)) for link in hosts.links(_runtime_root())]
-    if as_json:
-        for link, facts in found:
-            click.echo(json.dumps({"link": str(link), **facts}))
-        return
-    if not found:
-        click.echo("no server of this host is running (pool = host)")
-    for link, facts in found:
-        click.echo(f"{link.name.removeprefix('host-').removesuffix('.socket')[:SHORT]}  {_described(facts)}")
-        for job in facts.get("running", ()):
-            kind = "part of" if job["sub_job"] else "for"
-            who = ", ".join(map(str, job["wanted_by"])) or "nobody"
-            click.echo(f"    worker {job['pid']}: {job['label']}, {kind} process {who}, attempt {job['attempt']}")
-
-
-def _described(facts: dict[str, Any]) -> str:
-    if facts["state"] != "running":
-        return {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
-    draining = ", ending" if facts["draining"] else ""
-    return (
-        f"server {facts['server_pid']}{draining}: {len(set(facts['clients']))} clients, "
-        f"{facts['slots'] - facts['slots_free']} of {facts['slots']} workers busy ({facts['slots_rule']}), "
-        f"{facts['queued']} jobs queued, zygote {facts['zygote']['state']}"
-    )
-
-
-@main.command()
-def stop() -> None:
-    """End this host's servers: what they were asked for is done first."""
-    from fxpool.pool import hosts
-
-    ended = [link for link in hosts.links(_runtime_root()) if hosts.stop(link)]
-    click.echo(f"{len(ended)} servers were told to end" if len(ended) != 1 else "1 server was told to end")
-
-
-def _runtime_root() -> Path:
-    from fxpool.pool import runtime_dir
-
-    configured = config.current().runtime_dir
-    return runtime_dir.runtime_root(str(configured) if configured is not None else None)
+for command in (server_commands.serve, server_commands.status, server_commands.stop):
+    main.add_command(command)
 
 
 @main.group()
@@ -268,6 +225,34 @@ def cache_verify() -> None:
             click.echo(f"{one.key[:SHORT]}  {kind}: {one.path}")
     click.echo(f"{sound} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
     raise SystemExit(1 if unreadable or incomplete else 0)
+
+
+@cache.command("quarantine")
+@click.option("--release", "key", help="Let the graph whose key begins like this be compiled again.")
+@click.option("--release-all", is_flag=True, help="Let all of them be.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
+    """Graphs that killed their workers: they run eagerly until they are released."""
+    from fxpool.codecache import quarantine
+
+    store = _store()
+    found = list(quarantine.scan(store.root)) if store is not None else []
+    if key is not None or release_all:
+        chosen = [record for record in found if release_all or record.key.startswith(str(key).lower())]
+        if not chosen and not release_all:
+            _fail(f"no graph in quarantine has a key that begins with {key!r}")
+        released = sum(quarantine.release(store.root, record.key) for record in chosen) if store is not None else 0
+        click.echo(f"released {released}")
+        return
+    for record in found:
+        if as_json:
+            click.echo(json.dumps(msgspec.to_builtins(record)))
+            continue
+        click.echo(f"{record.key[:SHORT]}  {record.label}, {_ago(record.when)}: {record.error}")
+        if record.log:
+            click.echo(f"{'':{SHORT}}  output: {record.log}")
+    if not found and not as_json:
+        click.echo("no graph is in quarantine")
 
 
 @cache.command("clear")

@@ -52,6 +52,12 @@ class Settings:
     cache_max_files: int
     strict: bool
     """Raise where fxpool would otherwise step down to an ordinary compile."""
+    job_timeout: float
+    """Seconds one attempt to compile a graph may take."""
+    job_memory: int | None
+    """Bytes that the processes which compile a graph may take together; None: half of what the host, or the cgroup, has."""
+    memory_mark: float
+    """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
@@ -144,6 +150,28 @@ def _as_seconds(value: object) -> float:
     return seconds
 
 
+def _as_job_memory(value: object) -> int | None:
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    try:
+        return _as_bytes(value)
+    except _Bad as bad:
+        raise _Bad(f"{bad}, or auto") from None
+
+
+def _as_part(value: object) -> float:
+    expected = "a part, more than 0 and at most 1"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _Bad(expected)
+    try:
+        part = float(value)
+    except ValueError:
+        raise _Bad(expected) from None
+    if not 0 < part <= 1:
+        raise _Bad(expected)
+    return part
+
+
 def _as_pool(value: object) -> str:
     text = str(value).strip()
     if text.lower() in WORKING_POOLS:
@@ -192,6 +220,9 @@ _TABLE: dict[str, _Row] = {
     "cache_max_bytes": _Row(_as_bytes, lambda: 10 << 30),
     "cache_max_files": _Row(_as_count, lambda: 100_000),
     "strict": _Row(_as_bool, lambda: False),
+    "job_timeout": _Row(_as_seconds, lambda: 3600.0),
+    "job_memory": _Row(_as_job_memory, lambda: None),
+    "memory_mark": _Row(_as_part, lambda: 0.9),
     "idle_timeout": _Row(_as_seconds, lambda: 120.0),
     "runtime_dir": _Row(_as_path, lambda: None),
     "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),

@@ -5,10 +5,12 @@
     ├── UnsupportedTorchError         torch, Python or platform outside the supported range
     ├── PoolError
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
+    │   │   └── ServerLostError       it went away while a job waited; another can be asked
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
     │   ├── JobMemoryError            a job's processes went over their memory limit
+    │   ├── QuarantinedError          a graph that killed its workers before, and is not compiled again
     │   └── JobCancelledError         the asker withdrew the job
     ├── CompileError
     │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
@@ -71,6 +73,10 @@ class PoolError(FxpoolError):
 
 class PoolUnavailableError(PoolError):
     """The server could not be started or reached, or went away while a job waited."""
+
+
+class ServerLostError(PoolUnavailableError):
+    """The server ended, or fell silent, after it had taken the job. Another may do it."""
 
 
 class ProtocolError(PoolError):
@@ -152,6 +158,18 @@ def _circumstances(attempts: int, phase: str) -> str:
 
 def _see(log_path: str | None, setting: str) -> str:
     return (f"its output is in {log_path}; " if log_path else "") + f"{setting} sets the limit"
+
+
+class QuarantinedError(PoolError):
+    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again."""
+
+    def __init__(self, job: str, *, key: str, error: str, log_path: str = "") -> None:
+        self.job, self.key, self.error, self.log_path = job, key, error, log_path
+        super().__init__(
+            f"{job} is in quarantine: {error}",
+            remedy=(f"the worker's output is in {log_path}; " if log_path else "")
+            + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again",
+        )
 
 
 class JobCancelledError(PoolError):

@@ -18,11 +18,21 @@ __all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset",
 KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
 
 # Present from the start, so that a reader need not ask whether a name exists.
-_NUMBERS = ("hits", "misses", "guard_misses", "joined", "entries_written", "corrupt_entries", "restarts")
+_NUMBERS = (
+    "hits",
+    "misses",
+    "guard_misses",
+    "joined",
+    "entries_written",
+    "corrupt_entries",
+    "quarantined",
+    "restarts",
+)
 _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
     "compiles": ("worker", "in_process"),
+    "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
 }
 

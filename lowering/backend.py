@@ -13,20 +13,13 @@ import dataclasses
 import itertools
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxpool import statistics
 from fxpool.errors import (
-    CannotReturnError,
-    CannotTravelError,
-    CompileError,
-    JobTimeoutError,
     NoCompilerError,
-    PoolError,
     UnsupportedTorchError,
-    WorkerDiedError,
 )
 from fxpool.lowering import options as call_options
 from fxpool.torch_compat import versions
@@ -124,21 +117,7 @@ def _label() -> str:
     return f"graph {number} [{compile_id}]" if compile_id else f"graph {number}"
 
 
-def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
-    """A graph that killed its workers is not compiled in the user's process: it runs as it is."""
-    if attempt.wanted.strict:
-        raise error
-    statistics.count("eager_calls", "worker_died")
-    attempt.how = "eager"
-    attempt.reasons.append("worker_died")
-    warnings.warn(f"{attempt.label} runs eagerly: {error}", RuntimeWarning, stacklevel=2)
-    return as_it_is
-
-
 #: Errors that say the same wherever the graph is compiled: no step down helps.
 FINAL = (NoCompilerError,)
-#: A job that ended its worker, or had to be ended.
-DEADLY = (WorkerDiedError, JobTimeoutError)
 
-__all__ = ["DEADLY", "FINAL", "Attempt", "CannotReturnError", "CannotTravelError", "CompileError", "fxpool_backend",
-           "run_eagerly"]  # fmt: skip
+__all__ = ["FINAL", "Attempt", "fxpool_backend"]

@@ -35,11 +35,18 @@ log = logging.getLogger("fxpool.lowering")
 
 
 def compile_request(
-    request: CompileRequest, submit: kernels.Submit, units: int, *, patient: bool = True, apart: bool = False
+    request: CompileRequest,
+    submit: kernels.Submit,
+    units: int,
+    *,
+    patient: bool = True,
+    apart: bool = False,
+    phase: Callable[[str], None] = lambda name: None,
 ) -> Artifact:
     """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units at a time.
 
-    Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise.
+    Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise. `phase` is told what
+    is done.
 
     On a host whose tool chain nobody has asked yet, `patient` does that first; otherwise the CPU is taken at its word,
     and asked only if the compiler disagrees.
@@ -48,19 +55,27 @@ def compile_request(
         CannotReturnError: the result, a guard or another effect has no form outside this process.
         Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
     """
+    phase("loading what it needs")
     load_dependencies(request)
     try:
-        return _compile(request, submit, units, patient, apart)
+        return _compile(request, submit, units, patient, apart, phase)
     except _NotAsClaimed:
         log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
-        return _compile(request, submit, units, True, apart)
+        return _compile(request, submit, units, True, apart, phase)
 
 
 class _NotAsClaimed(Exception):
     """The compiler refused kernels for what the CPU says of itself."""
 
 
-def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patient: bool, apart: bool) -> Artifact:
+def _compile(
+    request: CompileRequest,
+    submit: kernels.Submit,
+    units: int,
+    patient: bool,
+    apart: bool,
+    phase: Callable[[str], None],
+) -> Artifact:
     started = time.perf_counter()
     env = shape_env.load(request.shapes) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
@@ -74,11 +89,13 @@ def _compile(request: CompileRequest, submit: kernels.Submit, units: int, patien
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(submit if apart and triton_compile.may_collect() else None)
+        phase("lowering")
         with _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
         lowered = time.perf_counter()
+        phase("kernels")
         linked = triton.part()
         result, recorded = made.pack(context, _name(request), linking.names, linked)
         found = effects.encoded_guards(env, set(request.symbols))

@@ -14,8 +14,9 @@ from fxpool import statistics
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering import capture, load, service
 from fxpool.lowering.artifact import Parts
-from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
+from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
+from fxpool.lowering.quarantined import DEADLY, run_eagerly
 from fxpool.torch_compat import configs, inner, tracing
 
 Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]

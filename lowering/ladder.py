@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,14 +23,21 @@ from typing import Any
 from fxpool import config, statistics
 from fxpool.codecache import toolchain
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
-from fxpool.lowering import capture, effects, load, lookup, service
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError, ServerLostError
+from fxpool.lowering import capture, effects, load, lookup, quarantined, service
 from fxpool.lowering.artifact import Parts, Reference, decode_answer, parts_of_artifact, parts_of_entry
-from fxpool.lowering.backend import DEADLY, FINAL, Attempt, run_eagerly
+from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
-from fxpool.lowering.request import COMPILE_JOB, PREPARE_JOB, CompileRequest
+from fxpool.lowering.quarantined import DEADLY, run_eagerly
+from fxpool.lowering.request import BACKGROUND, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat import aot, configs, tracing
+
+
+log = logging.getLogger("fxpool.lowering")
+
+# How many servers a graph may lose before it is compiled here.
+_SERVERS = 3
 
 
 @contextlib.contextmanager
@@ -107,6 +115,7 @@ def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Par
     attempt.seconds["lookup"] = attempt.seconds.get("lookup", 0.0) + time.perf_counter() - begun
     if served is not None:
         return served
+    quarantined.check(store, attempt.key, attempt.label)
     captured.to_be_compiled()
     captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
@@ -149,7 +158,11 @@ def _once(
     """What one job comes to. None if its result is gone, or was made for somebody else and does not fit this call."""
     request = captured.request
     with attempt.timed("compile"):
-        data, joined = _submit(request, attempt, flight)
+        try:
+            data, joined = _submit(request, attempt, flight)
+        except DEADLY as error:
+            quarantined.add(store, attempt.key, attempt.label, error)
+            raise
     answer = decode_answer(data)
     made = answer.reference or answer.artifact
     if made is None:
@@ -205,11 +218,24 @@ def _place(request: CompileRequest) -> dict[str, Any]:
 
 
 def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
-    """(the worker's answer, whether it is an answer to somebody who asked for the same before)."""
+    """(the worker's answer, whether it is an answer to somebody who asked for the same before).
+
+    A server that is lost meanwhile is not the graph's fault: another is asked.
+    """
+    payload = request.dump()
+    for _ in range(_SERVERS - 1):
+        try:
+            return _asked(request, payload, attempt, flight)
+        except ServerLostError as error:
+            log.warning("%s is asked for again: %s", attempt.label, error)
+    return _asked(request, payload, attempt, flight)
+
+
+def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
     from fxpool.lowering import host_facts
 
-    payload = request.dump()
-    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, flight=flight, **_place(request))
+    bounds = service.bounds()
+    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, flight=flight, **bounds, **_place(request))
     beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):
         beside = _prepare(request, payload, _place(request))
@@ -228,7 +254,8 @@ def _prepare(request: CompileRequest, payload: bytes, place: dict[str, Any]) -> 
     """
     if request.tools is None or not service.first_of_host(request.tools):
         return None
-    return service.pool().submit(PREPARE_JOB, payload, label="this host's tool chain", retries=0, **place)
+    label = "this host's tool chain"
+    return service.pool().submit(PREPARE_JOB, payload, label=label, retries=0, priority=BACKGROUND, **place)
 
 
 def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
@@ -248,13 +275,14 @@ def _here(
     gm: Any, inputs: Sequence[Any], captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
 ) -> Callable[..., Any]:
     """Mode ``normal``: the graph itself is compiled in this process, and kept if it may be."""
+    store = service.store() if attempt.wanted.cache else None
     served = _served(captured, attempt, loaded)
     if served is not None:
         return served
+    quarantined.check(store, attempt.key, attempt.label)
     from fxpool.lowering import compile as compiling
 
     captured.to_be_compiled()
-    store = service.store() if attempt.wanted.cache else None
     with compiling.local_kernels() as (submit, units):
         artifact = compiling.compile_live(captured, gm, inputs, submit, units)
     statistics.count("compiles", "in_process")

@@ -24,6 +24,9 @@ COMPILE_JOB = "fxpool.lowering.worker:compile_job"
 #: the job that finds out what this host's tool chain can do, on a host that was not asked before
 PREPARE_JOB = "fxpool.lowering.worker:prepare_job"
 
+#: the priority of jobs that nobody waits for; who waits asks with 0
+BACKGROUND = -1
+
 
 @dataclasses.dataclass
 class CompileRequest:

@@ -49,7 +49,14 @@ def pool() -> PoolClient:
     global _pool, _pool_settings, _ahead
     _ahead = False  # it is wanted
     settings = config.current()
-    wanted = (os.getpid(), settings.pool, settings.workers, settings.runtime_dir, settings.idle_timeout)
+    wanted = (
+        os.getpid(),
+        settings.pool,
+        settings.workers,
+        settings.runtime_dir,
+        settings.idle_timeout,
+        settings.memory_mark,
+    )
     with _lock:
         if _pool is None or _pool_settings != wanted:
             from fxpool.pool import PoolClient, PoolConfig, identity
@@ -68,11 +75,20 @@ def pool() -> PoolClient:
                     sys_path=() if shared else tuple(path for path in sys.path if path),
                     host=identity.digest(environment, _PRELOAD) if shared else "",
                     idle_timeout=settings.idle_timeout,
+                    job_timeout=settings.job_timeout,
+                    job_memory=settings.job_memory,
+                    memory_mark=settings.memory_mark,
                     runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
                 )
             )
             _pool_settings = wanted
         return _pool
+
+
+def bounds() -> dict[str, Any]:
+    """What a job of this process may take, as arguments of `PoolClient.submit`."""
+    settings = config.current()
+    return {"timeout": settings.job_timeout, "memory": settings.job_memory}
 
 
 def start_ahead() -> None:

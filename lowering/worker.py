@@ -41,8 +41,9 @@ def compile_job(payload: bytes) -> bytes:
     preload.settle_assembler()
     with compiling.scratch_directory():
         artifact = compiling.compile_request(
-            request, _submit, job.slots, patient=not host_facts.worth_preparing(), apart=True
+            request, _submit, job.slots, patient=not host_facts.worth_preparing(), apart=True, phase=job.phase
         )
+    job.phase("publishing")
     if request.key is None or request.store is None:
         artifact.unkept = "not asked for"
         return encode_answer(Answer(artifact=artifact))

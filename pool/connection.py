@@ -21,6 +21,8 @@ M = TypeVar("M")
 
 # Bytes read before others get their turn.
 _TURN = 8 << 20
+# What a frame counts beside its bytes: answering a short one takes time, too.
+_FRAME = 4 << 10
 
 
 class Connection(Generic[M]):
@@ -73,6 +75,9 @@ class Connection(Generic[M]):
             self._loop.remove_reader(self.sock.fileno())
             return
         self.closed = True
+        # What is called refers to us again: without this, buffers would wait for the garbage collector.
+        self._on_frame, self._on_end = _nothing, _nothing
+        self._decoder = FrameDecoder(None)
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
         self._outbox.clear()
@@ -110,6 +115,7 @@ class Connection(Generic[M]):
             try:
                 frame = self._decoder.received(count)
                 if frame is not None:
+                    budget -= _FRAME
                     self._on_frame(*frame)
             except ProtocolError as error:
                 return self._end(error)
@@ -126,3 +132,7 @@ class Connection(Generic[M]):
         while not self.closed and not self._ended and self._taken != before:
             before = self._taken
             self._readable()
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -6,6 +6,7 @@ The server hands in what clients ask and what the zygote says; everything else t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import shutil
 import signal
@@ -21,6 +22,7 @@ from fxpool.pool import messages as m
 from fxpool.pool import processes
 from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
+from fxpool.pool.protocol import encode
 from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
 from fxpool.pool.watch import Limits, Watch
 
@@ -29,6 +31,12 @@ __all__ = ["GRACE_SECONDS", "Dispatcher"]
 # A worker that answered, or whose socket closed, is killed if it is not gone after this.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
+# A limit that the event loop's clock can count to.
+_LONGEST = 1e9
+# Characters of a name that somebody else made up.
+_SHOWN = 500
+# Of a longer queue only the beginning is shown.
+_LISTED = 1000
 
 log = logging.getLogger("fxpool.pool.server")
 
@@ -58,9 +66,12 @@ class Dispatcher:
     # ------------------------------------------------------------ what clients ask
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
-        """A job of a client's. Raises ProtocolError for a number that is in use."""
+        """A job of a client's. Raises ProtocolError for a number that is in use, and for a limit that is none."""
         if ask.job in client.keys:
             raise ProtocolError(f"job number {ask.job} is in use")
+        if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
+            raise ProtocolError(f"a limit of {ask.timeout} s")
+        ask.label = ask.label[:_SHOWN]
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
@@ -82,6 +93,7 @@ class Dispatcher:
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
         self._jobs[work.key] = work
+        work.asked = self.loop.time()
         keys[work.ask.job] = work.key
         self.do(
             self.scheduler.submit(
@@ -153,22 +165,6 @@ class Dispatcher:
         scratch = self._directory / "scratch" / path.stem
         worker = Worker(action.worker, action.job, work, action.attempt, path, scratch, action.last)
         self._workers[action.worker] = worker
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            failed = m.Exited(action.worker, None, None, f"no socket for a worker: {error}")
-            self.loop.call_soon(self.on_exited, failed)
-            return
-
-        def on_frame(message: m.FromWorker, payload: memoryview) -> None:
-            self._from_worker(worker, message, payload)
-
-        def on_end(error: Exception | None) -> None:
-            self._worker_silent(worker, error)
-
-        worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
-        self._to_zygote(m.Fork(action.worker, str(path)), theirs)
-        self.counters["forks"] += 1
         ask = work.ask
         run = m.Run(
             action.job,
@@ -183,6 +179,23 @@ class Dispatcher:
             ask.disabled,
             str(scratch),
         )
+        try:
+            encode(run)
+            ours, theirs = socket.socketpair()
+        except (ProtocolError, OSError) as error:
+            failed = m.Exited(action.worker, None, None, f"no worker can be given this job: {error}")
+            self.loop.call_soon(self.on_exited, failed)
+            return
+
+        def on_frame(message: m.FromWorker, payload: memoryview) -> None:
+            self._from_worker(worker, message, payload)
+
+        def on_end(error: Exception | None) -> None:
+            self._worker_silent(worker, error)
+
+        worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
+        self._to_zygote(m.Fork(action.worker, str(path)), theirs)
+        self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
     # ------------------------------------------------------------ what workers say
@@ -198,11 +211,10 @@ class Dispatcher:
                 message.job = work.ask.job
                 work.client.connection.send(message)
         elif isinstance(message, m.Answer):
-            worker.pid = message.pid  # the zygote's word on it may still be on the way
             answer = Answer(message.ok, message.seconds, payload, message.pid)
             self.do(self.scheduler.answered(worker.number, answer))
         elif isinstance(message, m.Phase):
-            worker.phase = message.name
+            worker.phase = message.name[:_SHOWN]
         elif isinstance(message, m.Submit):
             self._sub_job(worker, message, payload)
         elif isinstance(message, m.Cancel):
@@ -232,6 +244,7 @@ class Dispatcher:
             disabled=above.disabled,
             flight="",
         )
+        inherited.label = inherited.label[:_SHOWN]
         self.counters["sub_jobs"] += 1
         self._submit(Work(self._number(), inherited, payload, None, worker), worker.keys)
 
@@ -249,6 +262,7 @@ class Dispatcher:
         """Its socket ended: normally because the process did, which the zygote will tell."""
         if error is not None:
             log.warning("worker %s: %s", worker.pid, error)
+            worker.broken = str(error)
             self._kill(worker.number)
         if worker.exited is not None:
             self._worker_gone(worker)
@@ -292,7 +306,7 @@ class Dispatcher:
         worker = self._workers.get(message.worker)
         if worker is None:
             return
-        worker.pid = message.pid
+        worker.pid, worker.begun = message.pid, self.loop.time()
         self.do(self.scheduler.forked(worker.number))
         asking = self._asking(worker.job)
         if not asking:
@@ -376,10 +390,11 @@ class Dispatcher:
                     "label": work.ask.label,
                     "client": work.client.pid,
                     "priority": work.ask.priority,
+                    "seconds": round(self.loop.time() - work.asked, 3),
                     "joined": work.joined,
                     "running": any(worker.job == self.scheduler.job_of(key) for worker in self._workers.values()),
                 }
-                for key, work in self._jobs.items()
+                for key, work in itertools.islice(self._jobs.items(), _LISTED)
                 if work.client is not None
             ],
             "limits": {**self.limits.facts(), "pressed": self.watch.pressed},
@@ -389,6 +404,7 @@ class Dispatcher:
                     "pid": worker.pid,
                     "attempt": worker.attempt,
                     "phase": worker.phase,
+                    "seconds": round(self.loop.time() - worker.begun, 3),
                     "sub_job": worker.work.worker is not None,
                     "wanted_by": [work.client.pid for work in self._listening(worker.job) if work.client is not None],
                 }

@@ -5,8 +5,9 @@ output, pickled exceptions) are no fields: they travel behind the message, untou
 
 | direction         | messages                                                                            |
 |-------------------|-------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, StatusQuery, Shutdown                                          |
-| server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed, Status |
+| client -> server  | Hello, Submit, Cancel, StatusQuery, Ping, Shutdown                                    |
+| server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed,       |
+|                   | Status, Pong                                                                          |
 | server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
 | worker -> server  | Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord  |
 | server -> zygote  | Prepare, Fork, Kill                                                                  |
@@ -157,6 +158,14 @@ class Status(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     facts: dict[str, Any]
 
 
+class Ping(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Are you there? Answered by Pong."""
+
+
+class Pong(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Yes."""
+
+
 class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Ends an embedded server at once, with everything that runs in it."""
 
@@ -277,8 +286,8 @@ class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     failure: str = ""
 
 
-ToServer = Hello | Submit | Cancel | StatusQuery | Shutdown
-ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status
+ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
+ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 ToZygote = Prepare | Fork | Kill

@@ -18,6 +18,9 @@ __all__ = ["Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "describ
 
 _FAILED_LOGS_KEPT = 50
 _LOG_TAIL = 2000
+_LOG_SEARCHED = 64 << 10
+# What faulthandler begins with; the innermost frames come next, which is the part that says something.
+_FATAL = "Fatal Python error"
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Work:
     payload: memoryview
     client: Client | None  # who asked for it,
     worker: Worker | None  # or which worker did, if it is a sub-job
+    asked: float = 0.0  # on the loop's clock
     joined: bool = False  # somebody else asked for the same before
 
 
@@ -54,6 +58,8 @@ class Worker:
     last: object
     connection: Connection[m.FromWorker] | None = None
     pid: int | None = None
+    begun: float = 0.0  # on the loop's clock
+    broken: str = ""  # what it sent was no message
     phase: str = ""
     exceeded: Exceeded | None = None
     exited: m.Exited | None = None
@@ -116,7 +122,7 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         assert isinstance(answer, Answer)
         if answer.ok:
             return m.Done(number, answer.pid, action.attempts, answer.seconds, work.joined), answer.payload
-        failed.kind, failed.seconds = "exception", answer.seconds
+        failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
         return failed, answer.payload
     if isinstance(outcome, s.Died):
         failed.phase = worker.phase if worker is not None else ""
@@ -126,7 +132,8 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         else:
             assert isinstance(how, m.Exited)
             failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
-            failed.reason = how.failure or (tail(worker.log_path) if worker is not None else "")
+            said = (worker.broken or tail(worker.log_path)) if worker is not None else ""
+            failed.reason = how.failure or said
     elif isinstance(outcome, s.Unavailable):
         failed.kind, failed.reason = "unavailable", outcome.reason
     else:
@@ -153,7 +160,9 @@ def tail(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL))
-            return file.read().decode("utf-8", "replace").strip()
+            file.seek(max(0, file.tell() - _LOG_SEARCHED))
+            text = file.read().decode("utf-8", "replace").strip()
     except OSError:
         return ""
+    fatal = text.rfind(_FATAL)
+    return text[-_LOG_TAIL:] if fatal < 0 else text[fatal : fatal + _LOG_TAIL]

@@ -16,6 +16,7 @@ forwards it from there. `Outbox` holds what could not be sent yet, as views on t
 from __future__ import annotations
 
 import functools
+import mmap
 import socket
 import struct
 import threading
@@ -49,6 +50,7 @@ META_CAP = 16 << 20
 HANDSHAKE_CAP = 1 << 20
 
 _IOV = 16
+_MAPPED = 1 << 20
 _encoder = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
@@ -142,10 +144,13 @@ class FrameDecoder(Generic[M]):
             )
         if flags or reserved or not meta:
             raise ProtocolError(f"a frame's header has flags {flags}, reserved {reserved}, {meta} bytes of message")
-        if meta > META_CAP or meta + payload > self.cap + (META_CAP if self.cap >= PAYLOAD_CAP else 0):
+        over = payload > self.cap if self.cap >= PAYLOAD_CAP else meta + payload > self.cap
+        if meta > META_CAP or over:
             raise ProtocolError(f"a frame of {meta} + {payload} bytes is over the cap of {self.cap}")
         self._meta_length = meta
-        self._view = memoryview(bytearray(meta + payload))
+        size = meta + payload
+        # Who only says that a long frame follows gets no memory for it: of a map pages are there once they are written.
+        self._view = memoryview(bytearray(size) if size < _MAPPED else mmap.mmap(-1, size))
         self._filled = 0
 
 

@@ -43,6 +43,7 @@ __all__ = ["Server", "main"]
 HANDSHAKE_SECONDS = 10.0
 # How often the host's server looks whether it still is that.
 _LINK_SECONDS = 5.0
+_MEASURE_SECONDS = 0.5
 
 log = logging.getLogger("fxpool.pool.server")
 
@@ -66,10 +67,12 @@ class Server:
         self._draining = False
         self._idle: asyncio.TimerHandle | None = None
         self._ending = False
+        self._measured: tuple[float, dict[str, int]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self._begun = self.loop.time()
         self.end = asyncio.Event()
         limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_mark)
         self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
@@ -136,6 +139,8 @@ class Server:
             self.dispatcher.cancel(client, message.job)
         elif isinstance(message, m.StatusQuery):
             client.connection.send(m.Status(message.number, self.status()))
+        elif isinstance(message, m.Ping):
+            client.connection.send(m.Pong())
         elif isinstance(message, m.Shutdown):
             self._asked_to_end()
         else:
@@ -316,6 +321,8 @@ class Server:
             "server_pid": os.getpid(),
             "directory": str(self.directory),
             "fxpool": __version__,
+            "seconds": round(self.loop.time() - self._begun, 3),
+            "cgroup": _cgroup(),
             "shared": bool(self.config.link),
             "draining": self._draining,
             "clients": [client.pid for client in self.clients.values() if client.greeted],
@@ -328,12 +335,19 @@ class Server:
         }
 
     def _memory(self) -> dict[str, int]:
-        """Bytes (proportional set size) that server, zygote and workers take, their compilers included."""
+        """Bytes (proportional set size) that server, zygote and workers take, their compilers included.
+
+        Looked at once in a while: it takes milliseconds, and who asks all the time must not stop the others.
+        """
+        if self._measured and self.loop.time() - self._measured[0] < _MEASURE_SECONDS:
+            return self._measured[1]
         everybody = memory.tree(os.getpid())
         zygote = self.zygote.pid if self.zygote is not None else 0
         taken = {pid: memory.proportional([pid]) for pid in everybody}
         rest = sum(taken.values()) - taken[os.getpid()] - taken.get(zygote, 0)
-        return {"server": taken[os.getpid()], "zygote": taken.get(zygote, 0), "workers": rest}
+        facts = {"server": taken[os.getpid()], "zygote": taken.get(zygote, 0), "workers": rest}
+        self._measured = (self.loop.time(), facts)
+        return facts
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -371,6 +385,14 @@ class Server:
         # Last, so that who waits for our end finds nothing of us.
         for client in list(self.clients.values()):
             client.connection.close()
+
+
+def _cgroup() -> str:
+    """Where the server lives: what ends this group (a container's end, a service manager's stop) ends the server."""
+    try:
+        return Path("/proc/self/cgroup").read_text().strip()
+    except OSError:
+        return ""
 
 
 def main(arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxpool import __version__
-from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError
+from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Session", "again"]
 
 _LOG_TAIL = 2000
+# A server that says nothing about our jobs is asked whether it lives, and has so long for an answer.
+_PING_SECONDS = 1.0
+_SILENCE_SECONDS = 3.0
 
 
 class Session:
@@ -56,6 +59,8 @@ class Session:
         self._welcome: m.Welcome | None = None
         self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
         self._closing = False
+        self._pinged: float | None = None
+        self._asleep = False  # the thread waits without a limit
         self._leave = False
         self._deadline = time.monotonic() + config.start_timeout
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
@@ -107,6 +112,8 @@ class Session:
             if self.error is not None or self._closing:
                 return None
             self.jobs[number] = job
+        if self._asleep:
+            self._wake_up()  # from now on it watches whether the server lives
         try:
             self.send(make(number), payload)
         except BaseException:
@@ -220,9 +227,18 @@ class Session:
                     if timeout <= 0:
                         limit = self.config.start_timeout
                         return PoolUnavailableError(f"the server did not answer within {limit:g} s of its start")
+                elif not self._asleep or self.jobs:
+                    timeout = _PING_SECONDS
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
                 selector.modify(self.sock, events)
-                for key, mask in selector.select(timeout):
+                found = selector.select(timeout)
+                if found:
+                    self._asleep = False
+                elif self._welcome is not None and not self.jobs:
+                    self._asleep = True  # who submits in this moment looks at it after adding to `jobs`
+                elif self._welcome is not None and self._is_silent():
+                    return PoolUnavailableError(f"the server has said nothing for {_SILENCE_SECONDS:g} s")
+                for key, mask in found:
                     if key.fd == self._wake:
                         os.eventfd_read(self._wake)
                         continue
@@ -232,8 +248,17 @@ class Session:
                                 self._outbox.flush(self.sock)
                             except OSError:
                                 self._outbox.clear()
-                    if mask & selectors.EVENT_READ and not self._read():
-                        return PoolUnavailableError("the server ended")
+                    if mask & selectors.EVENT_READ:
+                        self._pinged = None
+                        if not self._read():
+                            return PoolUnavailableError("the server ended")
+
+    def _is_silent(self) -> bool:
+        """Whether a server that has jobs of ours hangs. Asks it, if it was not asked yet."""
+        if self._pinged is None:
+            self._pinged = time.monotonic()
+            self.send(m.Ping())
+        return time.monotonic() - self._pinged > _SILENCE_SECONDS
 
     def _read(self) -> bool:
         while True:
@@ -274,6 +299,8 @@ class Session:
                 self.process = None
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
+        elif isinstance(message, m.Pong):
+            pass  # having read something is all
         elif isinstance(message, m.ZygoteState):
             self.zygote = message
             self.zygote_known.set()
@@ -320,7 +347,8 @@ class Session:
         if isinstance(error, ProtocolError) or self._closing:
             return error
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return PoolUnavailableError(f"{error}: server {self.process.pid} {how}", remedy=self._log_tail())
+        kind = ServerLostError if self._welcome is not None else PoolUnavailableError
+        return kind(f"{error}: server {self.process.pid} {how}", remedy=self._log_tail())
 
     def _of_the_host(self, error: PoolError) -> PoolError:
         if self.process is not None:
@@ -328,8 +356,10 @@ class Session:
             launch.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._closing:
             return error
+        # One that we found may have been about to leave.
+        kind = ServerLostError if self._welcome is not None or self.process is None else PoolUnavailableError
         who = f"server {self._welcome.pid} of this host" if self._welcome is not None else "the host's new server"
-        return PoolUnavailableError(f"{error}: {who}", remedy=self._log_tail())
+        return kind(f"{error}: {who}", remedy=self._log_tail())
 
     def _log_tail(self) -> str:
         try:

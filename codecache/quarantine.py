@@ -1,0 +1,89 @@
+"""Graphs that killed the workers that compiled them: not compiled again until somebody says so.
+
+    <root>/quarantine/<key>.json    which graph, how it ended
+    <root>/quarantine/<key>.log     the end of its last worker's output
+
+The key holds everything a compile depends on, so another torch, compiler or processor is another chance. Records are
+data, nothing of them is run; one that can't be read is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from fxpool.codecache.blobs import check_directory, read_private, write_private
+from fxpool.codecache.entry import is_hex_digest
+from fxpool.errors import StoreError
+
+__all__ = ["Record", "add", "find", "release", "scan"]
+
+_DIRECTORY = "quarantine"
+_LOG_KEPT = 64 << 10
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """`when` is Unix time; `log` is where the output lies, or empty where it could not be kept."""
+
+    key: str
+    label: str
+    error: str
+    when: float
+    log: str = ""
+
+
+def find(root: str, key: str) -> Record | None:
+    """The record of a graph, or None."""
+    path = _path(root, key, "json")
+    if not os.path.exists(path):  # the usual case, before anything that costs more
+        return None
+    try:
+        check_directory(root)
+        return msgspec.json.decode(read_private(path)[0], type=Record)
+    except (OSError, StoreError, msgspec.MsgspecError):
+        return None
+
+
+def add(root: str, key: str, *, label: str, error: str, log: str | None) -> Record:
+    """Keep a graph from being compiled again; `log` is a file with its last worker's output. Raises StoreError."""
+    check_directory(root)
+    kept = ""
+    if log is not None:
+        with contextlib.suppress(OSError), open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_KEPT))
+            write_private(_path(root, key, "log"), file.read())
+            kept = _path(root, key, "log")
+    record = Record(key, label, error, time.time(), kept)
+    write_private(_path(root, key, "json"), msgspec.json.encode(record))
+    return record
+
+
+def scan(root: str) -> Iterator[Record]:
+    """All that can be read, the oldest first."""
+    try:
+        names = os.listdir(os.path.join(root, _DIRECTORY))
+    except OSError:
+        return
+    found = [find(root, name[: -len(".json")]) for name in names if name.endswith(".json")]
+    yield from sorted((record for record in found if record is not None), key=lambda record: record.when)
+
+
+def release(root: str, key: str) -> bool:
+    """Let a graph be compiled again; whether it was kept from that."""
+    try:
+        os.unlink(_path(root, key, "json"))
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_path(root, key, "log"))
+    return True
+
+
+def _path(root: str, key: str, kind: str) -> str:
+    if not is_hex_digest(key):
+        raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+    return os.path.join(root, _DIRECTORY, f"{key}.{kind}")

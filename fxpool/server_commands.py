@@ -1,0 +1,162 @@
+"""Commands about this host's servers: serve, status, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from fxpool import config
+
+__all__ = ["serve", "status", "stop"]
+
+_DIGITS = 12  # of an environment's digest
+
+
+@click.command()
+@click.option("--detach", is_flag=True, help="Return when it is ready; it leaves when nobody needed it for a while.")
+def serve(detach: bool) -> None:
+    """Start this environment's server before anybody needs it, and keep it until this command ends.
+
+    Other processes find it if they use the same interpreter, torch and runtime directory. On SIGTERM or Ctrl-C it takes
+    no new job, finishes those it has, and ends.
+    """
+    from fxpool.lowering import service
+    from fxpool.pool import hosts, launch
+
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    config.configure(pool="host")
+    client = service.pool()
+    client.start(wait=True)
+    facts = client.status()
+    click.echo(f"server {facts['server_pid']} is ready: {facts['slots']} workers ({facts['slots_rule']})", err=True)
+    if not detach:
+        # A connection is what keeps it from leaving.
+        while not ended.wait(0.5) and client.started:
+            pass
+        if not ended.is_set():
+            raise click.ClickException("the server ended; the end of its log may say why (fxpool status)")
+        hosts.stop(launch.link_of(_runtime_root(), client.config.host))
+    client.close()
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
+@click.option("--watch", is_flag=True, help="Show it anew, until Ctrl-C.")
+@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks with --watch.")
+def status(as_json: bool, watch: bool, interval: float) -> None:
+    """This host's servers: workers, queue, who waits for what, memory, limits and what set them."""
+    root = _runtime_root()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    if not watch:
+        if as_json:
+            _print_json(root)
+        else:
+            console.print(_shown(root), soft_wrap=True)
+        return
+    try:
+        if as_json:
+            while True:
+                _print_json(root)
+                time.sleep(interval)
+        with Live(_shown(root), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_shown(root), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def _print_json(root: Path) -> None:
+    from fxpool.pool import hosts
+
+    for link in hosts.links(root):
+        click.echo(json.dumps({"link": str(link), **hosts.status(link)}))
+
+
+def _shown(root: Path) -> Group:
+    from fxpool.pool import hosts
+
+    lines: list[str] = []
+    for link in hosts.links(root):
+        facts = hosts.status(link)
+        name = link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS]
+        if facts["state"] == "running":
+            lines += _lines(name, facts)
+        else:
+            state = {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
+            lines.append(f"{name}  the server {state}")
+    if not lines:
+        lines.append(f"no server of this host is running (pool = {config.current().pool})")
+    return Group(*(Text(line, no_wrap=True) for line in lines))
+
+
+def _lines(name: str, facts: dict[str, Any]) -> list[str]:
+    limits, rules, memory, zygote = facts["limits"], facts["limits"]["rules"], facts["memory"], facts["zygote"]
+    processes = len({pid for pid in facts["clients"] if pid != os.getpid()})
+    ready = f"ready after {zygote['preload_seconds']:.1f} s" if "preload_seconds" in zygote else zygote["state"]
+    above = f"no job is begun now: more than {limits['host_mark']:.0%}" if limits["pressed"] else "none is begun above"
+    lines = [
+        f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
+        f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
+        f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
+        f"  queue    {facts['queued']} jobs",
+        f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
+        f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; "
+        + (above if limits["pressed"] else f"{above} {limits['host_mark']:.0%}"),
+        f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "
+        + (f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"),
+        f"  zygote   {ready}",
+        f"  log      {facts['directory']}/server.log",
+    ]
+    for job in facts["running"]:
+        kind = "part of a job for" if job["sub_job"] else "for"
+        who = ", ".join(map(str, job["wanted_by"])) or "nobody"
+        attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
+        phase = f", {job['phase']}" if job["phase"] else ""
+        lines.append(f"  worker {job['pid']}  {job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}")
+    for ask in facts["waiting"]:
+        if not ask["running"]:
+            background = ", in the background" if ask["priority"] < 0 else ""
+            lines.append(f"  waits    {ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}")
+    return lines
+
+
+def _long(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 120:
+        return f"{seconds:.0f} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
+
+
+def _mb(size: float) -> str:
+    return f"{size / 2**20:.0f} MB" if size < 10 << 30 else f"{size / 2**30:.1f} GB"
+
+
+@click.command()
+def stop() -> None:
+    """End this host's servers: what they were asked for is done first."""
+    from fxpool.pool import hosts
+
+    ended = [link for link in hosts.links(_runtime_root()) if hosts.stop(link)]
+    click.echo(f"{len(ended)} servers were told to end" if len(ended) != 1 else "1 server was told to end")
+
+
+def _runtime_root() -> Path:
+    from fxpool.pool import runtime_dir
+
+    configured = config.current().runtime_dir
+    return runtime_dir.runtime_root(str(configured) if configured is not None else None)

@@ -1,0 +1,50 @@
+"""An operator that does something terrible to the process that compiles it, unless that is the user's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from fxpool.pool import current_job
+
+
+def _do(how: str) -> None:
+    kind, _, argument = how.partition(" ")
+    if kind == "segfault":
+        ctypes.string_at(0)
+    elif kind == "unless" and not os.path.exists(argument):
+        ctypes.string_at(0)
+    elif kind == "exit":
+        sys.exit(3)
+    elif kind == "_exit":
+        os._exit(4)
+    elif kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "abort":
+        os.abort()
+    elif kind == "hang":
+        time.sleep(600)
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "eat":
+        held = []
+        while True:
+            held.append(bytearray(b"x" * (32 << 20)))
+            time.sleep(0.01)
+
+
+@torch.library.custom_op("fxpool_test::deadly", mutates_args=())
+def deadly(x: torch.Tensor, how: str) -> torch.Tensor:
+    return x + 1
+
+
+@deadly.register_fake
+def _(x: torch.Tensor, how: str) -> torch.Tensor:
+    if current_job() is not None:
+        _do(how)
+    return torch.empty_like(x)
