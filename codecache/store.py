@@ -310,7 +310,10 @@ class LocalStore:
         return _unlink(self._blob_path(ref))
 
     def clear(self) -> None:
-        """Remove all entries and blobs, and let every graph out of quarantine. Publishers that run meanwhile are not disturbed. Raises StoreError."""
+        """Remove all entries and blobs, and let every graph out of quarantine. Raises StoreError.
+
+        Publishers that run meanwhile are not disturbed.
+        """
         self._check_root()
         failures = [error for part in _CLEARED for error in _clear(os.path.join(self.root, part))]
         if failures:

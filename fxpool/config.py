@@ -44,8 +44,8 @@ class Settings:
     cache_dir: Path
     """Where compiled entries and toolchain facts are kept."""
     pool: str
-    """`embedded`: workers that live and die with this process. `host`: those of a server that all processes of this
-    user and environment share. `off`: everything compiles in this process."""
+    """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
+    and die with this process. `off`: everything compiles in this process."""
     workers: int | None
     """How many jobs may run at once; None: as many as the CPU quota and affinity allow."""
     cache_max_bytes: int
@@ -55,7 +55,7 @@ class Settings:
     job_timeout: float
     """Seconds one attempt to compile a graph may take."""
     job_memory: int | None
-    """Bytes that the processes which compile a graph may take together; None: half of what the host, or the cgroup, has."""
+    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's."""
     memory_mark: float
     """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
     idle_timeout: float
@@ -215,7 +215,7 @@ class _Row:
 
 _TABLE: dict[str, _Row] = {
     "cache_dir": _Row(_as_path, _default_cache_dir),
-    "pool": _Row(_as_pool, lambda: "embedded"),
+    "pool": _Row(_as_pool, lambda: "host"),
     "workers": _Row(_as_workers, lambda: None),
     "cache_max_bytes": _Row(_as_bytes, lambda: 10 << 30),
     "cache_max_files": _Row(_as_count, lambda: 100_000),

@@ -48,6 +48,7 @@ def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -
         "FXPOOL_CONFIG": os.devnull,
         "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
         "FXPOOL_RUNTIME_DIR": str(directory / "run"),
+        "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
         "HF_HUB_OFFLINE": "1",

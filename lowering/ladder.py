@@ -33,7 +33,6 @@ from fxpool.lowering.quarantined import DEADLY, run_eagerly
 from fxpool.lowering.request import BACKGROUND, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat import aot, configs, tracing
 
-
 log = logging.getLogger("fxpool.lowering")
 
 # How many servers a graph may lose before it is compiled here.

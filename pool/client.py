@@ -102,8 +102,8 @@ class PoolClient:
         `timeout` is the wall limit in seconds of one attempt, `memory` that of its processes in bytes; `retries` is how
         many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
         Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
-        Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started, ProtocolError if `payload` is over the
-        cap of a frame.
+        Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started,
+        ProtocolError if `payload` is over the cap of a frame.
         """
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(f"a limit of {timeout} s")

@@ -22,8 +22,8 @@ from fxpool.pool import messages as m
 from fxpool.pool import processes
 from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
-from fxpool.pool.protocol import encode
 from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
+from fxpool.pool.protocol import encode
 from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "kill_group", "name_process", "reap_strays"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "is_stopped", "kill_group", "name_process", "reap_strays"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -46,6 +46,16 @@ def name_process(name: str) -> None:
     """Set the name that ps and top show (15 characters)."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is held by SIGSTOP or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name before it may hold anything, parentheses too.
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 def kill_group(leader: int) -> None:

@@ -14,11 +14,16 @@ from typing import Protocol
 import msgspec
 
 from fxpool.pool import messages as m
+from fxpool.pool import processes
 from fxpool.pool.protocol import PROTOCOL_VERSION
 
 __all__ = ["Listener", "ZygoteLink"]
 
 _PACKET = 128 << 10
+# A zygote that was told to fork and is stopped (SIGSTOP, a debugger) is replaced after the first, any other after the
+# second: it may be at what it does in its idle time.
+_STOPPED_SECONDS = 2.0
+_SILENT_SECONDS = 60.0
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.FromZygote] = msgspec.msgpack.Decoder(m.FromZygote)
 
@@ -46,7 +51,11 @@ class ZygoteLink:
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._over = False
+        self._forks: dict[int, float] = {}  # workers that were asked for, and when
+        self._watch: asyncio.TimerHandle | None = None
+        self.ready = False
         self.late = False
+        self.silent = False
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -74,6 +83,9 @@ class ZygoteLink:
             if attached is not None:
                 attached.close()
             return
+        if isinstance(message, m.Fork):
+            self._forks[message.worker] = self._loop.time()
+            self._keep_watch()
         self._outgoing.append((_encode(message), attached))
         if len(self._outgoing) == 1:
             self._writable()
@@ -98,6 +110,21 @@ class ZygoteLink:
     def _too_late(self) -> None:
         self.late = True
         self._process.kill()
+
+    def _keep_watch(self) -> None:
+        if self._watch is None and self._forks:
+            self._watch = self._loop.call_later(_STOPPED_SECONDS / 2, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        # Its preload has a limit of its own.
+        waited = self._loop.time() - min(self._forks.values(), default=self._loop.time())
+        stopped = waited > _STOPPED_SECONDS and processes.is_stopped(self.pid)
+        if self.ready and (stopped or waited > _SILENT_SECONDS):
+            self.silent = True
+            self._process.kill()
+        else:
+            self._keep_watch()
 
     def _writable(self) -> None:
         while self._outgoing:
@@ -127,16 +154,24 @@ class ZygoteLink:
             message = _decoder.decode(packet)
             if isinstance(message, m.Prepared):
                 self._deadline.cancel()
+                self.ready = True
                 self._listener.on_prepared(message)
-            elif isinstance(message, m.Forked):
-                self._listener.on_forked(message)
             else:
-                self._listener.on_exited(message)
+                self._of_a_worker(message)
+
+    def _of_a_worker(self, message: m.Forked | m.Exited) -> None:
+        self._forks.pop(message.worker, None)
+        if isinstance(message, m.Forked):
+            self._listener.on_forked(message)
+        else:
+            self._listener.on_exited(message)
 
     def _close(self) -> None:
         if not self._over:
             self._over = True
             self._deadline.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
             self._sock.close()
@@ -156,6 +191,8 @@ class ZygoteLink:
         code = self._process.wait()
         if self.late:
             how = "did not finish its preload in time and was killed"
+        elif self.silent:
+            how = "did not fork when it was told to, and was killed"
         elif code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
         else:
@@ -171,7 +208,5 @@ class ZygoteLink:
             if not packet:
                 return
             message = _decoder.decode(packet)
-            if isinstance(message, m.Exited):
-                self._listener.on_exited(message)
-            elif isinstance(message, m.Forked):
-                self._listener.on_forked(message)
+            if not isinstance(message, m.Prepared):
+                self._of_a_worker(message)

@@ -52,7 +52,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = config.current()
     assert settings.cache_dir == tmp_path / "fxpool"
-    assert (settings.pool, settings.mode, settings.strict) == ("embedded", "subprocess", False)
+    assert (settings.pool, settings.mode, settings.strict) == ("host", "subprocess", False)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert config.current().cache_dir == Path("/home/somebody/.cache/fxpool")
@@ -146,7 +146,7 @@ def test_variables_that_kubernetes_injects_for_a_service_of_that_name_are_not_ou
 ) -> None:
     for name in ("FXPOOL_SERVICE_HOST", "FXPOOL_PORT", "FXPOOL_PORT_80_TCP_ADDR", "FXPOOL_SERVICE_PORT_HTTP"):
         monkeypatch.setenv(name, "x")
-    assert config.current().pool == "embedded"
+    assert config.current().pool == "host"
 
 
 def test_configure_changes_all_or_nothing() -> None:
@@ -176,7 +176,7 @@ def test_a_file_that_was_asked_for_must_exist(settings_file: Path, monkeypatch: 
         config.current()
     monkeypatch.delenv("FXPOOL_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(settings_file.parent / "nowhere"))
-    assert config.current().pool == "embedded"
+    assert config.current().pool == "host"
 
 
 def test_the_file_is_found_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def _modules_after(python: str, statement: str) -> set[str]:
     "statement",
     [
         "import fxpool",
-        "import fxpool; fxpool.stats(); fxpool.close()",
+        "import fxpool; fxpool.stats(); fxpool.uninstall(); fxpool.close()",
         "import fxpool; fxpool.configure(strict=True); fxpool.errors.PoolError",
         "import fxpool.cli",
     ],
@@ -34,7 +34,7 @@ def test_the_import_alone_is_next_to_nothing(python: str) -> None:
 
 
 def test_every_exported_name_exists_and_nothing_unbuilt_is_exported() -> None:
-    assert fxpool.__all__ == ["__version__", "close", "configure", "errors", "stats"]
+    assert fxpool.__all__ == ["__version__", "close", "configure", "errors", "install", "stats", "uninstall"]
     for name in fxpool.__all__:
         assert getattr(fxpool, name) is not None
         assert name in dir(fxpool)

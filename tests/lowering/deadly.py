@@ -15,9 +15,7 @@ from fxpool.pool import current_job
 
 def _do(how: str) -> None:
     kind, _, argument = how.partition(" ")
-    if kind == "segfault":
-        ctypes.string_at(0)
-    elif kind == "unless" and not os.path.exists(argument):
+    if kind == "segfault" or (kind == "unless" and not os.path.exists(argument)):
         ctypes.string_at(0)
     elif kind == "exit":
         sys.exit(3)

@@ -1,4 +1,4 @@
-"""A graph that kills its workers: an error that says everything, eager from then on, in every process, until released."""
+"""A graph that kills its workers: an error that says everything, then eager in every process until it is released."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fxpool.errors import JobMemoryError, JobTimeoutError, QuarantinedError, Wor
 from fxpool.lowering import service
 
 sys.path.insert(0, str(HERE))
-from deadly import deadly  # noqa: E402
+from deadly import deadly
 
 X = torch.randn(6, 8)
 

@@ -193,6 +193,15 @@ def test_a_stopped_zygote_takes_its_workers_along(client: PoolClient, place: Pla
     assert run(client, "echo", b"x").result() == b"x"
 
 
+def test_a_zygote_that_hangs_is_replaced(client: PoolClient, place: Place) -> None:
+    client.start(wait=True)
+    zygote = client.status()["zygote"]["pid"]
+    os.kill(zygote, signal.SIGSTOP)
+    job = run(client, "echo", b"x")
+    assert (job.result(), job.attempts) == (b"x", 1)
+    assert client.status()["zygote"]["pid"] != zygote
+
+
 def test_a_zygote_that_dies_for_ever_is_given_up(make_client: Callable[..., PoolClient], place: Place) -> None:
     module = place.mark("mark-modules")
     module.mkdir()
