@@ -7,9 +7,9 @@ States of the machine, as the cache directories of a measurement hold them:
     warm          this graph is in the cache
     steady        warm, and the process has called the compiled function before
 
-Every value is seconds, smaller is better, and every judgement is a ratio taken in one run: fxpool and its rivals in
-turn, each in a fresh process, A B A B. In this version no server outlives a process: a cold row starts its workers
-inside the measured time, unless the row says that a server is running.
+Every value is seconds (of S10 megabytes and cores), smaller is better, and every judgement is a ratio taken in one run:
+fxpool and its rivals in turn, each in a fresh process, A B A B. Each process has a server of its own, but for S6, whose
+processes share one: a cold row starts it inside the measured time, unless the row says that it is running.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["OURS", "ROWS", "STATES", "Row", "Summary", "problem", "select", "sum
 OURS = "fxpool"
 STATES = ("bare", "known host", "warm")
 CHILD = str(Path(__file__).with_name("child.py"))
+POOL_CHILD = str(Path(__file__).with_name("pool_child.py"))
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,42 @@ ROWS: tuple[Row, ...] = (
     ),
     *(Row("S4", f"GPT-2 {_NAMES[what]}, first call", "bare", _first_call(what), {"inductor": 0.50}) for what in _NAMES),
     *(
+        Row(
+            "S6",
+            f"GPT-2 inference, {count} processes at once, beyond eager",
+            "known host",
+            (POOL_CHILD, "together", "--count", str(count)),
+            {"inductor": goal},
+            "beyond_seconds",
+        )
+        for count, goal in ((4, 0.25), (8, 0.15))
+    ),
+    *(
         Row("S7", f"{title}, per call", "warm", (CHILD, "steady", "--what", what), {"inductor": 1.02}, "call_seconds")
         for what, title in (("mlp", "MLP of many small ops"), ("gpt2", "GPT-2 inference"))
     ),
     Row("S8", "600 nodes: capture, key, lookup, guards", "warm", (CHILD, "hit"), {}, "hit_seconds", limit=0.015),
     Row("S8", "600 nodes: key", "warm", (CHILD, "hit"), {}, "key_seconds", limit=0.008),
+    *(
+        Row(
+            "S9",
+            f"empty job there and back, {name}",
+            "bare",
+            (POOL_CHILD, "roundtrip"),
+            {"inductor": 1.0},
+            value,
+        )
+        for name, value in (("median", "p50_seconds"), ("99th percentile", "p99_seconds"))
+    ),
+    Row("S9", "empty job in a fresh fork, median", "bare", (POOL_CHILD, "fork"), {}, "p50_seconds", limit=0.015),
+    *(
+        Row("S10", title, "known host", (POOL_CHILD, "footprint"), {}, value, limit=limit)
+        for title, value, limit in (
+            ("server and zygote, idle: PSS, MB", "idle_megabytes", 400.0),
+            ("server and zygote, idle: cores", "idle_cpu", 0.005),
+            ("worker that compiles GPT-2: own memory, MB", "worker_megabytes", 200.0),
+        )
+    ),
     Row(
         "ready",
         "a compile that is a rehearsed process's first / second",
@@ -143,6 +175,10 @@ def problem(row: Row, result: Mapping[str, Any]) -> str:
     process unnoticed, or is wrong.
     """
     stats = result.get("stats") or {}
+    if result.get("compiled", 1) != 1:
+        return f"compiled {result['compiled']} times"
+    if result.get("graph_lowerings", 0) == 0 and "stats" not in result:
+        return ""  # no graph is part of it
     if not result.get("difference", 0.0) <= 1e-3:
         return f"differs from eager by {result['difference']:.1e}"
     if result.get("graph_lowerings", 0):

@@ -11,6 +11,7 @@ entry point. Import it to configure it, to see what it did, or to end it early:
     fxpool.configure(cache_dir="/data/fxpool", strict=True)
     fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
     fxpool.close()                  # ends the worker pool now instead of at exit
+    fxpool.install()                # stock backend="inductor" compiles on this pool instead of its own
 
 Where a line of code belongs, in three rooms behind this front door:
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from fxpool import errors
     from fxpool.config import configure
 
-__all__ = ["__version__", "close", "configure", "errors", "stats"]
+__all__ = ["__version__", "close", "configure", "errors", "install", "stats", "uninstall"]
 
 __version__ = "0.1.0"
 
@@ -90,3 +91,24 @@ def close() -> None:
     service = sys.modules.get("fxpool.lowering.service")
     if service is not None:
         service.close()
+
+
+def install() -> None:
+    """Let ``backend="inductor"``, otherwise unchanged, compile on fxpool's workers in place of processes of its own.
+
+    Triton kernels go there where Inductor would use its compile pool (not with one compile thread). Whole graphs do
+    under ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``, which is to be set before: torch reads it once, when this
+    imports Inductor. What the pool does not do is compiled in this process and counted (`stats()["fallbacks"]`), or
+    an error under `strict`. Idempotent. Raises `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where
+    a setting does not parse.
+    """
+    from fxpool.lowering import borrowed
+
+    borrowed.install()
+
+
+def uninstall() -> None:
+    """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
+    borrowed = sys.modules.get("fxpool.lowering.borrowed")
+    if borrowed is not None:
+        borrowed.uninstall()

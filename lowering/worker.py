@@ -15,7 +15,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, host_facts, lookup, precompiled_header
+from fxpool.lowering import ambient, host_facts, kernels, lookup, precompiled_header
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -84,7 +84,8 @@ def prepare_job(payload: bytes) -> bytes:
 def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
     job = current_job()
     assert job is not None
-    return job.submit(function, payload, label=label)
+    # The compiler is a process of its own: nothing of a unit stays in ours.
+    return job.submit(function, payload, label=label, reuse=function == kernels.COMPILE_UNIT)
 
 
 preload.import_compiler()

@@ -94,6 +94,7 @@ class PoolClient:
         retries: int = 1,
         priority: int = 0,
         flight: str = "",
+        reuse: bool = False,
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
 
@@ -102,6 +103,7 @@ class PoolClient:
         `timeout` is the wall limit in seconds of one attempt, `memory` that of its processes in bytes; `retries` is how
         many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
         Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
+        `reuse` says that the job leaves its process as it found it: it may run in a worker that others like it ran in.
         Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started,
         ProtocolError if `payload` is over the cap of a frame.
         """
@@ -124,6 +126,7 @@ class PoolClient:
                 disabled,
                 flight,
                 memory,
+                reuse,
             )
 
         for _ in range(3):

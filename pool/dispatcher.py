@@ -31,6 +31,8 @@ __all__ = ["GRACE_SECONDS", "Dispatcher"]
 # A worker that answered, or whose socket closed, is killed if it is not gone after this.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
+# How long a worker that may run other jobs waits for one.
+PARKED_SECONDS = 5.0
 # A limit that the event loop's clock can count to.
 _LONGEST = 1e9
 # Characters of a name that somebody else made up.
@@ -51,7 +53,7 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
         self.scheduler = s.Scheduler(slots)
-        self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "retries": 0, "deaths": 0}
+        self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "reused": 0, "retries": 0, "deaths": 0}
         self.fork_seconds = 0.0
         self.limits = limits
         self.watch = Watch(limits, self.scheduler, self.do, self._trees, self._exceeded)
@@ -92,6 +94,8 @@ class Dispatcher:
         self.do(self.scheduler.owner_left(client.number))
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
+        if work.ask.reuse:
+            work.kind = self._kind(work.ask)
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
@@ -101,6 +105,7 @@ class Dispatcher:
                 owner=work.client.number if work.client is not None else None,
                 parent=work.worker.number if work.worker is not None else None,
                 flight=work.ask.flight or None,
+                kind=work.kind,
                 retries=max(0, work.ask.retries),
                 priority=work.ask.priority,
             )
@@ -117,10 +122,14 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, s.Fork):
                 self._fork(action)
+            elif isinstance(action, s.Assign):
+                self._assign(action)
             elif isinstance(action, s.Deliver):
                 self._deliver(action)
             elif action.worker not in self._workers:
                 continue
+            elif isinstance(action, s.Park):
+                self._park(self._workers[action.worker])
             elif isinstance(action, s.Kill):
                 self._to_zygote(m.Kill(action.worker), None)
             else:
@@ -165,20 +174,7 @@ class Dispatcher:
         scratch = self._directory / "scratch" / path.stem
         worker = Worker(action.worker, action.job, work, action.attempt, path, scratch, action.last)
         self._workers[action.worker] = worker
-        ask = work.ask
-        run = m.Run(
-            action.job,
-            ask.function,
-            ask.label,
-            action.attempt,
-            self.slots,
-            ask.environment,
-            ask.sys_path,
-            ask.cwd,
-            ask.levels,
-            ask.disabled,
-            str(scratch),
-        )
+        run = self._order(worker)
         try:
             encode(run)
             ours, theirs = socket.socketpair()
@@ -198,6 +194,50 @@ class Dispatcher:
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
+    def _order(self, worker: Worker) -> m.Run:
+        ask = worker.work.ask
+        return m.Run(
+            worker.job,
+            ask.function,
+            ask.label,
+            worker.attempt,
+            self.slots,
+            ask.environment,
+            ask.sys_path,
+            ask.cwd,
+            ask.levels,
+            ask.disabled,
+            str(worker.scratch),
+            ask.reuse,
+        )
+
+    # ------------------------------------------------------------ workers that stay
+
+    def _kind(self, ask: m.Submit) -> str:
+        """Equal for jobs that one worker may run: nothing of what a worker takes on for its first differs."""
+        return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
+
+    def _park(self, worker: Worker) -> None:
+        for timer in worker.timers:
+            timer.cancel()
+        worker.timers = [self.loop.call_later(PARKED_SECONDS, lambda: self.do(self.scheduler.dismiss(worker.number)))]
+
+    def _assign(self, action: s.Assign) -> None:
+        worker = self._workers[action.worker]
+        for timer in worker.timers:
+            timer.cancel()
+        worker.timers = []
+        worker.job, worker.attempt, worker.last = action.job, action.attempt, action.last
+        worker.work = self._asking(action.job)[0]
+        worker.phase, worker.keys = "", {}
+        self.counters["reused"] += 1
+        self._begin(worker)
+        try:
+            self._send(worker, self._order(worker), worker.work.payload)
+        except ProtocolError as error:  # longer than a frame may be
+            worker.broken = str(error)
+            self._kill(worker.number)
+
     # ------------------------------------------------------------ what workers say
 
     def _send(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
@@ -212,7 +252,7 @@ class Dispatcher:
                 work.client.connection.send(message)
         elif isinstance(message, m.Answer):
             answer = Answer(message.ok, message.seconds, payload, message.pid)
-            self.do(self.scheduler.answered(worker.number, answer))
+            self.do(self.scheduler.answered(worker.number, answer, stays=message.stays))
         elif isinstance(message, m.Phase):
             worker.phase = message.name[:_SHOWN]
         elif isinstance(message, m.Submit):
@@ -306,8 +346,14 @@ class Dispatcher:
         worker = self._workers.get(message.worker)
         if worker is None:
             return
-        worker.pid, worker.begun = message.pid, self.loop.time()
+        worker.pid = message.pid
         self.do(self.scheduler.forked(worker.number))
+        self._begin(worker)
+
+    def _begin(self, worker: Worker) -> None:
+        """A job has its worker: set its limit, tell those who wait."""
+        assert worker.pid is not None
+        worker.begun = self.loop.time()
         asking = self._asking(worker.job)
         if not asking:
             return
@@ -320,7 +366,7 @@ class Dispatcher:
             reason = describe(worker.last)
         for work in asking:
             if work.client is not None:
-                work.client.connection.send(m.Started(work.ask.job, message.pid, worker.attempt, reason))
+                work.client.connection.send(m.Started(work.ask.job, worker.pid, worker.attempt, reason))
 
     def on_exited(self, message: m.Exited) -> None:
         worker = self._workers.get(message.worker)

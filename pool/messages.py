@@ -55,7 +55,8 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
     waits for the first, whoever asks. `timeout` is in seconds, `memory` in bytes of its processes together; None: the
     server's. A sub-job inherits environment, sys_path, cwd, levels and limits from its
-    parent; what a worker writes into those fields is ignored.
+    parent; what a worker writes into those fields is ignored. `reuse`: the job leaves its process as it found it, and
+    may run in one that others like it ran in, with equal surroundings.
     """
 
     job: int
@@ -71,6 +72,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     disabled: int = 0
     flight: str = ""
     memory: int | None = None
+    reuse: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -182,7 +184,7 @@ class ZygoteState(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The one job of a worker; the payload is its input."""
+    """A job for a worker; the payload is its input. `environment` to `scratch` are those of its first."""
 
     job: int
     function: str
@@ -195,6 +197,7 @@ class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=Tr
     levels: dict[str, int] = {}
     disabled: int = 0
     scratch: str = ""  # a directory the worker makes for temporary files; the server removes it
+    reuse: bool = False
 
 
 class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -203,6 +206,7 @@ class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     ok: bool
     seconds: float
     pid: int
+    stays: bool = False  # and waits for another Run
 
 
 class Phase(msgspec.Struct, tag=True, forbid_unknown_fields=True):

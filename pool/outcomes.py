@@ -33,6 +33,7 @@ class Work:
     client: Client | None  # who asked for it,
     worker: Worker | None  # or which worker did, if it is a sub-job
     asked: float = 0.0  # on the loop's clock
+    kind: str | None = None  # of workers that may run it; None: one of its own
     joined: bool = False  # somebody else asked for the same before
 
 

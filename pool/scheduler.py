@@ -10,6 +10,9 @@ A worker holds a slot, holds none (it is blocked in waiting for its sub-jobs)
 or wants one back. A worker outlives its job from the moment the asker has the outcome until the process is gone, and
 its slot is free only then. Sub-jobs belong to the worker that asked for them: they end with it.
 
+A job of a **kind** may run in a worker that ran others of that kind, which is then **parked**, without a job or slot,
+for the next one. As many are kept as there are slots, the latest.
+
 While `admit` says so, no job is begun beside those that run: the caller's host is short of something.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
@@ -30,6 +33,7 @@ from enum import Enum
 __all__ = [
     "Action",
     "Answered",
+    "Assign",
     "Cancelled",
     "Deliver",
     "Died",
@@ -37,6 +41,7 @@ __all__ = [
     "Grant",
     "Kill",
     "Outcome",
+    "Park",
     "Scheduler",
     "Unavailable",
 ]
@@ -88,6 +93,23 @@ class Fork:
 
 
 @dataclass(frozen=True)
+class Assign:
+    """Give `job` to a worker that was parked. As `Fork` otherwise."""
+
+    worker: int
+    job: int
+    attempt: int
+    last: object = None
+
+
+@dataclass(frozen=True)
+class Park:
+    """Keep a worker that has no job any more; the next of its kind may come. `dismiss` ends that."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Kill:
     worker: int
 
@@ -109,7 +131,7 @@ class Deliver:
     worker: int | None
 
 
-Action = Fork | Kill | Grant | Deliver
+Action = Fork | Assign | Park | Kill | Grant | Deliver
 
 
 # ---------------------------------------------------------------- state
@@ -129,6 +151,7 @@ class _Job:
     asks: dict[int, Hashable]
     parent: int | None
     flight: Hashable | None
+    kind: Hashable | None
     retries: int
     priority: int
     age: int
@@ -142,6 +165,7 @@ class _Job:
 class _Worker:
     worker: int
     job: int | None
+    kind: Hashable | None
     slot: Slot = Slot.HELD
     forked: bool = False
     killed: bool = False
@@ -164,6 +188,7 @@ class Scheduler:
         self._flights: dict[Hashable, int] = {}
         self._workers: dict[int, _Worker] = {}
         self._queue: dict[int, None] = {}
+        self._parked: dict[int, None] = {}  # workers, the latest last
         self._wanting: deque[int] = deque()
         self._used = 0
         self._admitted: int | None = None
@@ -188,7 +213,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return len(self._workers)
+        """Workers but for those that are parked."""
+        return len(self._workers) - len(self._parked)
 
     @property
     def begun(self) -> int:
@@ -223,10 +249,12 @@ class Scheduler:
         owner: Hashable = None,
         parent: int | None = None,
         flight: Hashable | None = None,
+        kind: Hashable | None = None,
         retries: int = 1,
         priority: int = 0,
     ) -> list[Action]:
-        """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal."""
+        """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal, equal
+        `kind` that one worker may run both."""
         actions: list[Action] = []
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
@@ -244,7 +272,7 @@ class Scheduler:
             return actions
         elif flight is not None:
             self._flights[flight] = job
-        self._jobs[job] = _Job(job, {job: owner}, parent, flight, retries, priority, next(self._ages))
+        self._jobs[job] = _Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages))
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)
@@ -281,15 +309,26 @@ class Scheduler:
             self._workers[worker].forked = True
         return []
 
-    def answered(self, worker: int, answer: object) -> list[Action]:
-        """The worker answered; the process will be gone soon."""
+    def answered(self, worker: int, answer: object, *, stays: bool = False) -> list[Action]:
+        """The worker answered; the process will be gone soon, unless it `stays` for another job of its kind."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is None or known.job is None:
             return actions
         self._losses = 0
         self._finish(self._jobs[known.job], Answered(answer), actions)
+        if stays and known.kind is not None and known.forked and not known.killed:
+            self._park(known, actions)
+        elif stays:
+            self._kill(worker, actions)  # it waits for what does not come
         self._dispatch(actions)
+        return actions
+
+    def dismiss(self, worker: int) -> list[Action]:
+        """Keep a parked worker no longer."""
+        actions: list[Action] = []
+        if self._parked.pop(worker, self) is None:
+            self._kill(worker, actions)
         return actions
 
     def exited(self, worker: int, how: object) -> list[Action]:
@@ -432,11 +471,25 @@ class Scheduler:
             return False
         del self._queue[job.job]
         job.attempt += 1
-        job.worker = next(self._worker_numbers)
-        self._workers[job.worker] = _Worker(job.worker, job.job)
         self._used += 1
+        kept = next((w for w in reversed(self._parked) if self._workers[w].kind == job.kind), None)
+        if kept is not None:
+            del self._parked[kept]
+            job.worker, known = kept, self._workers[kept]
+            known.job, known.slot = job.job, Slot.HELD
+            actions.append(Assign(kept, job.job, job.attempt, job.last))
+            return True
+        job.worker = next(self._worker_numbers)
+        self._workers[job.worker] = _Worker(job.worker, job.job, job.kind)
         actions.append(Fork(job.worker, job.job, job.attempt, job.last))
         return True
+
+    def _park(self, worker: _Worker, actions: list[Action]) -> None:
+        self._release(worker)
+        self._parked[worker.worker] = None
+        actions.append(Park(worker.worker))
+        if len(self._parked) > self.slots:
+            actions += self.dismiss(next(iter(self._parked)))
 
     def _release(self, worker: _Worker) -> None:
         if worker.slot is Slot.HELD:
@@ -495,6 +548,7 @@ class Scheduler:
         if known is None:
             return
         self._release(known)
+        self._parked.pop(worker, None)
         job = self._jobs.get(known.job) if known.job is not None else None
         if job is None:
             del self._workers[worker]

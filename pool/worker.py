@@ -1,5 +1,7 @@
 """A worker: runs one job and ends. Forked from the zygote, so it begins with all that the zygote imported.
 
+A job that says so (`reuse`) leaves its process as it found it; a worker that ran one waits for another like it.
+
 `main` is the process; `JobContext` is what the job's code sees of the pool (`current_job()`): sub-jobs, which run in
 workers of their own, and the number of slots. The receiving thread is started by the first use of it, so that a job
 without sub-jobs stays in a process of one thread.
@@ -182,11 +184,12 @@ class JobContext:
         self._link = link
 
     def submit(
-        self, function: str, payload: bytes, *, label: str, retries: int = 1
+        self, function: str, payload: bytes, *, label: str, retries: int = 1, reuse: bool = False
     ) -> concurrent.futures.Future[bytes]:
         """Run `function` ("package.module:qualname") on `payload` in another worker; see `SubJob`.
 
-        The sub-job has this job's environment, sys_path, cwd and log levels, and ends with it.
+        The sub-job has this job's environment, sys_path, cwd and log levels, and ends with it. `reuse` as in
+        `PoolClient.submit`.
         """
         link = self._link
         link.listen()
@@ -194,7 +197,7 @@ class JobContext:
         future = SubJob(link, number, label)
         link.futures[number] = future
         try:
-            link.send(m.Submit(number, function, label, retries=retries), payload)
+            link.send(m.Submit(number, function, label, retries=retries, reuse=reuse), payload)
         except ProtocolError:
             del link.futures[number]
             raise
@@ -228,20 +231,26 @@ def main(sock: socket.socket) -> None:
         # A job makes many objects and ends its process: looking for garbage seldom is soon enough.
         gc.set_threshold(50_000, 20, 50)
         link = _Link(sock)
-        frame = link.channel.receive()
-        if frame is None:
-            os._exit(EXIT_LOST)
-        run, payload = frame
-        if not isinstance(run, m.Run):
-            raise ProtocolError(f"a worker's first message is Run, not {type(run).__name__}")
         os.register_at_fork(after_in_child=lambda: _leave_pool(link))
-        answer, result = _run(run, payload, link)
-        del payload, frame
-        _flush()
-        try:
-            link.channel.send(answer, result)
-        except ProtocolError as error:
-            link.channel.send(m.Answer(False, answer.seconds, answer.pid), exceptions.dump(error))
+        first = stays = True
+        while stays:
+            frame = link.channel.receive()
+            if frame is None:
+                os._exit(EXIT_LOST if first else 0)
+            run, payload = frame
+            if not isinstance(run, m.Run):
+                raise ProtocolError(f"a worker is given Run, not {type(run).__name__}")
+            answer, result = _run(run, payload, link, first=first)
+            del payload, frame
+            _flush()
+            # With a thread of its own that reads, or any other, this one can't go on as if it were the first time.
+            stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1
+            try:
+                link.channel.send(answer, result)
+            except ProtocolError as error:
+                stays = False
+                link.channel.send(m.Answer(False, answer.seconds, answer.pid), exceptions.dump(error))
+            first = False
     except BaseException:
         code = EXIT_SETUP
         import traceback
@@ -253,13 +262,14 @@ def main(sock: socket.socket) -> None:
         os._exit(code)
 
 
-def _run(run: m.Run, payload: memoryview, link: _Link) -> tuple[m.Answer, bytes]:
+def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[m.Answer, bytes]:
     global _current
     start = time.perf_counter()
     runner = sys._getframe()
     try:
-        _settle(run)
-        logs.Forwarder(link.send).install(run.levels, run.disabled)
+        if first:
+            _settle(run)
+            logs.Forwarder(link.send).install(run.levels, run.disabled)
         _current = JobContext(run, link)
         data = bytes(payload)
         payload.release()

@@ -17,6 +17,7 @@
     cpp_toolchain      which compilers Inductor would try
     instruction_sets   which vector instructions it may use
     preload       what is imported before it is needed
+    borrowing     where Inductor hands work to processes of its own
 
 A new torch release is this folder to read. It imports nothing of fxpool's but itself.
 Line numbers and behaviour were read in torch 2.11 and 2.13; a name that exists in only

@@ -10,6 +10,11 @@ from fxpool import config
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FXPOOL_IDLE_TIMEOUT")
+
+
 @pytest.fixture
 def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "fxpool.toml"
@@ -70,6 +75,10 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("FXPOOL_IDLE_TIMEOUT", "1.5", 1.5),
         ("FXPOOL_WORKERS", "auto", None),
         ("FXPOOL_POOL", "off", "off"),
+        ("FXPOOL_JOB_TIMEOUT", "90", 90.0),
+        ("FXPOOL_JOB_MEMORY", "8G", 8 << 30),
+        ("FXPOOL_JOB_MEMORY", "auto", None),
+        ("FXPOOL_MEMORY_MARK", "0.75", 0.75),
         ("TORCHINDUCTOR_FX_COMPILE_MODE", "SERIALIZE", "serialize"),
     ],
 )
@@ -102,6 +111,9 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("FXPOOL_IDLE_TIMEOUT", "nan", "seconds"),
         ("FXPOOL_IDLE_TIMEOUT", "soon", "seconds"),
         ("FXPOOL_POOL", "swimming", "embedded"),
+        ("FXPOOL_JOB_TIMEOUT", "0", "more than 0"),
+        ("FXPOOL_JOB_MEMORY", "half", "or auto"),
+        ("FXPOOL_MEMORY_MARK", "90", "at most 1"),
         ("FXPOOL_POOL", "tcp://there:1", "not built yet"),
     ],
 )

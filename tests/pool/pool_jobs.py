@@ -471,3 +471,12 @@ def wait_for_a_mark(data: bytes) -> bytes:
     while not go.exists():
         time.sleep(0.01)
     return b"the sub-job is done"
+
+
+def worker_pid(data: bytes) -> bytes:
+    return b"%d" % os.getpid()
+
+
+def log_text(data: bytes) -> bytes:
+    logging.getLogger("pool_jobs").info(data.decode())
+    return b"%d" % os.getpid()

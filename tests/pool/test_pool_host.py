@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +236,50 @@ def test_an_edited_file_is_another_environment(tmp_path: Path, monkeypatch: pyte
     assert edited != first
     (tmp_path / "thing" / "__init__.py").write_text("x = 3\n")
     assert digest() not in (first, edited)
+
+
+@pytest.mark.parametrize(
+    ("name", "edited"),
+    [
+        ("torch", "torch/_inductor/scheduler.py"),
+        ("torch", "torch/_dynamo/guards.py"),
+        ("triton", "triton/compiler/code_generator.py"),
+    ],
+)
+def test_an_edited_torch_or_triton_has_another_server(
+    join: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, edited: str
+) -> None:
+    """Copies of the builds installed here: an edit of one file is another environment, putting it back is none."""
+    copied = copy_of(name, tmp_path)
+    if copied is None:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packages = {name: identity.DISTRIBUTIONS[name]}
+    as_installed = identity.digest({}, (), packages)
+    assert pid_of(first := join(host=as_installed)) == pid_of(join(host=identity.digest({}, (), packages)))
+    path = tmp_path / edited
+    before, stamps = path.read_bytes(), path.stat()
+    path.write_bytes(before + b"\n# edited\n")
+    assert (other := identity.digest({}, (), packages)) != as_installed
+    assert pid_of(join(host=other)) != first.server_pid
+    path.write_bytes(before)
+    os.utime(path, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    assert identity.digest({}, (), packages) == as_installed
+
+
+def copy_of(name: str, to: Path) -> Path | None:
+    """Copy what counts of an installed distribution: its RECORD, and the sources that compile."""
+    places = [*sys.path, str(Path(sys.prefix, "triton"))]  # where `make test` puts Triton
+    found = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
+    if found is None:
+        return None
+    for package in identity.DISTRIBUTIONS[name]:
+        source = Path(str(found.locate_file(package)))
+        only = shutil.ignore_patterns("*.so*", "*.pyc", "*.h", "*.a", "bin", "lib", "include", "_C", "backends")
+        shutil.copytree(source, to / package, ignore=only, dirs_exist_ok=True)
+    record = Path(str(found.locate_file("."))) / f"{name}-{found.version}.dist-info"
+    shutil.copytree(record, to / record.name)
+    return to
 
 
 def test_the_environment_of_these_tests_has_a_name() -> None:

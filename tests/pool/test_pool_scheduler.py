@@ -10,12 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fxpool.pool.scheduler import (
     Action,
     Answered,
+    Assign,
     Cancelled,
     Deliver,
     Died,
     Fork,
     Grant,
     Kill,
+    Park,
     Scheduler,
     Unavailable,
 )
@@ -295,6 +297,42 @@ def test_slots_are_shared_out_between_owners() -> None:
     assert order == [5, 3, 4]
 
 
+def test_a_worker_is_parked_for_the_next_job_of_its_kind() -> None:
+    scheduler = ready(2)
+    worker = start(scheduler, 1, kind="k")
+    assert scheduler.answered(worker, "x", stays=True) == [Deliver(1, Answered("x"), 1, worker), Park(worker)]
+    assert (scheduler.used, scheduler.running) == (0, 0)
+    (fork,) = scheduler.submit(2, owner="a", kind="other")
+    assert isinstance(fork, Fork)
+    assert scheduler.submit(3, owner="a", kind="k") == [Assign(worker, 3, 1)]
+    assert scheduler.dismiss(worker) == []  # it is busy
+    assert scheduler.exited(worker, "died") == [Fork(3, 3, 2, "died")]
+
+
+def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() -> None:
+    scheduler = ready(1)
+    first = start(scheduler, 1, kind="k")
+    scheduler.answered(first, None, stays=True)
+    second = start(scheduler, 2, kind="l")
+    assert scheduler.answered(second, None, stays=True)[1:] == [Park(second), Kill(first)]
+    assert scheduler.exited(first, None) == []
+    assert scheduler.dismiss(second) == [Kill(second)]
+    assert scheduler.dismiss(second) == []
+    (fork,) = scheduler.submit(3, owner="a", kind="l")
+    assert isinstance(fork, Fork)
+
+
+@pytest.mark.parametrize("settings", [{}, {"kind": "k"}])
+def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
+    """It is of no kind, or its zygote has not told of it yet."""
+    scheduler = ready()
+    (fork,) = scheduler.submit(1, owner="a", **settings)
+    assert isinstance(fork, Fork)
+    if not settings:
+        scheduler.forked(fork.worker)
+    assert scheduler.answered(fork.worker, None, stays=True)[-1] == Kill(fork.worker)
+
+
 class Machine(RuleBasedStateMachine):
     """Any order of events. The model knows what was asked for, what lives, and who holds a slot."""
 
@@ -311,6 +349,9 @@ class Machine(RuleBasedStateMachine):
         self.slot: dict[int, str] = {}
         self.forked: set[int] = set()
         self.killed: set[int] = set()
+        self.parked: set[int] = set()
+        self.kinds: dict[int, str] = {}  # of jobs
+        self.kind: dict[int, str] = {}  # of workers
         self.over = 0  # how many `relieve` let in and that may still hold a slot
         self.admitted: int | None = None
 
@@ -322,6 +363,16 @@ class Machine(RuleBasedStateMachine):
                 assert action.job in self.job.values()
                 assert action.job not in self.live.values(), "a job in two workers"
                 self.live[action.worker], self.slot[action.worker] = action.job, "held"
+                self.kind[action.worker] = self.kinds[action.job]
+            elif isinstance(action, Assign):
+                assert action.job not in self.live.values(), "a job in two workers"
+                assert self.kinds[action.job] == self.kind[action.worker] != ""
+                self.parked.remove(action.worker)
+                self.live[action.worker], self.slot[action.worker] = action.job, "held"
+            elif isinstance(action, Park):
+                assert self.live[action.worker] is None and action.worker not in self.killed
+                self.parked.add(action.worker)
+                self.slot[action.worker] = "none"
             elif isinstance(action, Deliver):
                 assert action.job in self.open, "delivered twice, or never asked for"
                 del self.open[action.job]
@@ -335,6 +386,7 @@ class Machine(RuleBasedStateMachine):
                         self.slot[worker] = "none" if self.slot[worker] == "wanted" else self.slot[worker]
             elif isinstance(action, Kill):
                 assert action.worker not in self.killed
+                self.parked.discard(action.worker)
                 self.killed.add(action.worker)
             else:
                 assert self.slot[action.worker] == "wanted"
@@ -345,6 +397,7 @@ class Machine(RuleBasedStateMachine):
         self.slot.pop(worker, None)
         self.forked.discard(worker)
         self.killed.discard(worker)
+        self.parked.discard(worker)
 
     def some(self, data: st.DataObject, choices: list[int]) -> int:
         return data.draw(st.sampled_from(sorted(choices)))
@@ -357,16 +410,18 @@ class Machine(RuleBasedStateMachine):
         retries=st.integers(0, 2),
         priority=st.integers(0, 1),
         flight=st.sampled_from(["", "x", "y"]),
+        kind=st.sampled_from(["", "k", "l"]),
     )
-    def submit(self, owner: str, retries: int, priority: int, flight: str) -> None:
+    def submit(self, owner: str, retries: int, priority: int, flight: str, kind: str) -> None:
         self.next += 1
+        self.kinds[self.next] = kind
         self.open[self.next] = None
         self.job[self.next] = self.flights.get(flight, self.next)
         if flight:
             self.flights.setdefault(flight, self.next)
         self.take(
             self.scheduler.submit(
-                self.next, owner=owner, retries=retries, priority=priority, flight=flight if flight else None
+                self.next, owner=owner, retries=retries, priority=priority, flight=flight or None, kind=kind or None
             )
         )
 
@@ -377,7 +432,8 @@ class Machine(RuleBasedStateMachine):
         self.next += 1
         self.open[self.next] = worker
         self.job[self.next] = self.next
-        self.take(self.scheduler.submit(self.next, parent=worker, flight="x"))
+        self.kinds[self.next] = "k"
+        self.take(self.scheduler.submit(self.next, parent=worker, flight="x", kind="k"))
 
     def running(self) -> list[int]:
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
@@ -407,9 +463,16 @@ class Machine(RuleBasedStateMachine):
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "none"]
 
     @precondition(lambda self: any(self.running()))
+    @rule(data=st.data(), stays=st.booleans())
+    def answer(self, data: st.DataObject, stays: bool) -> None:
+        self.take(self.scheduler.answered(self.some(data, self.running()), "answer", stays=stays))
+
+    @precondition(lambda self: self.parked)
     @rule(data=st.data())
-    def answer(self, data: st.DataObject) -> None:
-        self.take(self.scheduler.answered(self.some(data, self.running()), "answer"))
+    def dismiss(self, data: st.DataObject) -> None:
+        worker = self.some(data, list(self.parked))
+        self.take(self.scheduler.dismiss(worker))
+        assert worker in self.killed and worker not in self.parked
 
     @precondition(lambda self: self.forked)
     @rule(data=st.data())
@@ -469,7 +532,8 @@ class Machine(RuleBasedStateMachine):
             return
         held = [w for w in self.live if self.slot[w] == "held"]
         assert len(held) == self.scheduler.used <= self.slots
-        assert self.scheduler.running == len(self.live)
+        assert self.scheduler.running == len(self.live) - len(self.parked)
+        assert len(self.parked) <= self.slots
 
     @invariant()
     def no_slot_is_idle_while_something_waits(self) -> None:

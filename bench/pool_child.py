@@ -1,0 +1,217 @@
+"""What the benchmarks measure of the pool itself; each command prints one line of JSON.
+
+python bench/pool_child.py together --count 4 --backend B   seconds that so many processes take with one cold graph,
+                                                            beyond what as many take with backend="eager"
+python bench/pool_child.py roundtrip --backend fxpool       an empty job there and back: median and 99th percentile;
+                                                            with --backend inductor through torch's own SubprocPool
+python bench/pool_child.py fork --backend fxpool            the same in a worker forked from the compiler's zygote
+python bench/pool_child.py footprint --backend fxpool       memory and CPU of an idle pool, and of a worker at work
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+JOBS = 2000
+FORKED_JOBS = 200
+IDLE_SECONDS = 10.0
+
+
+def one(what: str, size: str, backend: str) -> None:
+    """A process of `together`: says that it is ready, waits for a line, measures its first call."""
+    from fxpool.demo_child import build
+
+    build("gpt2", "small")  # what the model needs is imported before the clock starts
+    print("ready", flush=True)
+    sys.stdin.readline()
+    from fxpool.demo_child import measure
+
+    print(json.dumps(measure("gpt2", what, backend, size), default=str), flush=True)
+
+
+def together(count: int, what: str, size: str, backend: str) -> dict[str, Any]:
+    eager, _ = _at_once(count, what, size, "eager")
+    seconds, results = _at_once(count, what, size, backend)
+    stats = [result["stats"] for result in results if result["stats"]]
+    return {
+        "beyond_seconds": seconds - eager,
+        "eager_seconds": eager,
+        "compiled": sum(one["compiles"]["worker"] + one["compiles"]["in_process"] for one in stats),
+        "joined": sum(one["joined"] for one in stats),
+        "graph_lowerings": sum(result["graph_lowerings"] for result in results) if stats else 0,
+        "difference": max(result["difference"] for result in results),
+        "stats": {"misses": sum(one["misses"] for one in stats), "hits": 0} if stats else None,
+    }
+
+
+def _at_once(count: int, what: str, size: str, backend: str) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds from the moment all may begin until the last has had its first call; and what each measured."""
+    environment = {**os.environ, "FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "1"}
+    command = [sys.executable, __file__, "one", "--what", what, "--size", size, "--backend", backend]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(count)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                raise RuntimeError(f"a process did not get ready: exit code {child.wait()}")
+        start = time.perf_counter()
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        lines = [child.stdout.readline() for child in children if child.stdout is not None]
+        seconds = time.perf_counter() - start
+        return seconds, [json.loads(line) for line in lines]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+        _until_no_server()
+
+
+def _until_no_server() -> None:
+    from fxpool import config
+    from fxpool.pool import hosts, runtime_dir
+
+    root = runtime_dir.runtime_root(str(config.current().runtime_dir))
+    end = time.monotonic() + 30
+    while hosts.links(root) and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def roundtrip(backend: str) -> dict[str, Any]:
+    if backend == "inductor":
+        from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+        theirs = SubprocPool(2)
+        try:
+            return _times(lambda: theirs.submit(operator.add, 1, 1).result(), JOBS)
+        finally:
+            theirs.shutdown()
+    from fxpool.lowering import service
+
+    pool = service.pool()
+    _settle(pool)
+    return _times(lambda: pool.submit("builtins:bytes", b"", label="empty", reuse=True).result(), JOBS)
+
+
+def fork() -> dict[str, Any]:
+    from fxpool.lowering import service
+
+    pool = service.pool()
+    _settle(pool)
+    found = _times(lambda: pool.submit("builtins:bytes", b"", label="empty").result(), FORKED_JOBS)
+    return found | {"fork_seconds": pool.status()["fork_seconds"]}
+
+
+def _times(call: Callable[[], object], count: int) -> dict[str, Any]:
+    for _ in range(50):
+        call()
+    found = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return {"p50_seconds": statistics.median(found), "p99_seconds": statistics.quantiles(found, n=100)[98]}
+
+
+def _settle(pool: Any) -> None:
+    """Until the zygote has done what it does in its idle time."""
+    pool.start(wait=True)
+    time.sleep(0.5)
+    pool.submit("builtins:bytes", b"", label="nothing").result()
+
+
+def footprint(size: str) -> dict[str, Any]:
+    import psutil
+
+    from fxpool.lowering import service
+    from fxpool.pool import memory
+
+    pool = service.pool()
+    _settle(pool)
+    facts = pool.status()
+    pids = [facts["server_pid"], facts["zygote"]["pid"]]
+    before = [psutil.Process(pid).cpu_times() for pid in pids]
+    time.sleep(IDLE_SECONDS)
+    after = [psutil.Process(pid).cpu_times() for pid in pids]
+    busy = sum(b.user + b.system - a.user - a.system for a, b in zip(before, after, strict=True))
+    idle_bytes = memory.proportional(pids)
+    peaks: dict[int, int] = {}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            for job in pool.status()["running"]:
+                if job["pid"] is not None and not job["sub_job"] and job["label"].startswith("graph"):
+                    peaks[job["pid"]] = max(peaks.get(job["pid"], 0), _own(job["pid"]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    from fxpool.demo_child import measure
+
+    try:
+        result = measure("gpt2", "infer", "fxpool", size)
+    finally:
+        over.set()
+        watcher.join()
+    return {
+        "idle_megabytes": idle_bytes / 2**20,
+        "idle_cpu": busy / IDLE_SECONDS,
+        "worker_megabytes": max(peaks.values(), default=0) / 2**20,
+        "difference": result["difference"],
+        "graph_lowerings": result["graph_lowerings"],
+        "stats": result["stats"],
+    }
+
+
+def _own(pid: int) -> int:
+    """Bytes that nobody shares with a process."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("one", "together", "roundtrip", "fork", "footprint"):
+        command = commands.add_parser(name)
+        command.add_argument("--backend", required=True)
+        if name in ("one", "together"):
+            command.add_argument("--what", choices=("infer", "train"), default="infer")
+        if name in ("one", "together", "footprint"):
+            command.add_argument("--size", choices=("small", "full"), default="full")
+        if name == "together":
+            command.add_argument("--count", type=int, required=True)
+    chosen = parser.parse_args()
+    if chosen.command == "one":
+        one(chosen.what, chosen.size, chosen.backend)
+        return
+    result = {
+        "together": lambda: together(chosen.count, chosen.what, chosen.size, chosen.backend),
+        "roundtrip": lambda: roundtrip(chosen.backend),
+        "fork": fork,
+        "footprint": lambda: footprint(chosen.size),
+    }[chosen.command]()
+    print(json.dumps(result, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()

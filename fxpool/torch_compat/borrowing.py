@@ -1,0 +1,187 @@
+"""Where Inductor hands work to processes of its own, and how that is taken over and given back.
+
+    AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself          ──▶ `Kernels`
+    _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
+                                     one spawned process that forgets its caches each time    ──▶ `Graphs`
+
+What Inductor puts around them stays its own: ``async+`` and ``progressive+`` send through the same class, and its
+graph cache is looked up and written in the process that asks. `install` and `uninstall` are for that process,
+`take_in_worker` for one that compiles a graph for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+
+class NotBorrowedError(Exception):
+    """Nobody else compiles this graph: it is to be compiled here, as without a pool."""
+
+
+class Kernels(Protocol):
+    """What Inductor asks of its pool of processes."""
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]: ...
+
+    def wakeup(self) -> None: ...
+
+    def quiesce(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Graphs(Protocol):
+    """Compiles a graph that was pickled by torch; what comes back is a pickle of torch's, too."""
+
+    def compile(self, graph: bytes) -> bytes:
+        """Raises NotBorrowedError, and what `job_error` makes of an error of the compile's own."""
+
+    def compile_later(self, graph: bytes) -> Future[bytes]:
+        """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
+
+
+_ABSENT = object()
+_lock = threading.RLock()
+#: (owner, attribute, what its own dictionary held), in the order of replacing
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def install(kernels: Kernels, graphs: Graphs) -> None:
+    """Put `kernels` and `graphs` in the places of Inductor's pools. Nothing happens if they are there.
+
+    Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
+    """
+    with _lock:
+        if _replaced:
+            return
+        try:
+            _take_kernels(kernels)  # first: what is imported after it must find no pool to start
+            _take_graphs(graphs)
+        except BaseException:
+            uninstall()
+            raise
+
+
+def uninstall() -> None:
+    """Put back what `install` replaced, the same objects."""
+    with _lock:
+        while _replaced:
+            owner, name, before = _replaced.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def installed() -> bool:
+    return bool(_replaced)
+
+
+def take_in_worker(kernels: Kernels, threads: int) -> None:
+    """In a process that compiles one graph: C++ from so many threads, Triton through `kernels`.
+
+    One thread means that Inductor compiles everything itself, one after the other.
+    """
+    from torch._inductor import async_compile
+
+    with _lock:
+        _take_kernels(kernels)
+        _replace(async_compile, "get_compile_threads", lambda: threads)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+    setattr(owner, name, value)
+
+
+def _take_kernels(kernels: Kernels) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    def process_pool() -> Kernels:
+        return kernels
+
+    # Called in a forked child and when Inductor ends its pools: one that it had before is forgotten all the same.
+    process_pool.cache_clear = AsyncCompile.process_pool.cache_clear  # type: ignore[attr-defined]
+
+    def wakeup(cls: Any) -> None:
+        if cls.use_process_pool():
+            kernels.wakeup()  # Inductor's own asks for the class of the pool first
+
+    _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
+    _replace(AsyncCompile, "wakeup", classmethod(wakeup))
+    # Whether Inductor's pool is ready is asked with a job, see `is_question`.
+    _replace(AsyncCompile, "_ready_future", None)
+
+
+def _take_graphs(graphs: Graphs) -> None:
+    from torch._inductor import compile_fx
+    from torch._inductor.compile_fx_ext import _WireProtocolPickledOutput
+    from torch._inductor.compile_fx_subproc import _SubprocessFxCompile
+
+    original = _SubprocessFxCompile.codegen_and_compile
+
+    def codegen_and_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+        try:
+            return original(self, gm, inputs, to_check, kwargs)
+        except NotBorrowedError:
+            here = compile_fx._InProcessFxCompile()
+            if hasattr(self, "compile_region_name"):  # since 2.13
+                here.compile_region_name = self.compile_region_name
+            return here.codegen_and_compile(gm, inputs, to_check, kwargs)
+
+    def send_to_child(self: Any, graph: Any) -> Any:
+        return _WireProtocolPickledOutput(graphs.compile(graph.value))
+
+    def send_to_child_async(self: Any, graph: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(made: Future[bytes]) -> None:
+            error = made.exception()
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(_WireProtocolPickledOutput(made.result()))
+
+        graphs.compile_later(graph.value).add_done_callback(done)
+        return future
+
+    _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
+    _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
+    _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+def is_question(function: Callable[..., Any]) -> bool:
+    """Whether a job of Inductor's only asks if there is a pool."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    return function is AsyncCompile._get_ready
+
+
+READY = "ready"  # the answer
+
+
+def compile_graph(graph: bytes) -> bytes:
+    """In a worker: compile a graph that `Graphs` was given. What is logged and warned of is in the result."""
+    from torch._inductor.compile_fx_ext import _WireProtocolPickledInput
+    from torch._inductor.compile_fx_subproc import _SubprocessFxCompile
+
+    value: bytes = _SubprocessFxCompile._run_in_child(_WireProtocolPickledInput(graph)).value
+    return value
+
+
+def job_error(details: str) -> Exception:
+    """The error that a job which raised is for Inductor; `details` is the traceback."""
+    from torch._inductor.compile_worker.subproc_pool import SubprocException
+
+    return SubprocException(details)
+
+
+def cache_directory() -> str:
+    """Where Inductor keeps its files. Its default lies under the temporary directory, and a worker has its own."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    return cache_dir_utils.cache_dir()

@@ -1,0 +1,289 @@
+"""Stock Inductor on the host's pool: ``fxpool.install()`` and ``fxpool.uninstall()``.
+
+    torch.compile(backend="inductor")
+      ├─ kernels   AsyncCompile          ──▶ `KernelPool`  ──▶ service: the pool ──▶ worker: `run_kernel`
+      └─ graphs    FX_COMPILE_MODE=      ──▶ `GraphPool`   ──▶ service: the pool ──▶ worker: `run_graph`
+                   subprocess                                     its C++ in threads, its Triton in sub-jobs
+
+Nothing of the guarded cache is used: what is kept is kept by Inductor, in the asker's directories, where workers
+read and write as the asker does. A job is a pickle, in a process that has the asker's environment, configuration
+and switches. What the pool does not do is done here as without it, and counted; what killed its workers twice is an
+error, as Inductor has no eager form of a graph to give instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from fxpool import config, statistics
+from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
+from fxpool.lowering import service
+from fxpool.torch_compat import versions
+
+log = logging.getLogger("fxpool.lowering")
+
+KERNEL_JOB = "fxpool.lowering.borrowed:run_kernel"
+GRAPH_JOB = "fxpool.lowering.borrowed:run_graph"
+
+# Not for workers: they have no pool of their own, and are to compile what they are given themselves.
+_KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
+
+_ending = threading.Event()
+
+
+class _Sent(Protocol):
+    """A job on its way: the client's, or a worker's sub-job."""
+
+    def result(self) -> bytes: ...
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None: ...
+
+
+Send = Callable[[str, bytes, str], _Sent]
+
+
+def install() -> None:
+    """See `fxpool.install`."""
+    refusal = versions.current_refusal()
+    if refusal is not None:
+        raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
+    config.current()  # what does not parse is said here, not in the middle of a compile
+    from fxpool.torch_compat import borrowing
+
+    if not borrowing.installed():
+        borrowing.install(KernelPool(_to_pool), GraphPool())
+        atexit.register(_ending.set)
+
+
+def uninstall() -> None:
+    """See `fxpool.uninstall`."""
+    from fxpool.torch_compat import borrowing
+
+    borrowing.uninstall()
+    atexit.unregister(_ending.set)
+
+
+# ------------------------------------------------------------------------------ in the process that asks
+
+
+def _to_pool(function: str, payload: bytes, label: str) -> _Sent:
+    """Send a job to this process's pool. Raises PoolError."""
+    if config.current().pool == "off":
+        raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
+    from fxpool.torch_compat import borrowing
+
+    environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = borrowing.cache_directory()
+    return service.pool().submit(
+        function,
+        payload,
+        label=label,
+        environment=service.job_environment(environment),
+        sys_path=service.import_path(),
+        cwd=service.working_directory(),
+        **service.bounds(),
+    )
+
+
+def _step_down(error: FxpoolError) -> None:
+    """Count that something is compiled in this process. Raises `error` under ``strict``, and if it is of something
+    that killed its workers: it would do the same to this process."""
+    from fxpool.lowering.quarantined import DEADLY
+
+    if config.current().strict or isinstance(error, DEADLY):
+        raise error
+    if isinstance(error, CannotTravelError):
+        reason = error.reason
+    else:
+        reason = "pool_unavailable" if isinstance(error, PoolUnavailableError) else type(error).__name__
+    statistics.count("fallbacks", f"borrowed:{reason}")
+    log.info("compiled in this process (%s): %s", reason, error)
+
+
+def _value(answer: bytes) -> Any:
+    """What a job returned; raises the error that Inductor makes of one which it raised."""
+    from fxpool.torch_compat import borrowing
+
+    made, value = pickle.loads(answer)
+    if not made:
+        raise borrowing.job_error(value)
+    return value
+
+
+class KernelPool:
+    """The pool in the place of Inductor's own: its jobs are calls, pickled, of torch's functions."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # Triton is not made for being called from several threads.
+        self._here = threading.Lock()
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        from fxpool.torch_compat import borrowing, configs
+
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        if borrowing.is_question(function):
+            future.set_result(borrowing.READY)
+            return future
+        call = pickle.dumps(functools.partial(function, *args, **kwargs), pickle.HIGHEST_PROTOCOL)
+        here = functools.partial(contextvars.copy_context().run, self._call, call, future)
+        try:
+            sent = self._send(KERNEL_JOB, pickle.dumps((call, configs.capture())), _kernel_name(args))
+        except PoolError as error:
+            self._without_pool(error, here, future)
+        else:
+            statistics.count("borrowed", "triton")
+            sent.add_done_callback(functools.partial(self._take, here, future))
+        return future
+
+    def _take(self, here: Callable[[], None], future: Future[Any], sent: _Sent) -> None:
+        try:
+            future.set_result(_value(sent.result()))
+        except PoolError as error:
+            self._without_pool(error, here, future)
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _without_pool(self, error: PoolError, here: Callable[[], None], future: Future[Any]) -> None:
+        """In a thread, because some of those who wait, wait for a callback."""
+        try:
+            if _ending.is_set():
+                raise error  # nobody waits any more
+            _step_down(error)
+            threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
+        except BaseException as refused:
+            future.set_exception(refused)
+
+    def _call(self, call: bytes, future: Future[Any]) -> None:
+        try:
+            with self._here:
+                # Through bytes, as from a process: Inductor completes what it unpickles.
+                future.set_result(pickle.loads(pickle.dumps(pickle.loads(call)())))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def wakeup(self) -> None:
+        """There are going to be kernels: start the pool. Says nothing of what is wrong; the first kernel does."""
+        try:
+            if config.current().pool != "off":
+                service.pool().start()
+        except FxpoolError as error:
+            log.debug("no pool ahead of the first kernel: %s", error)
+
+    def quiesce(self) -> None:
+        """Idle workers are none."""
+
+    def shutdown(self) -> None:
+        """The pool may be in use for other things than these, and ends with the process."""
+
+
+def _kernel_name(arguments: tuple[Any, ...]) -> str:
+    names = [*getattr(arguments[0], "args", ()), arguments[0]] if arguments else []
+    return next((f"kernel {name}" for name in names if isinstance(name, str) and name.isidentifier()), "kernel")
+
+
+class GraphPool:
+    """Graphs after AOTAutograd, each to a worker of its own."""
+
+    def compile(self, graph: bytes) -> bytes:
+        from fxpool.torch_compat import borrowing
+
+        try:
+            answer = self._send(graph).result()
+        except (PoolError, CannotTravelError) as error:
+            _step_down(error)
+            raise borrowing.NotBorrowedError from error
+        return bytes(_value(answer))
+
+    def compile_later(self, graph: bytes) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        future.set_running_or_notify_cancel()
+
+        def without_pool(error: FxpoolError) -> None:
+            try:
+                if not _ending.is_set():
+                    _step_down(error)
+            except FxpoolError as refused:
+                if config.current().strict:
+                    future.set_exception(refused)
+                else:  # what runs meanwhile goes on
+                    statistics.count("fallbacks", f"borrowed:{type(refused).__name__}")
+                    log.warning("a graph is not compiled: %s", refused)
+
+        def take(sent: _Sent) -> None:
+            try:
+                future.set_result(_value(sent.result()))
+            except PoolError as error:
+                without_pool(error)
+            except BaseException as error:
+                future.set_exception(error)
+
+        try:
+            self._send(graph).add_done_callback(take)
+        except (PoolError, CannotTravelError) as error:
+            without_pool(error)
+        return future
+
+    def _send(self, graph: bytes) -> _Sent:
+        """Raises PoolError, and CannotTravelError for a process whose state exists here only."""
+        from fxpool.lowering import ambient
+        from fxpool.torch_compat import instruction_sets
+
+        state = ambient.capture(before_autograd=False)
+        # Asking a host takes a second in each process that does; a worker would be another.
+        known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
+        sent = _to_pool(GRAPH_JOB, pickle.dumps((graph, state, known)), "graph")
+        statistics.count("borrowed", "fx")
+        return sent
+
+
+# ------------------------------------------------------------------------------ in a worker
+
+
+def run_kernel(payload: bytes) -> bytes:
+    """Job: call a function that Inductor wants called elsewhere; answers with what it returns or raises."""
+    from fxpool.torch_compat import configs, preload
+
+    call, configuration = pickle.loads(payload)
+    preload.settle_assembler()
+    with configs.entered(configuration):
+        return _answer(lambda: pickle.loads(call)())
+
+
+def run_graph(payload: bytes) -> bytes:
+    """Job: compile one graph; its kernels on the cores that are free now, without a pool in the pool."""
+    from fxpool.lowering import ambient
+    from fxpool.pool import current_job
+    from fxpool.torch_compat import borrowing, instruction_sets, preload
+
+    graph, state, known = pickle.loads(payload)
+    job = current_job()
+    assert job is not None, "run_graph runs in a pool"
+    preload.settle_assembler()
+
+    def send(function: str, data: bytes, label: str) -> _Sent:
+        return job.submit(function, data, label=label)
+
+    borrowing.take_in_worker(KernelPool(send), 1 + job.slots_free())
+    answers = instruction_sets.instruction_sets_known(known) if known is not None else contextlib.nullcontext()
+    with ambient.entered(state), answers:
+        return _answer(lambda: borrowing.compile_graph(graph))
+
+
+def _answer(work: Callable[[], Any]) -> bytes:
+    try:
+        return pickle.dumps((True, work()), pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return pickle.dumps((False, traceback.format_exc()))

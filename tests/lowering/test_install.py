@@ -1,0 +1,179 @@
+"""Stock ``backend="inductor"`` on fxpool's pool, in processes of their own (`install_child.py`).
+
+What is not tested: loading a Triton kernel and launching it, which takes a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import HERE, run_python
+from test_triton_kernels import BESIDE, place_of_triton
+
+import fxpool
+from fxpool import statistics
+from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
+from fxpool.lowering import borrowed
+from fxpool.torch_compat import borrowing
+
+Run = Callable[..., dict[str, Any]]
+SUBPROCESS = {"TORCHINDUCTOR_FX_COMPILE_MODE": "subprocess"}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories in which Inductor finds what it found out about this host: that takes it half a minute."""
+    root = tmp_path_factory.mktemp("n")
+    for name in "it":
+        (root / name).mkdir(mode=0o700)
+    return root
+
+
+@pytest.fixture
+def run(known: Path) -> Run:
+    """Run a scenario; Inductor has no graphs yet, unless `kept`."""
+
+    def scenario(name: str, *, kept: bool = False, **environment: str) -> dict[str, Any]:
+        if not kept:
+            for directory in ("fxgraph", "aotautograd"):
+                shutil.rmtree(known / "i" / directory, ignore_errors=True)
+        places = {"TORCHINDUCTOR_CACHE_DIR": str(known / "i"), "TMPDIR": str(known / "t")}
+        places["FXPOOL_POOL"] = "embedded"  # ends with the child; a server of the host would outlive this test
+        printed = run_python([str(HERE / "install_child.py"), name], **places, **environment)
+        report: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+        assert not report.get("sidecars"), "Inductor started processes of its own"
+        return report
+
+    return scenario
+
+
+# --- graphs ------------------------------------------------------------------------------------------
+
+
+def test_graphs_are_compiled_by_workers_and_kept_by_inductor(run: Run) -> None:
+    first = run("graphs", **SUBPROCESS)
+    assert first["right"]
+    assert first["lowerings"] == 0, "a graph was lowered in the process that asked"
+    assert len(set(first["workers"])) == 4, "forward and backward of two models, each in a worker of its own"
+    assert first["stats"]["borrowed"] == {"fx": 4}
+    assert (first["hits"], first["misses"], first["stats"]["fallbacks"]) == (0, 4, {})
+    second = run("graphs", kept=True, **SUBPROCESS)
+    assert second["right"]
+    assert (second["hits"], second["misses"], second["workers"]) == (4, 0, [])
+
+
+def test_installed_after_inductor_was_imported_and_shapes_that_change(run: Run) -> None:
+    report = run("dynamic", **SUBPROCESS)
+    assert (report["right"], report["lowerings"]) == (True, 0)
+    assert report["stats"] == {"borrowed": {"fx": 2}, "fallbacks": {}, "compiles": {"worker": 0, "in_process": 0}}
+
+
+def test_a_worker_that_is_killed_has_a_successor(run: Run) -> None:
+    report = run("killed_once", **SUBPROCESS)
+    assert (report["right"], report["lowerings"], report["stats"]["fallbacks"]) == (True, 0, {})
+    assert max(report["attempts"]) == 2
+
+
+def test_a_graph_that_kills_its_workers_is_an_error_and_not_compiled_here(run: Run) -> None:
+    report = run("killed_always", **SUBPROCESS)
+    assert "WorkerDiedError: worker" in report["error"] and "signal 9" in report["error"]
+    assert (report["lowerings"], report["stats"]["fallbacks"]) == (0, {})
+
+
+def test_without_a_pool_graphs_are_compiled_here_unless_strict(run: Run) -> None:
+    report = run("pool_off", **SUBPROCESS)
+    assert "PoolUnavailableError: the pool is switched off" in report["strict"]
+    assert (report["right"], report["lowerings"], report["workers"]) == (True, 2, [])
+    assert report["stats"]["fallbacks"] == {"borrowed:pool_unavailable": 2}
+
+
+def test_an_error_of_the_compile_comes_out_as_from_inductors_pool(run: Run) -> None:
+    report = run("compile_error", **SUBPROCESS)
+    assert report["error"].startswith("InductorError: SubprocException: An exception occurred in a subprocess")
+    assert "InvalidCxxCompiler" in report["error"]
+    assert (report["lowerings"], report["stats"]["fallbacks"]) == (0, {})
+
+
+@pytest.mark.parametrize("wrapper", ["asynchronous", "progressive"])
+def test_torchs_own_wrappers_send_to_the_pool(wrapper: str, run: Run) -> None:
+    # With its graph caches, torch refuses its own wrappers' results (NotImplementedError), installed or not.
+    report = run(wrapper, TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0", **SUBPROCESS)
+    assert report["changed_over"]
+    assert report["stats"]["borrowed"] == {"fx": 2}
+    assert report["stats"]["fallbacks"] == {}
+    assert report["without_pool"] == {"borrowed:pool_unavailable": 1}
+
+
+# --- kernels -----------------------------------------------------------------------------------------
+
+
+def test_jobs_of_async_compile_run_in_workers_as_their_asker_would(run: Run, known: Path) -> None:
+    report = run("kernels", TORCHINDUCTOR_COMPILE_THREADS="2")
+    assert report["ready"] is True, "and no job was needed to say so"
+    made = report["made"]
+    assert [one["value"] for one in made] == [0, 1, 2]
+    assert len({one["pid"] for one in made} | {report["me"]}) == 4
+    assert {(one["variable"], one["size"], one["cache"]) for one in made} == {("yes", True, str(known / "i"))}
+    name, text = report["error"]
+    assert name == "SubprocException"
+    assert "KeyError: 'of a kernel'" in text
+    assert report["deadly"] == "WorkerDiedError", "and it was not called here"
+    assert report["stats"]["fallbacks"] == {}
+
+
+def test_triton_kernels_are_compiled_by_workers(run: Run) -> None:
+    place = place_of_triton()
+    if place is None:
+        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
+    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
+    report = run("triton", PYTHONPATH=path, TORCHINDUCTOR_COMPILE_THREADS="2")
+    assert len({*report["workers_of_kernels"], report["me"]}) == 3
+    assert all(report["candidates"])
+    assert report["said"].startswith("SubprocException")
+    assert "nobody is not defined" in report["said"]
+    assert report["stats"]["borrowed"] == {"triton": 3}
+
+
+class Nowhere:
+    def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]:
+        raise PoolUnavailableError("there is none")
+
+
+def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
+    fxpool.configure(strict=True)
+    future = borrowed.KernelPool(Nowhere()).submit(max, 3, 4)
+    assert isinstance(future.exception(5), PoolUnavailableError)
+    fxpool.configure(strict=None)
+    assert borrowed.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
+    assert statistics.snapshot()["fallbacks"] == {"borrowed:pool_unavailable": 1}
+
+
+# --- installing --------------------------------------------------------------------------------------
+
+
+def test_uninstall_puts_everything_back(run: Run) -> None:
+    report = run("restored")
+    assert "AsyncCompile.process_pool" in report["changed"]
+    assert (report["once"], report["back"]) == (True, True)
+    assert (report["workers"], report["stats"]["borrowed"], report["lowerings"]) == ([], {}, 2)
+
+
+def test_a_torch_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowed.versions, "current_refusal", lambda: "this is torch 1.0")
+    with pytest.raises(UnsupportedTorchError, match="this is torch"):
+        fxpool.install()
+    assert not borrowing.installed()
+
+
+def test_a_setting_that_does_not_parse_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXPOOL_WORKERS", "many")
+    with pytest.raises(ConfigurationError):
+        fxpool.install()
+    assert not borrowing.installed()
