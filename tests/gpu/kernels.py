@@ -129,6 +129,7 @@ def main() -> None:
                     "TRITON_CACHE_DIR": f"{root}/t-{state}",
                     "FXPOOL_CACHE_DIR": f"{root}/c",
                     "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                    "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
                 }
                 done = subprocess.run(
                     [sys.executable, __file__, json.dumps({"case": case})],

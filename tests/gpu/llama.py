@@ -127,6 +127,7 @@ def main() -> None:
                     "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t",
                     "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
                     "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                    "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
                 }
                 for state in ("cold", "warm"):
                     if backend == "eager" and state == "warm":
@@ -184,6 +185,7 @@ def rounds(root: str, what: str, layers: int, pairs: int) -> dict[str, list[floa
                 "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t{empty}",
                 "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
                 "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
             }
             asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
             firsts.append(run(asked, place)["first"])
