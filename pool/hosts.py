@@ -53,7 +53,8 @@ def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
     """What a server says after Hello and `messages`. Raises OSError (TimeoutError: nothing), ProtocolError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(_SILENCE)
-        sock.connect(str(link))
+        # Not by the link: its own name may be longer than a socket's may be.
+        sock.connect(os.path.join(link.parent, os.readlink(link)))
         check_peer(sock, os.getuid())
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
         for message in (m.Hello(PROTOCOL_VERSION, __version__, os.getpid()), *messages):

@@ -115,7 +115,7 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(_SILENCE)  # the queue of a server that hangs may be full
-        sock.connect(str(link))
+        sock.connect(str(directory / runtime_dir.SOCKET))  # not by the link, whose name is longer than a socket's may be
         check_peer(sock, os.getuid())
         _hello(sock)
         # One that is starting has a right to be slow.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -129,30 +130,23 @@ def test_an_unsafe_cache_directory_is_refused_and_counted(
 # --- workers -----------------------------------------------------------------------------------------
 
 
-def worker_busy() -> list[psutil.Process]:
-    """Forked workers (children of the zygote) of this process's pool."""
-    server = service.pool().server_pid
-    if server is None:
-        return []
-    found = []
-    for zygote in psutil.Process(server).children():
-        found += zygote.children()
-    return found
+def workers_busy() -> list[int]:
+    """Pids of the workers that compile a graph; not of those that wait for another kernel."""
+    running = service.pool().status().get("running", [])
+    return [job["pid"] for job in running if job["pid"] and not job["sub_job"] and job["label"].startswith("graph")]
 
 
 def kill_next_worker(times: int) -> threading.Thread:
     def hunt() -> None:
         left, deadline, seen = times, time.monotonic() + 60, set()
         while left and time.monotonic() < deadline:
-            try:
-                for process in worker_busy():
-                    if process.pid not in seen:
-                        seen.add(process.pid)
-                        process.send_signal(signal.SIGKILL)
+            for pid in workers_busy():
+                if pid not in seen:
+                    seen.add(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                         left -= 1
-                        break
-            except psutil.Error:
-                pass
+                    break
             time.sleep(0.002)
 
     thread = threading.Thread(target=hunt, daemon=True)
@@ -222,11 +216,9 @@ def test_ctrl_c_ends_the_compile_and_its_worker(
         "    torch.compile(total, backend='fxpool')(torch.randn(64, 64))\n"
         "except KeyboardInterrupt:\n"
         "    from fxpool.lowering import service\n"
-        "    import psutil, time\n"
+        "    import time\n"
         "    time.sleep(1)\n"
-        "    server = psutil.Process(service.pool().server_pid)\n"
-        "    workers = [w for z in server.children() for w in z.children()]\n"
-        "    print('interrupted', len(workers), flush=True)\n"
+        "    print('interrupted', len(service.pool().status()['running']), flush=True)\n"
     )
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(

@@ -58,7 +58,8 @@ class Place:
     def config(self, **settings: object) -> PoolConfig:
         settings.setdefault("workers", 2)
         environment = {**self.environment, **settings.pop("extra", {})}  # type: ignore[dict-item]
-        return PoolConfig(environment=environment, sys_path=(str(HERE),), runtime_dir=str(self.runtime), **settings)  # type: ignore[arg-type]
+        settings.setdefault("runtime_dir", str(self.runtime))
+        return PoolConfig(environment=environment, sys_path=(str(HERE),), **settings)  # type: ignore[arg-type]
 
     def mark(self, name: str) -> Path:
         return self.files / name

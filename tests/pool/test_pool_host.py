@@ -64,6 +64,24 @@ def test_clients_share_it(join: Make) -> None:
     assert status["counters"]["zygotes"] == 1
 
 
+def test_it_is_found_where_the_name_of_the_link_is_too_long_for_a_socket(join: Make, place: Place) -> None:
+    # As long as a private directory's may be; that of the link is longer.
+    longest = 107 - len("/pool-12345678/socket")
+    runtime = place.runtime / ("x" * (longest - len(str(place.runtime)) - 1))
+    runtime.mkdir(0o700)
+    try:
+        one, two = (join(host="e" * 32, runtime_dir=str(runtime)) for _ in range(2))
+        assert pid_of(one) == pid_of(two)
+        (found,) = hosts.links(runtime)
+        assert hosts.status(found)["state"] == "running"
+        assert hosts.stop(found)
+        one.close()
+        two.close()
+        assert until(lambda: not list(runtime.glob("pool-*")))
+    finally:
+        shutil.rmtree(runtime)
+
+
 def test_another_environment_has_another(join: Make) -> None:
     assert pid_of(join()) != pid_of(join(host="other"))
 
