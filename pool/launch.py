@@ -115,7 +115,8 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(_SILENCE)  # the queue of a server that hangs may be full
-        sock.connect(str(directory / runtime_dir.SOCKET))  # not by the link, whose name is longer than a socket's may be
+        # Not by the link: its own name may be longer than a socket's may be.
+        sock.connect(str(directory / runtime_dir.SOCKET))
         check_peer(sock, os.getuid())
         _hello(sock)
         # One that is starting has a right to be slow.
