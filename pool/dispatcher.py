@@ -131,7 +131,8 @@ class Dispatcher:
             elif isinstance(action, s.Park):
                 self._park(self._workers[action.worker])
             elif isinstance(action, s.Kill):
-                self._to_zygote(m.Kill(action.worker), None)
+                if self._workers[action.worker].exited is None:
+                    self._to_zygote(m.Kill(action.worker), None)
             else:
                 worker = self._workers[action.worker]
                 self._send(worker, m.Granted(worker.resume))

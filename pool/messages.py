@@ -7,7 +7,7 @@ output, pickled exceptions) are no fields: they travel behind the message, untou
 |-------------------|-------------------------------------------------------------------------------------|
 | client -> server  | Hello, Submit, Cancel, StatusQuery, Ping, Shutdown                                    |
 | server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed,       |
-|                   | Status, Pong                                                                          |
+|                   | Status, Pong, Leaving                                                                 |
 | server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
 | worker -> server  | Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord  |
 | server -> zygote  | Prepare, Fork, Kill                                                                  |
@@ -172,6 +172,10 @@ class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Ends an embedded server at once, with everything that runs in it."""
 
 
+class Leaving(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The server ends when it has done what it was asked for. Who wants more finds another."""
+
+
 class ZygoteState(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The zygote is ready for the first time ("ready") or will never be ("broken", with the reason)."""
 
@@ -291,7 +295,7 @@ class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
-ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong
+ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong | Leaving
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 ToZygote = Prepare | Fork | Kill

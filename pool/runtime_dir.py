@@ -78,7 +78,7 @@ def remove(directory: Path) -> None:
 def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
     """Remove the private directories of servers that were killed along with their clients; returns them.
 
-    `older_than` (seconds) spares those whose server has not taken its lock yet.
+    `older_than` (seconds) spares those whose server has not made its lock yet.
     """
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
@@ -86,7 +86,7 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
             facts = directory.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
                 continue
-            if time.time() - facts.st_mtime < older_than:
+            if time.time() - facts.st_mtime < older_than and not _has_lock(directory):
                 continue
             lock = hold(directory)
         except OSError:
@@ -97,6 +97,14 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
         finally:
             os.close(lock)
     return removed
+
+
+def _has_lock(directory: Path) -> bool:
+    """Whether a server has taken its lock, once; not in this moment, when it may be between making and taking it."""
+    try:
+        return time.time() - (directory / LOCK).lstat().st_mtime > 1.0
+    except OSError:
+        return False
 
 
 def _is_ours(path: str) -> bool:

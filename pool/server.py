@@ -213,6 +213,9 @@ class Server:
         self._draining = True
         self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
+        for client in self.clients.values():
+            if client.greeted:
+                client.connection.send(m.Leaving())
         self._spawn(self._end_when_done())
 
     async def _end_when_done(self) -> None:

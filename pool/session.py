@@ -62,6 +62,7 @@ class Session:
         self._pinged: float | None = None
         self._asleep = False  # the thread waits without a limit
         self._leave = False
+        self._leaving = False  # the server is; what it has of ours it does
         self._deadline = time.monotonic() + config.start_timeout
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
         self._wake = -1
@@ -102,14 +103,14 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        return self.pid == os.getpid() and self.error is None and not self._closing
+        return self.pid == os.getpid() and self.error is None and not self._closing and not self._leaving
 
     def submit(self, client: PoolClient, label: str, make: Callable[[int], m.Submit], payload: bytes) -> Job | None:
         """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self, number, label, client)
         with self._lock:
-            if self.error is not None or self._closing:
+            if self.error is not None or self._closing or self._leaving:
                 return None
             self.jobs[number] = job
         if self._asleep:
@@ -215,6 +216,8 @@ class Session:
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 timeout = None
+                if self._leaving and not self.jobs:
+                    self._closing = True
                 if self._closing and self.shared:
                     return PoolUnavailableError("the connection was closed")
                 if self._leave:
@@ -299,6 +302,9 @@ class Session:
                 self.process = None
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
+        elif isinstance(message, m.Leaving):
+            with self._lock:
+                self._leaving = True
         elif isinstance(message, m.Pong):
             pass  # having read something is all
         elif isinstance(message, m.ZygoteState):

@@ -20,8 +20,9 @@ from fxpool.pool.protocol import PROTOCOL_VERSION
 __all__ = ["Listener", "ZygoteLink"]
 
 _PACKET = 128 << 10
-# A zygote that was told to fork and is stopped (SIGSTOP, a debugger) is replaced after the first, any other after the
-# second: it may be at what it does in its idle time.
+# A zygote that was told to fork or kill and is stopped (SIGSTOP, a debugger) is replaced after the first. One that does
+# not fork is after the second: it may be at what it does in its idle time. One that does not tell of an end is not:
+# the kernel may keep a process for as long as a disk hangs.
 _STOPPED_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
 _encode = msgspec.msgpack.Encoder().encode
@@ -51,7 +52,7 @@ class ZygoteLink:
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._over = False
-        self._forks: dict[int, float] = {}  # workers that were asked for, and when
+        self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # by worker: what it was told, and when
         self._watch: asyncio.TimerHandle | None = None
         self.ready = False
         self.late = False
@@ -83,8 +84,8 @@ class ZygoteLink:
             if attached is not None:
                 attached.close()
             return
-        if isinstance(message, m.Fork):
-            self._forks[message.worker] = self._loop.time()
+        if not isinstance(message, m.Prepare):
+            self._owed[message.worker] = type(message), self._loop.time()
             self._keep_watch()
         self._outgoing.append((_encode(message), attached))
         if len(self._outgoing) == 1:
@@ -112,15 +113,17 @@ class ZygoteLink:
         self._process.kill()
 
     def _keep_watch(self) -> None:
-        if self._watch is None and self._forks:
+        if self._watch is None and self._owed:
             self._watch = self._loop.call_later(_STOPPED_SECONDS / 2, self._look)
 
     def _look(self) -> None:
         self._watch = None
         # Its preload has a limit of its own.
-        waited = self._loop.time() - min(self._forks.values(), default=self._loop.time())
+        now = self._loop.time()
+        waited = max((now - since for _, since in self._owed.values()), default=0.0)
+        to_fork = max((now - since for order, since in self._owed.values() if order is m.Fork), default=0.0)
         stopped = waited > _STOPPED_SECONDS and processes.is_stopped(self.pid)
-        if self.ready and (stopped or waited > _SILENT_SECONDS):
+        if self.ready and (stopped or to_fork > _SILENT_SECONDS):
             self.silent = True
             self._process.kill()
         else:
@@ -160,7 +163,9 @@ class ZygoteLink:
                 self._of_a_worker(message)
 
     def _of_a_worker(self, message: m.Forked | m.Exited) -> None:
-        self._forks.pop(message.worker, None)
+        order, _ = self._owed.get(message.worker, (m.Fork, 0.0))
+        if order is m.Fork or isinstance(message, m.Exited):
+            self._owed.pop(message.worker, None)
         if isinstance(message, m.Forked):
             self._listener.on_forked(message)
         else:
@@ -192,7 +197,7 @@ class ZygoteLink:
         if self.late:
             how = "did not finish its preload in time and was killed"
         elif self.silent:
-            how = "did not fork when it was told to, and was killed"
+            how = "did not do what it was told, and was killed"
         elif code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
         else:

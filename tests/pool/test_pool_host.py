@@ -331,6 +331,20 @@ def test_a_look_from_outside(join: Make, place: Place) -> None:
     assert until(lambda: ended(pid))
 
 
+def test_a_server_that_leaves_takes_no_more_and_its_clients_find_another(join: Make, place: Place) -> None:
+    client = join()
+    pid = pid_of(client)
+    mark = place.mark("mark-seen")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="graph 7")
+    assert until(mark.exists)
+    assert hosts.stop(link(place))
+    assert until(lambda: not client.started), "it was told"
+    assert pid_of(client) != pid
+    place.mark("mark-seen-go").touch()
+    assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(pid))
+
+
 def test_a_look_at_one_that_is_gone_or_hangs(join: Make, place: Place) -> None:
     link(place).symlink_to("pool-gone/socket")
     assert hosts.status(link(place)) == {"state": "gone"}
