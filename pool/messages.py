@@ -295,7 +295,9 @@ class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
-ToClient = Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong | Leaving
+ToClient = (
+    Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong | Leaving
+)
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 ToZygote = Prepare | Fork | Kill
