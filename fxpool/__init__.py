@@ -10,6 +10,7 @@ entry point. Import it to configure it, to see what it did, or to end it early:
 
     fxpool.configure(cache_dir="/data/fxpool", strict=True)
     fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
+    fxpool.wait()                   # until what is compiled in the background is in use
     fxpool.close()                  # ends the worker pool now instead of at exit
     fxpool.install()                # stock backend="inductor" compiles on this pool instead of its own
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from fxpool import errors
     from fxpool.config import configure
 
-__all__ = ["__version__", "close", "configure", "errors", "install", "stats", "uninstall"]
+__all__ = ["__version__", "close", "configure", "errors", "install", "stats", "uninstall", "wait"]
 
 __version__ = "0.1.0"
 
@@ -65,13 +66,16 @@ def stats() -> dict[str, Any]:
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
     graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
     with their entries. `graphs`: one record per graph, the latest ones. `store`: the sizes of the store in the
-    configured cache directory, or None where there is none yet. Raises `errors.ConfigurationError` where a
-    setting does not parse, `errors.UnsafeDirectoryError` where the store may not be used.
+    configured cache directory, or None where there is none yet. `background`: what `wait` returns, now. Raises
+    `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
+    be used.
     """
     from fxpool import statistics
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
+    background = sys.modules.get("fxpool.lowering.background")
+    result["background"] = background.report() if background is not None else []
     return result
 
 
@@ -91,6 +95,17 @@ def close() -> None:
     service = sys.modules.get("fxpool.lowering.service")
     if service is not None:
         service.close()
+
+
+def wait(timeout: float | None = None) -> list[dict[str, Any]]:
+    """Wait until nothing is being compiled in the background any more, at most `timeout` seconds.
+
+    What became of each graph that was (mode ``async+subprocess``), as plain data: `label`, `state` (``ready``,
+    ``failed``, or ``pending`` after `timeout`), `error`, and how many calls were `eager_calls` and `compiled_calls`.
+    """
+    background = sys.modules.get("fxpool.lowering.background")
+    found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
+    return found
 
 
 def install() -> None:

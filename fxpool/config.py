@@ -27,7 +27,7 @@ from fxpool.errors import ConfigurationError, UnknownNameError
 
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
 
-WORKING_MODES = ("normal", "serialize", "subprocess")
+WORKING_MODES = ("normal", "serialize", "subprocess", "async+subprocess")
 WORKING_POOLS = ("embedded", "host", "off")
 
 _PREFIX = "FXPOOL_"
@@ -189,10 +189,11 @@ def _as_mode(value: object) -> str:
     match = _MODE.fullmatch(str(value).strip().lower())
     if match is None:
         raise _Bad(f"[progressive+][async+]normal|serialize|subprocess, of which these are built: {working}")
-    ahead = [name.rstrip("+") for name in match.groups()[:2] if name]
-    if ahead:
-        raise _Bad(f"one of the modes that work: {working}", f"not built yet: {', '.join(ahead)}")
-    return match[3]
+    if match[1]:
+        raise _Bad(f"one of the modes that work: {working}", "not built yet: progressive")
+    if match[2] and match[3] != "subprocess":
+        raise _Bad(f"one of the modes that work: {working}", "in the background, workers compile: async+subprocess")
+    return match[0]
 
 
 def _default_cache_dir() -> Path:

@@ -101,6 +101,19 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextlib.contextmanager
+def entered_by_thread(state: AmbientState) -> Iterator[None]:
+    """Put this thread into the part of `state` that threads have for themselves, in the process that captured it.
+
+    The rest is not touched: other threads run under it. Loading an entry does not depend on it.
+    """
+    with (
+        configs.entered(state.configuration, configs.code_values()),
+        switches.entered(state.switches, thread_only=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def entered(state: AmbientState) -> Iterator[None]:
     """Put this process and thread into `state`; the environment is the pool's business."""
     code = pickle.loads(state.code) if state.code is not None else None

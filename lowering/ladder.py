@@ -103,11 +103,16 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
 
     if attempt.wanted.mode == "normal":
         return _here(gm, inputs, captured, attempt, loaded)
-    return compile_captured(captured, attempt, loaded)
+    return compile_captured(captured, attempt, loaded, gm if attempt.wanted.asynchronous else None)
 
 
-def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]) -> Any:
-    """Serve a captured graph from the store, or have it compiled and load that. Either level."""
+def compile_captured(
+    captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any], meanwhile: Any | None = None
+) -> Any:
+    """Serve a captured graph from the store, or have it compiled and load that. Either level.
+
+    With `meanwhile`, the graph as Dynamo made it, that runs while the graph is compiled in the background.
+    """
     store = service.store() if attempt.wanted.cache else None
     begun = time.perf_counter()
     served = _served(captured, attempt, loaded)
@@ -118,6 +123,8 @@ def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Par
     captured.to_be_compiled()
     captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
+        if meanwhile is not None:
+            return _in_background(meanwhile, captured, attempt, store)
         return _in_worker(captured, attempt, store, loaded)
     with attempt.timed("compile"):
         parts = _serialized(captured, attempt, store)
@@ -133,6 +140,15 @@ def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
     if served is not None:
         attempt.how = "hit"
     return served
+
+
+def _in_background(gm: Any, captured: Captured, attempt: Attempt, store: LocalStore | None) -> Callable[..., Any]:
+    from fxpool.lowering import background
+
+    def compile_it(later: Attempt, loaded: Callable[[Parts], Any]) -> Any:
+        return _in_worker(captured, later, store, loaded)
+
+    return background.begin(gm, captured, attempt, compile_it)
 
 
 def _in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, loaded: Callable[[Parts], Any]) -> Any:
@@ -234,7 +250,10 @@ def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: st
     from fxpool.lowering import host_facts
 
     bounds = service.bounds()
-    job = service.pool().submit(COMPILE_JOB, payload, label=attempt.label, flight=flight, **bounds, **_place(request))
+    priority = BACKGROUND if attempt.wanted.asynchronous else 0
+    job = service.pool().submit(
+        COMPILE_JOB, payload, label=attempt.label, flight=flight, priority=priority, **bounds, **_place(request)
+    )
     beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):
         beside = _prepare(request, payload, _place(request))

@@ -17,18 +17,23 @@ class GuardsDoNotHold(Exception):
     """The entry is for other sizes than this call's, or its guards can't be replayed here."""
 
 
-def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any]) -> Callable[..., Any]:
+def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, late: bool = False) -> Callable[..., Any]:
     """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
 
-    `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way.
+    `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way. `late`: Dynamo has
+    returned and takes no guards any more. Those on sizes are for the caller to check, those on memory are here.
 
     Raises:
         GuardsDoNotHold: the entry is not for this call; nothing was changed.
         CorruptEntryError: a part is gone or does not load.
     """
-    if not effects.add_guards(captured.env, parts.guards):
-        raise GuardsDoNotHold
-    effects.replay(parts.effects, captured.context, captured.sources)
+    if late:
+        if parts.effects.get("restart") is not None:
+            raise GuardsDoNotHold("a pass asked Dynamo to trace this graph again")
+    else:
+        if not effects.add_guards(captured.env, parts.guards):
+            raise GuardsDoNotHold
+        effects.replay(parts.effects, captured.context, captured.sources)
     try:
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
@@ -38,6 +43,9 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any]) -> Cal
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
     call = _unboxed(boxed, captured.lifted)
     written = parts.effects.get("mutated_inputs") or ()
+    if late and parts.effects.get("aot_guards"):
+        # Inputs that are one, or overlap: every pair has to be as it was.
+        written = range(len(captured.sources))
     if written:
         call = _watch_overlap(call, eager, captured, written)
     return tracing.never_traced(call)

@@ -18,17 +18,21 @@ from fxpool.torch_compat import configs
 #: options of fxpool's own, and the type each takes
 OWN_OPTIONS: dict[str, type] = {"mode": str, "strict": bool, "cache": bool}
 
-COMPILE_MODES = ("normal", "serialize", "subprocess")
+COMPILE_MODES = config.WORKING_MODES
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """One call's wishes: how to compile, whether steps down are errors, and Inductor's options."""
+    """One call's wishes: how to compile, whether steps down are errors, and Inductor's options.
+
+    `mode` is without ``async+``; `asynchronous` says that it was there.
+    """
 
     mode: str
     strict: bool
     cache: bool
     inductor: dict[str, Any]
+    asynchronous: bool = False
 
 
 def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -59,7 +63,8 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         except TypeError as error:
             raise ConfigurationError(str(error)) from None
         inductor[attribute] = checked
-    return Options(own["mode"], own["strict"], own["cache"], inductor)
+    base = own["mode"].removeprefix("async+")
+    return Options(base, own["strict"], own["cache"], inductor, asynchronous=base != own["mode"])
 
 
 def _compile_mode(text: str, known: Any) -> str:

@@ -11,7 +11,8 @@ ShapeEnv by `add_guard`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -107,6 +108,42 @@ def _number(value: Any) -> int | float | bool:
     if isinstance(value, (bool, int, float)):
         return value
     return int(value) if getattr(value, "is_integer", False) else float(value)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call's arguments show the value of a symbol: an argument, and what of it (`kind`) at which index."""
+
+    position: int
+    kind: str
+    index: int = 0
+
+    def value_in(self, args: Sequence[Any]) -> Any:
+        value = args[self.position]
+        if self.kind == "value":
+            return value
+        if self.kind == "storage_offset":
+            return value.storage_offset()
+        return value.shape[self.index] if self.kind == "size" else value.stride(self.index)
+
+
+def places(fakes: Sequence[Any]) -> dict[str, Place]:
+    """By name, where each symbol can be read from the arguments whose fake twins these are."""
+    found: dict[str, Place] = {}
+
+    def note(value: Any, place: Place) -> None:
+        if isinstance(value, (torch.SymInt, torch.SymFloat)) and isinstance(value.node.expr, sympy.Symbol):
+            found.setdefault(value.node.expr.name, place)
+
+    for position, fake in enumerate(fakes):
+        note(fake, Place(position, "value"))
+        if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+            for index, size in enumerate(fake.shape):
+                note(size, Place(position, "size", index))
+            for index, stride in enumerate(fake.stride()):
+                note(stride, Place(position, "stride", index))
+            note(fake.storage_offset(), Place(position, "storage_offset"))
+    return found
 
 
 def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:

@@ -137,15 +137,20 @@ def _enter_autocast(device: str, dtype_name: str | None) -> contextlib.AbstractC
     return torch.autocast(device, dtype=getattr(torch, dtype_name))
 
 
+#: Switches that each thread has for itself, beside autocast; all others are the process's.
+OF_A_THREAD = frozenset(("grad", "autocast_cache", "default_device"))
+
+
 @contextlib.contextmanager
-def entered(state: dict[str, Any]) -> Iterator[None]:
-    """Put this thread (and the process's global switches) into `state`, and back afterwards.
+def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[None]:
+    """Put this thread (and the process's global switches, but for `thread_only`) into `state`, and back afterwards.
 
     Only switches that differ are written, so that re-entry in the process that captured the state
     touches nothing but what a new thread starts without.
     """
     before = capture()
-    changed = [name for name in _TABLE if name in state and state[name] is not None and state[name] != before[name]]
+    names = [name for name in _TABLE if not thread_only or name in OF_A_THREAD]
+    changed = [name for name in names if name in state and state[name] is not None and state[name] != before[name]]
     with contextlib.ExitStack() as stack:
         for name in changed:
             write = _TABLE[name][1]

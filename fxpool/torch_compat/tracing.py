@@ -8,6 +8,7 @@ input, and the guards that compiling adds, which Dynamo reads when the backend h
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import pickle
 from collections.abc import Iterator, Sequence
@@ -206,6 +207,30 @@ def worker_context(fake_mode: FakeTensorMode, compile_id: Sequence[Any] | None) 
         context = _guards.TracingContext(fake_mode)
         stack.enter_context(_guards.tracing(context))
         yield context
+
+
+@contextlib.contextmanager
+def reentered(context: Any) -> Iterator[None]:
+    """In another thread, later: the tracing context a graph was captured in."""
+    with _guards.tracing(context):
+        yield
+
+
+def checkpoint_in_force() -> Any | None:
+    """The activation checkpoint (its frame) whose forward, or recomputation, runs now in this thread; None outside.
+
+    Both set hooks for saved tensors whose functions hold the frame.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    for hook in hooks or ():
+        function = inspect.unwrap(hook)
+        code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+        for name, cell in zip(code.co_freevars if code is not None else (), cells or (), strict=False):
+            if name == "frame":
+                return cell.cell_contents
+            if name == "target_frame_ref":
+                return cell.cell_contents()
+    return None
 
 
 def never_traced(fn: Any) -> Any:

@@ -126,7 +126,7 @@ def test_a_bad_value_names_its_variable_and_what_is_expected(
     assert name in str(caught.value) and repr(text) in str(caught.value) and expected in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["async+subprocess", "progressive+async+normal", "progressive+serialize"])
+@pytest.mark.parametrize("mode", ["progressive+subprocess", "progressive+async+normal", "progressive+serialize"])
 def test_modes_of_torch_that_are_not_built_are_recognised_and_refused(mode: str) -> None:
     with pytest.raises(ConfigurationError, match="not built yet") as caught:
         fxpool.configure(mode=mode)

@@ -319,7 +319,7 @@ def test_an_option_of_the_wrong_type() -> None:
     assert "int" in str(error)
 
 
-@pytest.mark.parametrize("mode", ["subproces", "async+subprocess"])
+@pytest.mark.parametrize("mode", ["subproces", "progressive+subprocess"])
 def test_a_mode_that_does_not_exist_or_is_not_built(mode: str) -> None:
     error = raised(mode=mode)
     assert isinstance(error, ConfigurationError)
