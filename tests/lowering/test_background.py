@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ def _no_graph_is_lowered_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         raise AssertionError("compiled in the user's process")
 
     monkeypatch.setattr(GraphLowering, "__init__", refuse)
-    gc.collect()  # what another test's graphs left
+    # What another test's graphs left is of no interest (a failure's traceback may hold them).
+    monkeypatch.setattr(background, "_swaps", weakref.WeakSet())
     yield
     fxpool.wait(60)
     torch._dynamo.reset()
-    gc.collect()
 
 
 @pytest.fixture
