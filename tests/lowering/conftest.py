@@ -50,6 +50,7 @@ def known_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["-c", TRIVIAL],
         FXPOOL_CACHE_DIR=str(root / "c"),
         FXPOOL_RUNTIME_DIR=str(root / "r"),
+        FXPOOL_IDLE_TIMEOUT="1",  # made for the session, before a test's settings are in force
         TORCHINDUCTOR_CACHE_DIR=str(root / "i"),
         TMPDIR=str(root / "t"),
     )
