@@ -138,16 +138,19 @@ def _as_count(value: object) -> int:
 
 
 def _as_seconds(value: object) -> float:
-    expected = "seconds, more than 0"
+    return _as_number(value, "seconds, more than 0", sys.float_info.max)
+
+
+def _as_number(value: object, expected: str, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _Bad(expected)
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
         raise _Bad(expected) from None
-    if not 0 < seconds < float("inf"):
+    if not 0 < number <= most:
         raise _Bad(expected)
-    return seconds
+    return number
 
 
 def _as_job_memory(value: object) -> int | None:
@@ -160,16 +163,7 @@ def _as_job_memory(value: object) -> int | None:
 
 
 def _as_part(value: object) -> float:
-    expected = "a part, more than 0 and at most 1"
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _Bad(expected)
-    try:
-        part = float(value)
-    except ValueError:
-        raise _Bad(expected) from None
-    if not 0 < part <= 1:
-        raise _Bad(expected)
-    return part
+    return _as_number(value, "a part, more than 0 and at most 1", 1.0)
 
 
 def _as_pool(value: object) -> str:

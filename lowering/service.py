@@ -100,7 +100,7 @@ def start_ahead() -> None:
     global _ahead
     try:
         settings = config.current()
-        if settings.pool == "off" or settings.mode != "subprocess":
+        if settings.pool == "off" or not settings.mode.endswith("subprocess"):
             return
         directory = store()
         if directory is None or directory.is_empty():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpool.pool import memory
+from fxpool.pool.config import PoolConfig
 from fxpool.pool.outcomes import Exceeded, Worker
 from fxpool.pool.scheduler import Action, Scheduler
 
@@ -40,7 +41,8 @@ class Limits:
     def of(job_seconds: float | None, job_bytes: int | None, host_mark: float) -> Limits:
         host = memory.Host.look()
         found, rule = memory.default_limit(host)
-        rules = {"job_seconds": "configured", "job_bytes": rule, "host_mark": host.total()[1]}
+        seconds = "the default" if job_seconds == PoolConfig.job_timeout else "configured"
+        rules = {"job_seconds": seconds, "job_bytes": rule, "host_mark": host.total()[1]}
         if job_bytes is not None:
             found, rules["job_bytes"] = job_bytes, "configured"
         return Limits(job_seconds, found, host_mark, rules, host)

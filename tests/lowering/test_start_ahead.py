@@ -21,13 +21,19 @@ print(json.dumps([before, asked, children()]))
 """
 
 
-def children_of(mode: str, call: str) -> list[int]:
-    """Children of a program before it asks for the backend, after that, and at its end."""
-    return json.loads(run_python(["-c", PROGRAM, mode, call]).splitlines()[-1])
+def children_of(mode: str, call: str, **environment: str) -> list[int]:
+    """Children of a program before it asks for the backend, after that, and at its end. A server of its own is one."""
+    printed = run_python(["-c", PROGRAM, mode, call], FXPOOL_POOL="embedded", **environment)
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_asking_for_the_backend_starts_a_pool_where_nothing_is_kept(cache: Path) -> None:
     assert children_of("subprocess", "do not call") == [0, 1, 1]
+
+
+def test_so_it_does_for_compiles_in_the_background(cache: Path) -> None:
+    mode = "async+subprocess"
+    assert children_of(mode, "do not call", TORCHINDUCTOR_FX_COMPILE_MODE=mode) == [0, 1, 1]
 
 
 def test_where_something_is_kept_the_first_graph_may_be_a_hit(shared_pool: Path, cache: Path) -> None:

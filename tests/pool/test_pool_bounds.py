@@ -60,6 +60,7 @@ def test_the_default_limit_and_that_of_the_pool(make_client: Make) -> None:
         run(client, "eat_in_a_child", b"400 600", retries=0).result(timeout=50)
     limits = client.status()["limits"]
     assert (limits["job_bytes"], limits["rules"]["job_bytes"]) == (150 * MB, "configured")
+    assert (limits["job_seconds"], limits["rules"]["job_seconds"]) == (3600.0, "the default")
 
 
 def test_what_processes_share_counts_once(client: PoolClient) -> None:
