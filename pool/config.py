@@ -62,3 +62,4 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     runtime_root: str
     link: str = ""  # where clients of the host look for its socket
     idle_timeout: float = 120.0
+    predecessor: str = ""  # private directory of the one that did not answer

@@ -5,7 +5,8 @@
     <root>/host.lock                   held by who starts such a server
 
 A server of the host's is found by its link alone. A socket that refuses, or whose server says nothing for a second, is
-replaced: another server is started, and the link renamed over. The old one sees that and leaves.
+replaced: another server is started, and the link renamed over. The old one sees that and leaves, or is killed
+(see `predecessor`).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def find_or_start(config: PoolConfig) -> Found:
             if found is not None:
                 return found
             before = _directory_of(link)
-            started = _start(config, root, link)
+            started = _start(config, root, link, before)
             _point(link, started.directory)
             if before is not None:
                 _remove_if_dead(before)
@@ -179,17 +180,17 @@ def _point(link: Path, directory: Path) -> None:
     os.replace(fresh, link)
 
 
-def _start(config: PoolConfig, root: Path, link: Path | None) -> Found:
+def _start(config: PoolConfig, root: Path, link: Path | None, before: Path | None = None) -> Found:
     directory = runtime_dir.make_private(root)
     try:
         with making:
-            return _spawn(config, directory, link)
+            return _spawn(config, directory, link, before)
     except BaseException:
         runtime_dir.remove(directory)
         raise
 
 
-def _spawn(config: PoolConfig, directory: Path, link: Path | None) -> Found:
+def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path | None) -> Found:
     facts = ServerConfig(
         config.workers,
         list(config.preload),
@@ -202,6 +203,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None) -> Found:
         str(directory.parent),
         link=str(link) if link is not None else "",
         idle_timeout=config.idle_timeout,
+        predecessor=str(before) if before is not None else "",
     )
     (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)

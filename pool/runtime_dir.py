@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fxpool.errors import PoolUnavailableError
 
-__all__ = ["LOCK", "SOCKET", "hold", "make_private", "remove", "runtime_root", "sweep"]
+__all__ = ["LOCK", "SOCKET", "hold", "holder", "make_private", "remove", "runtime_root", "sweep"]
 
 SOCKET = "socket"
 LOCK = "lock"
@@ -60,10 +60,30 @@ def hold(directory: Path) -> int:
     lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
     except OSError:
         os.close(lock)
         raise
     return lock
+
+
+def holder(directory: Path) -> int | None:
+    """The process that holds a private directory; None if no process does, or it has not said which it is."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        # Shared: two that look at once don't take each other for the holder.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return int(os.read(lock, 20) or b"0") or None
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(lock)
 
 
 def remove(directory: Path) -> None:

@@ -26,7 +26,7 @@ import msgspec
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import memory, processes, runtime_dir
+from fxpool.pool import memory, predecessor, processes, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
@@ -41,8 +41,6 @@ from fxpool.pool.zygote_link import ZygoteLink
 __all__ = ["Server", "main"]
 
 HANDSHAKE_SECONDS = 10.0
-# How often the host's server looks whether it still is that.
-_LINK_SECONDS = 5.0
 _MEASURE_SECONDS = 0.5
 
 log = logging.getLogger("fxpool.pool.server")
@@ -87,12 +85,14 @@ class Server:
         self._start_zygote()
         (self.directory / READY).touch(mode=0o600)
         self._spawn(self._sweep())
+        self._seen_off = self.loop.create_task(self._see_off())
         if self.config.link:
             self._spawn(self._watch_link())
         try:
             await self.end.wait()
         finally:
             await self._shut_down()
+            await self._seen_off  # nobody waits for this; nobody else does it
 
     # ------------------------------------------------------------ clients
 
@@ -211,6 +211,7 @@ class Server:
     def _drain(self, reason: str) -> None:
         log.info("no new clients: %s", reason)
         self._draining = True
+        (self.directory / predecessor.LEAVING).touch(mode=0o600)
         self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
         for client in self.clients.values():
@@ -226,11 +227,15 @@ class Server:
     async def _watch_link(self) -> None:
         """Leave when another server was put in our place."""
         while not self._draining:
-            await asyncio.sleep(_LINK_SECONDS)
+            await asyncio.sleep(predecessor.LINK_SECONDS)
             if not self._link_is_ours():
                 if not self._draining:
                     self._drain("another server has taken its place")
                 return
+
+    async def _see_off(self) -> None:
+        if self.config.predecessor:
+            await predecessor.see_off(Path(self.config.predecessor))
 
     def _link_is_ours(self) -> bool:
         try:

@@ -147,6 +147,53 @@ def test_a_server_that_hangs_is_replaced(join: Make, place: Place) -> None:
     assert pid_of(join()) == second.server_pid
 
 
+def test_a_server_that_hangs_for_ever_is_killed_by_its_successor(join: Make, place: Place) -> None:
+    """Also when that has nothing else to do any more; the zygote and the directory go with it."""
+    hanging = join()
+    first = pid_of(hanging)
+    directory = (place.runtime / os.readlink(link(place))).parent
+    zygote = hanging.status()["zygote"]["pid"]
+    os.kill(first, signal.SIGSTOP)
+    successor = join(idle_timeout=0.1)
+    second = pid_of(successor)
+    successor.close()
+    assert until(lambda: ended(first) and ended(zygote) and not directory.exists(), 30.0)
+    assert until(lambda: ended(second), 30.0)
+
+
+def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> None:
+    """It was replaced, has said that it leaves, and a job goes on for longer than who hangs is given."""
+    client = join()
+    mark = place.mark("mark-long")
+    first = pid_of(client)
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="long")
+    assert until(mark.exists)
+    os.kill(first, signal.SIGSTOP)
+    successor = join()
+    assert pid_of(successor) != first
+    os.kill(first, signal.SIGCONT)
+    time.sleep(11.0)
+    assert not ended(first)
+    place.mark("mark-long-go").touch()
+    assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(first))
+
+
+def test_the_number_of_another_process_is_not_killed(tmp_path: Path) -> None:
+    from fxpool.pool import predecessor, runtime_dir
+
+    with subprocess.Popen(["sleep", "60"]) as innocent:
+        lock = runtime_dir.hold(tmp_path)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(innocent.pid).encode(), 0)
+        assert runtime_dir.holder(tmp_path) == innocent.pid
+        assert not predecessor._kill(tmp_path)
+        assert innocent.poll() is None
+        os.close(lock)
+        assert runtime_dir.holder(tmp_path) is None
+        innocent.kill()
+
+
 def test_it_leaves_when_it_is_alone(join: Make, place: Place) -> None:
     client = join(idle_timeout=0.5)
     pid = pid_of(client)

@@ -1,0 +1,72 @@
+"""The end of a server that hangs, once another has taken its place.
+
+One that was merely slow sees within seconds that its link leads elsewhere, marks its directory and leaves when what it
+was asked for is done. One that does not, stopped or in an endless loop, would stay for ever: it is killed by the server
+that replaced it, and its zygote and workers go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+from fxpool.pool import runtime_dir
+
+__all__ = ["LEAVING", "LINK_SECONDS", "see_off"]
+
+# A file in the private directory of a server that takes no new client.
+LEAVING = "leaving"
+# How often the host's server looks whether it still is that.
+LINK_SECONDS = 5.0
+# Twice that: a loaded machine is slow, and the one that is killed may have jobs.
+_PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
+
+log = logging.getLogger("fxpool.pool.server")
+
+
+async def see_off(directory: Path) -> None:
+    """Wait until the server of `directory` is gone or says that it leaves; kill it if it does neither in time.
+
+    Cancelled, it only stops waiting.
+    """
+    for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):
+        if runtime_dir.holder(directory) is None or (directory / LEAVING).exists():
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+    if not _kill(directory):
+        return
+    while runtime_dir.holder(directory) is not None:
+        await asyncio.sleep(0.01)
+    runtime_dir.remove(directory)
+
+
+def _kill(directory: Path) -> bool:
+    pid = runtime_dir.holder(directory)
+    if pid is None:
+        return False
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False  # it ended just now
+    try:
+        # The number may be another process's by now, or be one of another container that shares the directory.
+        if runtime_dir.holder(directory) != pid or not _is_server_of(pid, directory):
+            return False
+        log.warning("killed server %d, which hung for %g s after it was replaced", pid, _PATIENCE_SECONDS)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _is_server_of(pid: int, directory: Path) -> bool:
+    try:
+        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
