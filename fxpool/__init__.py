@@ -35,10 +35,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+    from typing import IO
+
     from fxpool import errors
     from fxpool.config import configure
+    from fxpool.progress import Progress
 
-__all__ = ["__version__", "close", "configure", "errors", "install", "stats", "uninstall", "wait"]
+__all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
 
 __version__ = "0.1.0"
 
@@ -100,12 +104,27 @@ def close() -> None:
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """Wait until nothing is being compiled in the background any more, at most `timeout` seconds.
 
-    What became of each graph that was (mode ``async+subprocess``), as plain data: `label`, `state` (``ready``,
-    ``failed``, or ``pending`` after `timeout`), `error`, and how many calls were `eager_calls` and `compiled_calls`.
+    What became of each graph that was (modes with ``async+`` or ``progressive+``), as plain data: `label`, `state`
+    (``ready``, ``failed``: eager for good, or ``pending`` after `timeout`), `error`, `stage` (the number of the one in
+    use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
+    ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
     background = sys.modules.get("fxpool.lowering.background")
     found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
     return found
+
+
+def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
+    """Show what becomes of each graph from now on: queued, compiling, loading, ready, failed.
+
+    On a terminal as a table while something is under way, elsewhere a line per event: on standard error, into the
+    file `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with `close()` of what
+    is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
+    Raises OSError where a file can't be opened.
+    """
+    from fxpool.progress import Progress
+
+    return Progress(to)
 
 
 def install() -> None:

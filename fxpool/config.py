@@ -27,7 +27,14 @@ from fxpool.errors import ConfigurationError, UnknownNameError
 
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
 
-WORKING_MODES = ("normal", "serialize", "subprocess", "async+subprocess")
+WORKING_MODES = (
+    "normal",
+    "serialize",
+    "subprocess",
+    "async+subprocess",
+    "progressive+subprocess",
+    "progressive+async+subprocess",
+)
 WORKING_POOLS = ("embedded", "host", "off")
 
 _PREFIX = "FXPOOL_"
@@ -65,6 +72,15 @@ class Settings:
     `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who owns it."""
     mode: str
     """How graphs are compiled: one of `WORKING_MODES`."""
+    stages: tuple[str | Mapping[str, Any], ...]
+    """What progressive modes compile one after another: for each stage Inductor's options, or the name of one of
+    torch.compile's modes."""
+    stage_calls: int
+    """With how many calls each a new stage is timed against the one in use; 0: a later stage is taken to be better."""
+    progress: str
+    """`on`: what becomes of each graph is shown on standard error; a path: it is written there, line by line."""
+    trace: Path | None
+    """Where a trace of the run is written, for Perfetto or chrome://tracing."""
 
 
 class _Bad(ValueError):
@@ -182,12 +198,45 @@ def _as_mode(value: object) -> str:
     working = ", ".join(WORKING_MODES)
     match = _MODE.fullmatch(str(value).strip().lower())
     if match is None:
-        raise _Bad(f"[progressive+][async+]normal|serialize|subprocess, of which these are built: {working}")
-    if match[1]:
-        raise _Bad(f"one of the modes that work: {working}", "not built yet: progressive")
-    if match[2] and match[3] != "subprocess":
-        raise _Bad(f"one of the modes that work: {working}", "in the background, workers compile: async+subprocess")
+        raise _Bad(f"[progressive+][async+]normal|serialize|subprocess, of which these work: {working}")
+    if (match[1] or match[2]) and match[3] != "subprocess":
+        remedy = f"in the background, workers compile: {match[1] or ''}{match[2] or ''}subprocess"
+        raise _Bad(f"one of the modes that work: {working}", remedy)
     return match[0]
+
+
+def _as_stages(value: object) -> tuple[str | Mapping[str, Any], ...]:
+    expected = 'a list such as [{}, {"max_autotune": true}] or ["default", "max-autotune"]'
+    if isinstance(value, str):
+        import json
+
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _Bad(f"{expected}, as JSON") from None
+    if not isinstance(value, list | tuple) or not value:
+        raise _Bad(expected)
+    for stage in value:
+        named = isinstance(stage, Mapping) and all(isinstance(name, str) for name in stage)
+        if not named and not isinstance(stage, str):
+            raise _Bad(expected)
+    return tuple(stage if isinstance(stage, str) else dict(stage) for stage in value)
+
+
+def _as_calls(value: object) -> int:
+    expected = "a whole number of calls, or 0"
+    number = _as_int(value, expected)
+    if number < 0:
+        raise _Bad(expected)
+    return number
+
+
+def _as_progress(value: object) -> str:
+    """A switch, or a path."""
+    try:
+        return "on" if _as_bool(value) else ""
+    except _Bad:
+        return str(_as_path(value))
 
 
 def _default_cache_dir() -> Path:
@@ -221,6 +270,10 @@ _TABLE: dict[str, _Row] = {
     "idle_timeout": _Row(_as_seconds, lambda: 120.0),
     "runtime_dir": _Row(_as_path, lambda: None),
     "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
+    "stages": _Row(_as_stages, lambda: ({}, {"max_autotune": True})),
+    "stage_calls": _Row(_as_calls, lambda: 0),
+    "progress": _Row(_as_progress, lambda: ""),
+    "trace": _Row(_as_path, lambda: None),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
 # What the defaults are computed from counts as part of the environment that `current` watches.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fxpool import statistics
+from fxpool import events, statistics
 from fxpool.errors import (
     NoCompilerError,
     UnsupportedTorchError,
@@ -28,6 +28,16 @@ log = logging.getLogger("fxpool.lowering")
 
 _numbers = itertools.count()
 
+# What is said of a graph by how it came to its code.
+_STATES = {
+    "hit": ("ready", "from the cache"),
+    "worker": ("ready", "compiled by a worker"),
+    "joined": ("ready", "compiled for another process"),
+    "in_process": ("ready", "compiled in this process"),
+    "eager": ("eager", "for good"),
+    "": ("failed", ""),
+}
+
 
 @dataclasses.dataclass
 class Attempt:
@@ -38,6 +48,9 @@ class Attempt:
     level: str = "aot"
     how: str = ""
     key: str | None = None
+    priority: int = 0
+    stage: int = 0
+    told: bool = False
     reasons: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -60,10 +73,23 @@ class Attempt:
         try:
             yield
         finally:
-            self.spent(phase, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            self.spent(phase, seconds)
+            if events.listening():
+                now = time.monotonic()
+                events.span(self.label if phase == "total" else phase, now - seconds, now, graph=self.label)
 
     def spent(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def tell(self, state: str = "", detail: str = "") -> None:
+        """Say once, to who watches, what has become of the graph."""
+        if self.told or not events.listening():
+            return
+        self.told = True
+        if not state:
+            state, detail = _STATES.get(self.how, ("ready", self.how))
+        events.state(self.label, state, detail, stage=self.stage)
 
     def record(self) -> None:
         statistics.record_graph(
@@ -72,6 +98,7 @@ class Attempt:
                 "key": self.key,
                 "how": self.how,
                 "level": self.level,
+                "stage": self.stage,
                 "reasons": self.reasons,
                 "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
             }
@@ -99,14 +126,15 @@ def fxpool_backend(
     wanted = call_options.parse(mode, options)
     if wanted.mode != "subprocess":
         service.end_start_ahead()
+    events.start()
     attempt = Attempt(_label(), wanted)
-    started = time.perf_counter()
     try:
-        with ladder.options_in_force(wanted):
+        with attempt.timed("total"), ladder.options_in_force(wanted):
             return ladder.descend(gm, example_inputs, attempt)
     finally:
-        attempt.seconds["total"] = time.perf_counter() - started
         attempt.record()
+        if attempt.how != "async":  # its thread tells
+            attempt.tell()
 
 
 def _label() -> str:

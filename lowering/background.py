@@ -1,13 +1,9 @@
-"""Compiling behind the user's back: a graph runs eagerly until its compiled form is there, then that is used.
+"""Compiling behind the user's back: a graph runs as it is, or as an earlier stage, while workers compile the next.
 
-    Dynamo ──▶ Swap ── eager: the graph as Dynamo made it; autograd, mutation, random numbers are eager's
-                 ▲
-                 └─ one assignment, between two calls
-    thread of the graph: job of low priority ──▶ worker ──▶ entry ──▶ loaded here, one graph at a time
-
-Dynamo has fixed its guards by then, so what the compile guards on (sizes, overlapping memory) is checked at each call,
-and a call outside of it stays eager. Forward and backward of a step belong to one version, because a forward takes its
-backward along; inside of an activation checkpoint the recomputation takes the version of the forward that it repeats.
+Dynamo ──▶ Swap ── first: the graph as Dynamo made it; autograd, mutation, random numbers are eager's
+             ▲            or the code of an earlier stage
+             └─ one assignment, between two calls
+thread of the graph, stage by stage: job of low priority ──▶ worker ──▶ entry ──▶ loaded here, one at a time
 """
 
 from __future__ import annotations
@@ -24,15 +20,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import statistics
-from fxpool.errors import FxpoolError
-from fxpool.lowering import ambient, effects, load
+from fxpool import events, statistics
+from fxpool.errors import FxpoolError, QuarantinedError
+from fxpool.lowering import ambient, load
 from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import Attempt
 from fxpool.lowering.capture import Captured
+from fxpool.lowering.request import BACKGROUND
+from fxpool.lowering.swap import Swap, Version
 from fxpool.torch_compat import shape_env, tracing
 
-__all__ = ["Swap", "Version", "begin", "report", "wait"]
+__all__ = ["Compile", "Stage", "begin", "report", "wait"]
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -45,123 +43,94 @@ _ending = threading.Event()
 
 
 @dataclasses.dataclass(frozen=True)
-class Version:
-    """Compiled code, and the calls it is for."""
+class Stage:
+    """A graph under the options of one stage, and its number."""
 
-    call: Callable[..., Any]
-    guards: Sequence[Any]
-    places: dict[str, shape_env.Place]
-    seen: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
-
-    def fits(self, args: Sequence[Any]) -> bool:
-        if not self.guards:
-            return True
-        values = {name: place.value_in(args) for name, place in self.places.items()}
-        key = tuple(values.values())
-        if key in self.seen:
-            return True
-        if not effects.guards_hold(self.guards, values):
-            return False
-        self.seen.add(key)
-        return True
+    number: int
+    captured: Captured
+    slower: Callable[[float, float], None] = lambda new, old: None
+    """Told the seconds of a call of it and of the stage before where it is not kept for them."""
 
 
-class Swap:
-    """What Dynamo calls for a graph. Thread-safe: a call reads the version once, and a swap is one assignment."""
+@dataclasses.dataclass(frozen=True)
+class Compile:
+    """What `begin` needs of the ladder: both give loaded code, through the loader they are handed."""
 
-    def __init__(self, label: str, eager: Callable[..., Any]) -> None:
-        self.label = label
-        self.state = "pending"
-        self.error: BaseException | None = None
-        self.raises = False
-        self.over = threading.Event()
-        self.pid = os.getpid()
-        self._eager = eager
-        self._version: Version | None = None
-        self._lock = threading.Lock()
-        self._counts = {"eager_calls": 0, "compiled_calls": 0, "swaps": 0, "outside_guards": 0}
-        # Which version a checkpoint's forward had, for as long as the checkpoint may want it again.
-        self._checkpoints: weakref.WeakKeyDictionary[Any, Version | None] = weakref.WeakKeyDictionary()
-        _swaps.add(self)
-
-    def __call__(self, *args: Any) -> Any:
-        if self.raises and self.error is not None:
-            raise self.error
-        version = self._version
-        checkpoint = tracing.checkpoint_in_force()
-        if checkpoint is not None:
-            with self._lock:
-                version = self._checkpoints.setdefault(checkpoint, version)
-        if version is not None:
-            if version.fits(args):
-                self._count("compiled_calls")
-                return version.call(*args)
-            self._count("outside_guards")
-        self._count("eager_calls")
-        return self._eager(*args)
-
-    def use(self, version: Version) -> None:
-        """From the next call on."""
-        self._version = version
-        self._count("swaps")
-        self.state = "ready"
-        self.over.set()
-
-    def fail(self, error: BaseException, *, raises: bool) -> None:
-        """Stay eager for ever; with `raises`, raise at the next call."""
-        self.error, self.raises, self.state = error, raises, "failed"
-        self.over.set()
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
-
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self._counts[name] += 1
+    compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
+    """Waits for a worker."""
+    find: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None]
+    """Looks whether somebody has compiled it meanwhile."""
 
 
 def begin(
-    gm: Any, captured: Captured, attempt: Attempt, compile_it: Callable[[Attempt, Callable[[Parts], Any]], Any]
+    gm: Any, stages: Sequence[Stage], attempt: Attempt, how: Compile, served: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Have a graph compiled in the background; returns at once with what is to be called for it.
+    """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
 
-    `compile_it` waits for a worker's result and hands it to a loader; it runs in a thread of its own.
+    `served` is the code of the stage before the first of `stages`, if there is one. A stage that is there already is
+    taken at once, and those before it are left out.
     """
-    swap = Swap(attempt.label, gm.forward)
-    places = shape_env.places(captured.fakes[len(captured.lifted) :])
+    first = stages[0].number - 1
+    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=max(0, first))
+    _swaps.add(swap)
+    later = [dataclasses.replace(attempt, reasons=[], seconds={}, told=False, stage=stage.number) for stage in stages]
 
-    def loaded(parts: Parts) -> Version:
+    def loaded(stage: Stage, its: Attempt, parts: Parts) -> Version:
+        captured = stage.captured
         with (
             _loading,
             ambient.entered_by_thread(captured.request.ambient),
             tracing.reentered(captured.context),
+            its.timed("load"),
         ):
             if _ending.is_set():
                 raise _EndingError
-            begun = time.perf_counter()
+            events.state(its.label, "loading", stage=stage.number)
             call = load.load_aot(parts, captured, gm.forward, late=True)
-            later.seconds["load"] = time.perf_counter() - begun
-        return Version(call, parts.guards, places)
+        places = shape_env.places(captured.fakes[len(captured.lifted) :])
+        return Version(call, parts.guards, places, stage.number)
 
-    # What becomes of it is a record of its own: that of the first call is written when the call returns.
-    later = dataclasses.replace(attempt, reasons=[], seconds={})
+    def one(position: int) -> int:
+        """Bring one stage into use; the position of the one after it."""
+        for found in (*range(len(stages) - 1, position, -1), position):
+            stage, its = stages[found], later[found]
+            its.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
+            try:
+                with its.timed("total"):
+                    find = how.find if found != position else how.compile
+                    version = find(stage, its, lambda parts, s=stage, a=its: loaded(s, a, parts))  # type: ignore[misc]
+            except _EndingError:
+                raise
+            except BaseException as error:
+                if _ending.is_set():
+                    raise _EndingError from None
+                _failed(swap, stage, its, error)
+                its.record()
+                if swap.raises:
+                    return len(stages)
+                continue
+            if version is None:
+                continue
+            _take(swap, version, stage, its)
+            its.record()
+            for skipped in stages[position:found]:
+                swap.stages[skipped.number] = "skipped"
+            return found + 1
+        return position + 1
 
     def work() -> None:
-        started = time.perf_counter()
         try:
-            swap.use(compile_it(later, loaded))
+            position = 0
+            while position < len(stages):
+                position = one(position)
         except _EndingError:
             return
-        except BaseException as error:
-            if _ending.is_set():
-                return
-            _failed(swap, later, error)
-        finally:
-            later.seconds["total"] = time.perf_counter() - started
-        later.record()
+        swap.end()
 
-    attempt.how = "async"
+    for stage in stages:
+        swap.stages[stage.number] = "pending"
+    if served is None:
+        attempt.how = "async"
     threading.Thread(target=work, name=f"fxpool-async {attempt.label}", daemon=True).start()
     return tracing.never_traced(swap)
 
@@ -170,24 +139,40 @@ class _EndingError(Exception):
     """The interpreter ends: nothing is loaded any more."""
 
 
-def _failed(swap: Swap, attempt: Attempt, error: BaseException) -> None:
-    reason = f"async:{type(error).__name__}"
+def _take(swap: Swap, version: Version, stage: Stage, attempt: Attempt) -> None:
+    calls = attempt.wanted.stage_calls
+    if calls and stage.number and swap.stage is not None:
+        swap.try_out(version, calls, stage.slower)
+        attempt.tell("ready", "and measured")
+    else:
+        swap.use(version)
+        attempt.tell()
+
+
+def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:
+    eager = swap.stage is None
+    reason = f"{'async' if eager else 'progressive'}:{type(error).__name__}"
+    attempt.how = "eager" if eager else "not_kept"
+    swap.fail(stage.number, error, raises=attempt.wanted.strict)
     statistics.count("fallbacks", reason)
-    attempt.how = "eager"
     attempt.reasons.append(reason)
-    swap.fail(error, raises=attempt.wanted.strict)
-    text = f"{attempt.label} stays eager, its compile in the background failed: {type(error).__name__}: {error}"
+    attempt.tell("failed", type(error).__name__)
+    stays = "stays eager" if eager else "stays at the stage before"
+    text = f"{attempt.label} {stays}, its compile in the background failed: {type(error).__name__}: {error}"
     trace = getattr(error, "worker_traceback", "")
     log.info("%s", text, exc_info=error)
-    if not attempt.wanted.strict:
-        with contextlib.suppress(Warning):  # a filter that makes it an error has no call to raise it in
-            warnings.warn(text + (f"\n{trace}" if trace else ""), RuntimeWarning, stacklevel=2)
+    if attempt.wanted.strict or (isinstance(error, QuarantinedError) and not eager):
+        return  # said at the next call; was said when it died
+    with contextlib.suppress(Warning):  # a filter that makes it an error has no call to raise it in
+        warnings.warn(text + (f"\n{trace}" if trace else ""), RuntimeWarning, stacklevel=2)
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """Wait until no graph is being compiled in the background, at most `timeout` seconds.
 
-    What became of each that still exists: `label`, `state` (``ready``, ``failed``, ``pending``), `error` or None, and
+    What became of each that still exists: `label`; `state` (``ready``, ``failed``: eager for good, ``pending``);
+    `error` or None; `stage`, the number of the one in use, None for eager; `stages`, number to what became of it
+    (``in use``, ``superseded``, ``measured``: the calls decide, ``slower``, ``skipped``, ``failed``, ``pending``); and
     counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -204,6 +189,8 @@ def report() -> list[dict[str, Any]]:
             "label": swap.label,
             "state": swap.state,
             "error": None if swap.error is None else _message(swap.error),
+            "stage": swap.stage,
+            "stages": dict(swap.stages),
             **swap.counts(),
         }
         for swap in list(_swaps)
@@ -222,13 +209,10 @@ def _end() -> None:
 
 
 def _in_a_fork() -> None:
-    """The threads are the parent's; what is not there yet stays eager here."""
     global _loading
     _loading = threading.Lock()
     for swap in list(_swaps):
-        swap._lock = threading.Lock()
-        if swap.state == "pending":
-            swap.over.set()
+        swap.in_a_fork()
 
 
 atexit.register(_end)

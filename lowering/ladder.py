@@ -16,11 +16,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fxpool import config, statistics
+from fxpool import config, events, statistics
 from fxpool.codecache import toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError, ServerLostError
@@ -32,6 +31,9 @@ from fxpool.lowering.options import Options
 from fxpool.lowering.quarantined import DEADLY, run_eagerly
 from fxpool.lowering.request import BACKGROUND, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat import aot, configs, tracing
+
+if TYPE_CHECKING:
+    from fxpool.lowering.background import Stage
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -84,71 +86,114 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
 def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., Any]:
     """Rung 1."""
     store = service.store() if attempt.wanted.cache else None
-    started = time.perf_counter()
-    captured = capture.capture(
-        gm,
-        inputs,
-        label=attempt.label,
-        store=store.root if store is not None else None,
-        tools=service.tools_directory(store),
-        keep=store is not None,
-    )
-    attempt.seconds["capture"] = time.perf_counter() - started
 
-    def loaded(parts: Parts) -> Callable[..., Any]:
-        begun = time.perf_counter()
-        fn = load.load_aot(parts, captured, gm.forward)
-        attempt.seconds["load"] = time.perf_counter() - begun
-        return fn
+    def captured() -> Captured:
+        return capture.capture(
+            gm,
+            inputs,
+            label=attempt.label,
+            store=store.root if store is not None else None,
+            tools=service.tools_directory(store),
+            keep=store is not None,
+        )
 
-    if attempt.wanted.mode == "normal":
-        return _here(gm, inputs, captured, attempt, loaded)
-    return compile_captured(captured, attempt, loaded, gm if attempt.wanted.asynchronous else None)
+    def loader(made: Captured) -> Callable[[Parts], Callable[..., Any]]:
+        def loaded(parts: Parts) -> Callable[..., Any]:
+            with attempt.timed("load"):
+                return load.load_aot(parts, made, gm.forward)
+
+        return loaded
+
+    here = attempt.wanted.mode != "subprocess" or config.current().pool == "off"
+    if here or not (attempt.wanted.asynchronous or attempt.wanted.stages):
+        with attempt.timed("capture"):
+            only = captured()
+        if attempt.wanted.mode == "normal":
+            return _here(gm, inputs, only, attempt, loader(only))
+        return compile_captured(only, attempt, loader(only))
+    from fxpool.lowering import stages
+
+    with attempt.timed("capture"):
+        found = stages.of_call(attempt, captured, store)
+    return _by_stages(gm, found, attempt, store, loader)
 
 
-def compile_captured(
-    captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any], meanwhile: Any | None = None
-) -> Any:
-    """Serve a captured graph from the store, or have it compiled and load that. Either level.
+def _by_stages(
+    gm: Any,
+    stages: Sequence[Stage],
+    attempt: Attempt,
+    store: LocalStore | None,
+    loader: Callable[[Captured], Callable[[Parts], Any]],
+) -> Callable[..., Any]:
+    """The best stage that is there; the better ones, or all of them, are compiled in the background."""
+    from fxpool.lowering import background
 
-    With `meanwhile`, the graph as Dynamo made it, that runs while the graph is compiled in the background.
-    """
+    served, at = None, len(stages)
+    with attempt.timed("lookup"):
+        while served is None and at:
+            at -= 1
+            served = _served(stages[at].captured, attempt, loader(stages[at].captured), misses=at == 0)
+    attempt.stage = stages[at].number
+    if served is None:
+        quarantined.check(store, attempt.key, attempt.label)
+        if attempt.wanted.asynchronous:
+            at = -1
+        else:
+            first = stages[0].captured
+            _to_be_compiled(first)
+            served = _in_worker(first, attempt, store, loader(first))
+    rest = stages[at + 1 :]
+    if not rest:
+        assert served is not None
+        return served  # type: ignore[no-any-return]
+    for stage in rest:
+        _to_be_compiled(stage.captured)
+    if served is not None:
+        attempt.tell()
+
+    def compile_it(stage: Stage, later: Attempt, loaded: Callable[[Parts], Any]) -> Any:
+        if stage.captured.key is not None:
+            later.key = stage.captured.key.digest
+            quarantined.check(store, later.key, later.label)
+        return _in_worker(stage.captured, later, store, loaded)
+
+    def find_it(stage: Stage, later: Attempt, loaded: Callable[[Parts], Any]) -> Any | None:
+        return _served(stage.captured, later, loaded, misses=False)
+
+    return background.begin(gm, rest, attempt, background.Compile(compile_it, find_it), served)
+
+
+def _to_be_compiled(captured: Captured) -> None:
+    captured.to_be_compiled()
+    captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
+
+
+def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]) -> Any:
+    """Serve a captured graph from the store, or have it compiled and load that. Either level."""
     store = service.store() if attempt.wanted.cache else None
-    begun = time.perf_counter()
-    served = _served(captured, attempt, loaded)
-    attempt.seconds["lookup"] = attempt.seconds.get("lookup", 0.0) + time.perf_counter() - begun
+    with attempt.timed("lookup"):
+        served = _served(captured, attempt, loaded)
     if served is not None:
         return served
     quarantined.check(store, attempt.key, attempt.label)
-    captured.to_be_compiled()
-    captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
+    _to_be_compiled(captured)
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
-        if meanwhile is not None:
-            return _in_background(meanwhile, captured, attempt, store)
         return _in_worker(captured, attempt, store, loaded)
     with attempt.timed("compile"):
         parts = _serialized(captured, attempt, store)
     return loaded(parts)
 
 
-def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]) -> Any | None:
+def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any], *, misses: bool = True) -> Any | None:
     if captured.key is None:
-        attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
+        if misses:
+            attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
         return None
     attempt.key = captured.key.digest
-    served = lookup.serve(captured, service.store() if attempt.wanted.cache else None, loaded)
+    served = lookup.serve(captured, service.store() if attempt.wanted.cache else None, loaded, misses=misses)
     if served is not None:
         attempt.how = "hit"
     return served
-
-
-def _in_background(gm: Any, captured: Captured, attempt: Attempt, store: LocalStore | None) -> Callable[..., Any]:
-    from fxpool.lowering import background
-
-    def compile_it(later: Attempt, loaded: Callable[[Parts], Any]) -> Any:
-        return _in_worker(captured, later, store, loaded)
-
-    return background.begin(gm, captured, attempt, compile_it)
 
 
 def _in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, loaded: Callable[[Parts], Any]) -> Any:
@@ -250,9 +295,21 @@ def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: st
     from fxpool.lowering import host_facts
 
     bounds = service.bounds()
-    priority = BACKGROUND if attempt.wanted.asynchronous else 0
-    job = service.pool().submit(
-        COMPILE_JOB, payload, label=attempt.label, flight=flight, priority=priority, **bounds, **_place(request)
+    pool = service.pool()
+    follow = None
+    if events.listening():
+        from fxpool.lowering.following import Following
+
+        follow = Following(attempt.label, attempt.stage, pool)
+    job = pool.submit(
+        COMPILE_JOB,
+        payload,
+        label=attempt.label,
+        flight=flight,
+        priority=attempt.priority,
+        on_step=follow,
+        **bounds,
+        **_place(request),
     )
     beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):

@@ -27,8 +27,11 @@ log = logging.getLogger("fxpool.lowering")
 T = TypeVar("T")
 
 
-def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], T]) -> T | None:
-    """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was."""
+def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], T], *, misses: bool = True) -> T | None:
+    """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was.
+
+    Without `misses`, a miss is not counted: the graph is looked for in another form, too.
+    """
     if captured.key is None or store is None:
         return None
     values = captured.values()
@@ -46,7 +49,8 @@ def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], 
             store.mark_used(entry)
             return loaded
         captured.request.unfit.append(entry.name)
-    statistics.count("guard_misses" if found else "misses")
+    if misses:
+        statistics.count("guard_misses" if found else "misses")
     return None
 
 

@@ -16,7 +16,7 @@ from fxpool.errors import ConfigurationError, UnknownNameError
 from fxpool.torch_compat import configs
 
 #: options of fxpool's own, and the type each takes
-OWN_OPTIONS: dict[str, type] = {"mode": str, "strict": bool, "cache": bool}
+OWN_OPTIONS: dict[str, type] = {"mode": str, "strict": bool, "cache": bool, "stages": list, "stage_calls": int}
 
 COMPILE_MODES = config.WORKING_MODES
 
@@ -25,7 +25,8 @@ COMPILE_MODES = config.WORKING_MODES
 class Options:
     """One call's wishes: how to compile, whether steps down are errors, and Inductor's options.
 
-    `mode` is without ``async+``; `asynchronous` says that it was there.
+    `mode` is without ``progressive+`` and ``async+``; `asynchronous` says that the latter was there. `stages` are
+    Inductor's options for each stage of a progressive mode, those of `inductor` among them, and empty in others.
     """
 
     mode: str
@@ -33,6 +34,8 @@ class Options:
     cache: bool
     inductor: dict[str, Any]
     asynchronous: bool = False
+    stages: tuple[dict[str, Any], ...] = ()
+    stage_calls: int = 0
 
 
 def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -42,7 +45,13 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         ConfigurationError: an unknown name (the known ones are listed), or a value of a wrong type.
     """
     settings = config.current()
-    own: dict[str, Any] = {"mode": settings.mode, "strict": settings.strict, "cache": True}
+    own: dict[str, Any] = {
+        "mode": settings.mode,
+        "strict": settings.strict,
+        "cache": True,
+        "stages": settings.stages,
+        "stage_calls": settings.stage_calls,
+    }
     inductor: dict[str, Any] = {}
     if mode is not None:
         if mode in configs.mode_names():
@@ -54,7 +63,7 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
             expected = OWN_OPTIONS[name]
             if not isinstance(value, expected):
                 raise ConfigurationError(f"option {name!r} takes {expected.__name__}, not {type(value).__name__}")
-            own[name] = _compile_mode(str(value), COMPILE_MODES) if name == "mode" else value
+            own[name] = _own(name, value)
             continue
         try:
             attribute, checked = configs.check_inductor_option(name, value)
@@ -63,8 +72,23 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         except TypeError as error:
             raise ConfigurationError(str(error)) from None
         inductor[attribute] = checked
-    base = own["mode"].removeprefix("async+")
-    return Options(base, own["strict"], own["cache"], inductor, asynchronous=base != own["mode"])
+    *prefixes, base = own["mode"].split("+")
+    stages: tuple[dict[str, Any], ...] = ()
+    if "progressive" in prefixes:
+        from fxpool.lowering.stages import merged  # of no use to a hit in another mode
+
+        stages = merged(own["stages"], inductor)
+    return Options(
+        base, own["strict"], own["cache"], inductor, "async" in prefixes, stages, own["stage_calls"] if stages else 0
+    )
+
+
+def _own(name: str, value: Any) -> Any:
+    if name == "mode":
+        return _compile_mode(value, COMPILE_MODES)
+    if name in ("stages", "stage_calls"):
+        return getattr(config.override(config.current(), {name: value}), name)
+    return value
 
 
 def _compile_mode(text: str, known: Any) -> str:

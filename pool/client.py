@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,7 @@ class PoolClient:
         priority: int = 0,
         flight: str = "",
         reuse: bool = False,
+        on_step: Callable[[m.Step], object] | None = None,
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
 
@@ -104,6 +105,7 @@ class PoolClient:
         many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
         Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
         `reuse` says that the job leaves its process as it found it: it may run in a worker that others like it ran in.
+        `on_step` is told what becomes of the job and of its sub-jobs (`messages.Step`), in the connection's thread.
         Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started,
         ProtocolError if `payload` is over the cap of a frame.
         """
@@ -127,10 +129,11 @@ class PoolClient:
                 flight,
                 memory,
                 reuse,
+                on_step is not None,
             )
 
         for _ in range(3):
-            job = self._session().submit(self, label, make, payload)
+            job = self._session().submit(self, label, make, payload, on_step)
             if job is not None:
                 return job
         raise PoolUnavailableError("the server ended as often as it was started")

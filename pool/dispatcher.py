@@ -62,6 +62,7 @@ class Dispatcher:
         self._logs = JobLogs(directory / "logs")
         self._jobs: dict[int, Work] = {}
         self._workers: dict[int, Worker] = {}
+        self._watched: set[int] = set()
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
 
@@ -77,6 +78,8 @@ class Dispatcher:
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
+        if ask.watched:
+            self._watched.add(work.key)
         self._submit(work, client.keys)
         joined = self.scheduler.job_of(work.key)
         if joined is not None and joined != work.key:
@@ -85,6 +88,8 @@ class Dispatcher:
             for worker in self._workers.values():
                 if worker.job == joined and worker.pid is not None:
                     client.connection.send(m.Started(ask.job, worker.pid, worker.attempt))
+                    if ask.watched:
+                        client.connection.send(m.Step(ask.job, 0, "begun", ask.label, worker.begun, worker.pid))
 
     def cancel(self, client: Client, job: int) -> None:
         if job in client.keys:
@@ -99,6 +104,9 @@ class Dispatcher:
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
+        if self._watched:
+            above = [work] if work.worker is None else self._listening(work.worker.job)
+            self._tell(above, work, "queued", None)
         self.do(
             self.scheduler.submit(
                 work.key,
@@ -151,8 +159,21 @@ class Dispatcher:
         self._stall = None
         self.do(self.scheduler.relieve())
 
+    def _tell(self, listening: list[Work], work: Work, what: str, worker: int | None, name: str = "") -> None:
+        """Say to those who watch what has become of a job, or of a sub-job."""
+        part = 0 if work.worker is None else work.key
+        for above in listening:
+            if above.client is not None and above.key in self._watched:
+                step = m.Step(above.ask.job, part, what, work.ask.label, self.loop.time(), worker, name)  # type: ignore[arg-type]
+                above.client.connection.send(step)
+
+    def _worker_tells(self, worker: Worker, what: str, name: str = "") -> None:
+        if self._watched and worker.pid is not None and self.scheduler.asks_of(worker.job):
+            self._tell(self._listening(worker.job), worker.work, what, worker.pid, name)
+
     def _deliver(self, action: s.Deliver) -> None:
         work = self._jobs.pop(action.job)
+        self._watched.discard(action.job)
         worker = self._workers.get(action.worker) if action.worker is not None else None
         message, payload = outcome(action, work, worker)
         if worker is not None:
@@ -253,9 +274,11 @@ class Dispatcher:
                 work.client.connection.send(message)
         elif isinstance(message, m.Answer):
             answer = Answer(message.ok, message.seconds, payload, message.pid)
+            self._worker_tells(worker, "ended")
             self.do(self.scheduler.answered(worker.number, answer, stays=message.stays))
         elif isinstance(message, m.Phase):
             worker.phase = message.name[:_SHOWN]
+            self._worker_tells(worker, "phase", worker.phase)
         elif isinstance(message, m.Submit):
             self._sub_job(worker, message, payload)
         elif isinstance(message, m.Cancel):
@@ -368,6 +391,7 @@ class Dispatcher:
         for work in asking:
             if work.client is not None:
                 work.client.connection.send(m.Started(work.ask.job, worker.pid, worker.attempt, reason))
+        self._worker_tells(worker, "begun")
 
     def on_exited(self, message: m.Exited) -> None:
         worker = self._workers.get(message.worker)
@@ -389,6 +413,7 @@ class Dispatcher:
         if self.scheduler.asks_of(worker.job):
             self.counters["deaths"] += 1
             self._logs.keep(worker.log_path)
+            self._worker_tells(worker, "ended", "its worker died")
         # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
         self.do(self.scheduler.exited(worker.number, worker.exceeded or worker.exited))
         self._forget(worker)

@@ -42,6 +42,7 @@ class Job:
         self._error: Callable[[], BaseException] | None = None
         self._records: list[m.LogRecord | m.WarningRecord] = []
         self._callbacks: list[Callable[[Job], object]] = []
+        self.on_step: Callable[[m.Step], object] | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error is not None else "done"
@@ -102,6 +103,13 @@ class Job:
             self.add(
                 m.LogRecord(0, log.name, logging.WARNING, text, __file__, 0, "", os.getpid(), "", time.time(), None)
             )
+
+    def stepped(self, message: m.Step) -> None:
+        if self.on_step is not None:
+            try:
+                self.on_step(message)
+            except Exception:
+                log.exception("who watches %r raised", self)
 
     def add(self, record: m.LogRecord | m.WarningRecord) -> None:
         with self._lock:

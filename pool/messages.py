@@ -73,6 +73,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     flight: str = ""
     memory: int | None = None
     reuse: bool = False
+    watched: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -88,6 +89,22 @@ class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     worker: int
     attempt: int
     reason: str = ""
+
+
+class Step(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What has become of a watched job, or of a sub-job of it: it waits, has a worker, says what it does, is over.
+
+    `part` tells the job and its sub-jobs apart. `at` is `time.monotonic()`, one clock for all processes of a host;
+    `worker` is the worker's pid.
+    """
+
+    job: int
+    part: int
+    what: Literal["queued", "begun", "phase", "ended"]
+    label: str
+    at: float
+    worker: int | None = None
+    name: str = ""  # the phase
 
 
 class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -296,7 +313,18 @@ class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
 ToClient = (
-    Welcome | Refused | ZygoteState | Started | LogRecord | WarningRecord | Done | Failed | Status | Pong | Leaving
+    Welcome
+    | Refused
+    | ZygoteState
+    | Started
+    | Step
+    | LogRecord
+    | WarningRecord
+    | Done
+    | Failed
+    | Status
+    | Pong
+    | Leaving
 )
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord

@@ -41,7 +41,7 @@ __all__ = [
     "peer_credentials",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"fxpl"
 HEADER = struct.Struct(">4sBBHIQ")
 

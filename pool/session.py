@@ -105,10 +105,18 @@ class Session:
     def alive(self) -> bool:
         return self.pid == os.getpid() and self.error is None and not self._closing and not self._leaving
 
-    def submit(self, client: PoolClient, label: str, make: Callable[[int], m.Submit], payload: bytes) -> Job | None:
+    def submit(
+        self,
+        client: PoolClient,
+        label: str,
+        make: Callable[[int], m.Submit],
+        payload: bytes,
+        on_step: Callable[[m.Step], object] | None = None,
+    ) -> Job | None:
         """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self, number, label, client)
+        job.on_step = on_step
         with self._lock:
             if self.error is not None or self._closing or self._leaving:
                 return None
@@ -278,10 +286,13 @@ class Session:
                 self._take(*frame)
 
     def _take(self, message: m.ToClient, payload: memoryview) -> None:
-        if isinstance(message, (m.LogRecord, m.WarningRecord, m.Started)):
+        if isinstance(message, (m.LogRecord, m.WarningRecord, m.Started, m.Step)):
             job = self.jobs.get(message.job)
             if job is not None and isinstance(message, m.Started):
                 job.started(message)
+            elif isinstance(message, m.Step):
+                if job is not None:
+                    job.stepped(message)
             elif job is not None:
                 job.add(message)  # type: ignore[arg-type]
         elif isinstance(message, m.Done):

@@ -115,6 +115,10 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("FXPOOL_JOB_MEMORY", "half", "or auto"),
         ("FXPOOL_MEMORY_MARK", "90", "at most 1"),
         ("FXPOOL_POOL", "tcp://there:1", "not built yet"),
+        ("FXPOOL_STAGES", "max-autotune", "as JSON"),
+        ("FXPOOL_STAGES", "[]", "max_autotune"),
+        ("FXPOOL_STAGES", "[1]", "max_autotune"),
+        ("FXPOOL_STAGE_CALLS", "-1", "or 0"),
     ],
 )
 def test_a_bad_value_names_its_variable_and_what_is_expected(
@@ -126,11 +130,35 @@ def test_a_bad_value_names_its_variable_and_what_is_expected(
     assert name in str(caught.value) and repr(text) in str(caught.value) and expected in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["progressive+subprocess", "progressive+async+normal", "progressive+serialize"])
-def test_modes_of_torch_that_are_not_built_are_recognised_and_refused(mode: str) -> None:
-    with pytest.raises(ConfigurationError, match="not built yet") as caught:
+@pytest.mark.parametrize("mode", ["progressive+normal", "progressive+async+normal", "async+serialize"])
+def test_the_background_is_for_workers(mode: str) -> None:
+    with pytest.raises(ConfigurationError, match="workers compile") as caught:
         fxpool.configure(mode=mode)
     assert all(working in str(caught.value) for working in config.WORKING_MODES)
+    assert mode.replace("normal", "subprocess").replace("serialize", "subprocess") in str(caught.value)
+    assert fxpool.configure(mode=mode.rsplit("+", 1)[0] + "+subprocess").mode in config.WORKING_MODES
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ('[{}, {"max_autotune": true}]', ({}, {"max_autotune": True})),
+        ('["default", "max-autotune"]', ("default", "max-autotune")),
+    ],
+)
+def test_stages_are_json_in_the_environment(
+    text: str, stages: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, settings_file: Path
+) -> None:
+    monkeypatch.setenv("FXPOOL_STAGES", text)
+    assert config.current().stages == stages
+    monkeypatch.delenv("FXPOOL_STAGES")
+    settings_file.write_text(f"stages = {text.replace(':', ' =')}")
+    assert config.current().stages == stages
+
+
+@pytest.mark.parametrize(("value", "shown"), [("1", "on"), ("0", ""), ("x/log", None), (True, "on"), ("off", "")])
+def test_progress_is_a_switch_or_a_path(value: object, shown: str | None) -> None:
+    assert fxpool.configure(progress=value).progress == (os.path.abspath("x/log") if shown is None else shown)
 
 
 @pytest.mark.parametrize("mode", ["async", "subprocess+async", "async+progressive+normal", "", "fast"])

@@ -1,0 +1,40 @@
+"""Compiled graphs that were timed and found slower than others of the same graph.
+
+    <root>/slower/<key>    the key of the faster one
+
+Only who compiles one graph in several ways asks; an entry under `key` itself is as good as ever.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fxpool.codecache.blobs import check_directory, read_private, write_private
+from fxpool.codecache.entry import is_hex_digest
+from fxpool.errors import StoreError
+
+__all__ = ["add", "find"]
+
+_DIRECTORY = "slower"
+
+
+def find(root: str, key: str) -> str | None:
+    """The key of the graph that is faster than that of `key`, or None."""
+    path = os.path.join(root, _DIRECTORY, key)
+    if not os.path.exists(path):  # the usual case, before anything that costs more
+        return None
+    try:
+        check_directory(root)
+        text = read_private(path)[0].decode("ascii")
+    except (OSError, StoreError, UnicodeDecodeError):
+        return None
+    return text if is_hex_digest(text) else None
+
+
+def add(root: str, key: str, faster: str) -> None:
+    """Remember that the graph of `faster` is the better one. Raises StoreError, ValueError for what is no key."""
+    for one in (key, faster):
+        if not is_hex_digest(one):
+            raise ValueError(f"{one!r} is no key: a lower-case sha256 is")
+    check_directory(root)
+    write_private(os.path.join(root, _DIRECTORY, key), faster.encode("ascii"))

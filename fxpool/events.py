@@ -1,0 +1,137 @@
+"""What is going on, for whoever watches: where each graph is, and what took how long.
+
+    backend, background, jobs ──▶ `state`, `span` ──▶ listeners: `fxpool.progress`, `fxpool.trace`
+
+Times are `time.monotonic()`: on Linux one clock for all processes of a host, so what workers and servers report needs
+no translation. Without a listener nothing is made of an event.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fxpool import config
+
+__all__ = ["Listener", "Span", "State", "listen", "listening", "span", "start", "state", "unlisten"]
+
+#: where a graph may be, in the order in which it usually gets there
+STATES = ("queued", "compiling", "loading", "ready", "eager", "failed")
+
+
+@dataclass(frozen=True)
+class State:
+    """A graph is in one of `STATES` now. `detail` says more in words; `stage` counts progressive stages from 0."""
+
+    at: float
+    graph: str
+    state: str
+    detail: str = ""
+    stage: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something took from `begin` to `end`, in a thread of a process of this host.
+
+    `overlapping`: others of the same thread may begin in it and end after it (jobs that wait in a queue).
+    """
+
+    name: str
+    begin: float
+    end: float
+    pid: int
+    thread: int
+    role: str = ""  # what the process is, where it is not the one that says so
+    overlapping: bool = False
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+class Listener(Protocol):
+    def on_state(self, event: State) -> None: ...
+
+    def on_span(self, event: Span) -> None: ...
+
+
+_listeners: tuple[Listener, ...] = ()
+_lock = threading.Lock()
+_started: tuple[object, ...] = ()
+_own: list[Listener] = []
+
+
+def listen(listener: Listener) -> None:
+    """Tell `listener` everything from now on, in the thread in which it happens."""
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Tell `listener` nothing any more. Nothing happens if it was not told."""
+    global _listeners
+    with _lock:
+        _listeners = tuple(one for one in _listeners if one is not listener)
+
+
+def listening() -> bool:
+    """Whether anybody is told, so that facts are worth collecting."""
+    return bool(_listeners)
+
+
+def start() -> None:
+    """Attach what the settings `progress` and `trace` ask for, and detach what they don't any more."""
+    global _started
+    settings = config.current()
+    wanted = (os.getpid(), settings.progress, settings.trace)
+    if wanted == _started:
+        return
+    with _lock:
+        if wanted == _started:
+            return
+        old, _own[:] = list(_own), []
+        _started = wanted
+    for listener in old:
+        unlisten(listener)
+        listener.close()  # type: ignore[attr-defined]
+    if settings.trace is not None:
+        from fxpool.trace import TraceFile
+
+        _own.append(TraceFile(settings.trace))
+    if settings.progress:
+        from fxpool.progress import display
+
+        _own.append(display(None if settings.progress == "on" else settings.progress))
+    for listener in _own:
+        listen(listener)
+
+
+def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float | None = None) -> None:
+    """Say where a graph is, now or since `at`."""
+    if _listeners:
+        event = State(time.monotonic() if at is None else at, graph, name, detail, stage)
+        for listener in _listeners:
+            listener.on_state(event)
+
+
+def span(name: str, begin: float, end: float, **facts: object) -> None:
+    """Say what this thread did from `begin` to `end`."""
+    if _listeners:
+        tell(Span(name, begin, end, os.getpid(), threading.get_native_id(), facts=facts))
+
+
+def tell(event: Span) -> None:
+    """Pass on what another process did."""
+    for listener in _listeners:
+        listener.on_span(event)
+
+
+def _in_a_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_fork)
