@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,7 @@ def test_the_background_is_for_workers(mode: str) -> None:
 def test_stages_are_json_in_the_environment(
     text: str, stages: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, settings_file: Path
 ) -> None:
+    settings_file.write_text("")
     monkeypatch.setenv("FXPOOL_STAGES", text)
     assert config.current().stages == stages
     monkeypatch.delenv("FXPOOL_STAGES")
