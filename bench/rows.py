@@ -25,6 +25,7 @@ __all__ = ["OURS", "ROWS", "STATES", "Row", "Summary", "problem", "select", "sum
 OURS = "fxpool"
 STATES = ("bare", "known host", "warm")
 CHILD = str(Path(__file__).with_name("child.py"))
+ASYNC_CHILD = str(Path(__file__).with_name("async_child.py"))
 POOL_CHILD = str(Path(__file__).with_name("pool_child.py"))
 
 
@@ -75,6 +76,25 @@ ROWS: tuple[Row, ...] = (
     *(Row("S4", f"GPT-2 {_NAMES[what]}, first call", "bare", _first_call(what), {"inductor": 0.50}) for what in _NAMES),
     *(
         Row(
+            "S5",
+            f"GPT-2 {_NAMES[what]}, first call, compiled in the background",
+            state,
+            (ASYNC_CHILD, "first", "--what", what),
+            {"inductor": 1.0, "eager": 1.10},
+        )
+        for what, state in (("infer", "known host"), ("train", "known host"), ("infer", "bare"))
+    ),
+    Row(
+        "S5",
+        "GPT-2 inference, compiled in the background and in use",
+        "known host",
+        (ASYNC_CHILD, "use"),
+        {"fxpool-waiting": 1.2},
+        "use_seconds",
+        server=True,
+    ),
+    *(
+        Row(
             "S6",
             f"GPT-2 inference, {count} processes at once, beyond eager",
             "known host",
@@ -109,6 +129,14 @@ ROWS: tuple[Row, ...] = (
             ("server and zygote, idle: cores", "idle_cpu", 0.005),
             ("worker that compiles GPT-2: own memory, MB", "worker_megabytes", 200.0),
         )
+    ),
+    Row(
+        "S11",
+        "16 graphs of one call, compiled in the background and in use",
+        "known host",
+        (ASYNC_CHILD, "graphs"),
+        {"inductor": 0.35},
+        "graphs_seconds",
     ),
     Row(
         "ready",

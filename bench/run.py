@@ -73,7 +73,7 @@ def measure(
     row: Row, machines: dict[str, Machine], pairs: int, size: str, console: Console, ours: str = OURS
 ) -> Measured:
     """`pairs` rounds of one call each, ours first. Raises ChildError."""
-    unsized = {"mlp", "hit", "roundtrip", "fork"} & set(row.arguments)
+    unsized = {"mlp", "hit", "roundtrip", "fork", "graphs"} & set(row.arguments)
     arguments = [*row.arguments] if unsized else [*row.arguments, "--size", size]
     sides = [ours, *row.goals]
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
@@ -115,7 +115,9 @@ def main() -> int:
     console = Console(width=max(160, Console().width))
     facts = machine(chosen.backend)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False)
-    console.print("Only S3, S9 and S10 have a server running; elsewhere starting workers is in the measured time.")
+    console.print(
+        "Only S3, S9, S10 and one row of S5 have a server running; elsewhere starting workers is in the measured time."
+    )
     measured: list[Measured] = []
     failed = False
     with orderly_end(), tempfile.TemporaryDirectory(prefix="fxpool-bench-") as directory:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fxpool import config
+from fxpool.errors import ConfigurationError
 
 __all__ = ["Listener", "Span", "State", "listen", "listening", "span", "start", "state", "unlisten"]
 
@@ -83,7 +84,10 @@ def listening() -> bool:
 
 
 def start() -> None:
-    """Attach what the settings `progress` and `trace` ask for, and detach what they don't any more."""
+    """Attach what the settings `progress` and `trace` ask for, and detach what they don't any more.
+
+    Raises ConfigurationError where a log can't be opened.
+    """
     global _started
     settings = config.current()
     wanted = (os.getpid(), settings.progress, settings.trace)
@@ -104,7 +108,11 @@ def start() -> None:
     if settings.progress:
         from fxpool.progress import display
 
-        _own.append(display(None if settings.progress == "on" else settings.progress))
+        try:
+            _own.append(display(None if settings.progress == "on" else settings.progress))
+        except OSError as error:
+            _started = ()
+            raise ConfigurationError(f"FXPOOL_PROGRESS: no log can be written: {error}") from None
     for listener in _own:
         listen(listener)
 

@@ -54,8 +54,8 @@ def capture(*, before_autograd: bool) -> AmbientState:
     """
     if switches.dispatch_modes_active():
         raise CannotTravelError("dispatch_mode", "a TorchDispatchMode is active")
-    if before_autograd and switches.saved_tensor_hooks_active():
-        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are active")
+    if before_autograd and switches.saved_tensor_hooks_compiled():
+        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
     registered = configs.user_lowerings()
     if registered:
         raise CannotTravelError("registered_lowering", ", ".join(registered[:3]))

@@ -170,9 +170,14 @@ def _quietly(write: Writer, value: Any) -> None:
         write(value)
 
 
-def saved_tensor_hooks_active() -> bool:
-    """Whether default hooks for saved tensors are installed; they would have to travel with a graph."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def saved_tensor_hooks_compiled() -> bool:
+    """Whether default hooks for saved tensors are installed that AOTAutograd compiles into the graph.
+
+    Those are graphs themselves. All others (a checkpoint's, `save_on_cpu`) run around compiled code as around any.
+    """
+    from torch._functorch._aot_autograd import utils
+
+    return bool(utils.saved_tensors_hooks_are_inlineable(utils.top_saved_tensors_hooks()))
 
 
 def dispatch_modes_active() -> bool:

@@ -19,6 +19,8 @@ import tempfile
 import time
 from typing import Any
 
+from workload import Llama, save, saved_difference
+
 #: Modules that a hit has no use for.
 COMPILER = (
     "torch._inductor.compile_fx", "torch._inductor.graph", "torch._inductor.lowering", "torch._inductor.scheduler",
@@ -27,53 +29,27 @@ COMPILER = (
 
 
 def child(asked: dict[str, Any]) -> None:
-    import warnings
-
-    warnings.filterwarnings("ignore")
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
     counter = None
     if asked["backend"] == "fxpool":
         from fxpool.demo_child import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()
-    config = transformers.LlamaConfig(
-        vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=asked["layers"],
-        num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    tokens = torch.randint(0, 8192, (2, 256), device="cuda")
-    torch.cuda.synchronize()
-    training = asked["what"] == "train"
-    model.train(training)
-
-    def step(module: Any) -> list[torch.Tensor]:
-        if not training:
-            with torch.no_grad():
-                return [module(input_ids=tokens).logits]
-        model.zero_grad()
-        loss = module(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    work = Llama(asked["layers"], asked["what"] == "train")
+    import torch
 
     before = set(sys.modules)
     started = time.perf_counter()
-    compiled = torch.compile(model, backend=asked["backend"])
-    found = step(compiled)
-    torch.cuda.synchronize()
+    compiled = torch.compile(work.model, backend=asked["backend"])
+    found = work.step(compiled)
     first = time.perf_counter() - started
     imported = [name for name in COMPILER if name in sys.modules and name not in before]
     times = []
     for _ in range(20):
         begun = time.perf_counter()
-        step(compiled)
-        torch.cuda.synchronize()
+        work.step(compiled)
         times.append(time.perf_counter() - begun)
-    torch.save([t.float().cpu() for t in found], asked["save"])
+    save(found, asked["save"])
     report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count if counter else 0}
     if asked["backend"] == "fxpool":
         import fxpool
@@ -94,14 +70,6 @@ def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
     if done.returncode:
         sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def difference(one: str, other: str) -> float:
-    """Largest difference relative to the largest value of each tensor."""
-    import torch
-
-    pairs = zip(torch.load(one), torch.load(other), strict=True)
-    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
 
 
 def main() -> None:
@@ -140,8 +108,8 @@ def main() -> None:
                     asked = {"backend": backend, "what": what, "layers": options.layers, "save": save}
                     row = {"what": what, "backend": backend, "state": state, **run(asked, place)}
                     if backend == "fxpool":
-                        row["difference"] = difference(save, f"{root}/inductor-{what}-cold.pt")
-                        row["inductor_warm_difference"] = difference(
+                        row["difference"] = saved_difference(save, f"{root}/inductor-{what}-cold.pt")
+                        row["inductor_warm_difference"] = saved_difference(
                             f"{root}/inductor-{what}-warm.pt", f"{root}/inductor-{what}-cold.pt"
                         )
                         check(row, failures)

@@ -20,46 +20,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workload import Llama, save, saved_difference
+
 BACKENDS = ("eager", "inductor", "fxpool")
 
 
 def child(asked: dict[str, Any]) -> None:
-    import warnings
-
-    warnings.filterwarnings("ignore")
     import torch
-    import transformers
 
     from fxpool.demo_child import LoweringCounter
 
-    transformers.logging.set_verbosity_error()
     counter = LoweringCounter()
     counter.install()
-    config = transformers.LlamaConfig(
-        vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=asked["layers"],
-        num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    tokens = torch.randint(0, 8192, (2, 256), device="cuda")
-    torch.cuda.synchronize()
-    training = asked["what"] == "train"
-    model.train(training)
+    work = Llama(asked["layers"], asked["what"] == "train")
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()
-    compiled = torch.compile(model, backend=asked["backend"])
-    if training:
-        loss = compiled(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        found = [loss.detach(), *(p.grad for p in model.parameters())]
-    else:
-        with torch.no_grad():
-            found = [compiled(input_ids=tokens).logits]
-    torch.cuda.synchronize()
+    found = work.step(torch.compile(work.model, backend=asked["backend"]))
     report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count}
     if asked["save"]:
-        torch.save([t.float().cpu() for t in found], asked["save"])
+        save(found, asked["save"])
     if asked["backend"] == "fxpool":
         import fxpool
 
@@ -113,14 +93,6 @@ def at_once(root: Path, backend: str, asked: dict[str, Any], count: int) -> tupl
                 time.sleep(0.1)  # the next round starts a server of its own
 
 
-def difference(one: str, other: str) -> float:
-    """Largest difference relative to the largest value of each tensor."""
-    import torch
-
-    pairs = zip(torch.load(one), torch.load(other), strict=True)
-    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--child")
@@ -144,7 +116,7 @@ def main() -> None:
                 walls[backend].append(seconds)
                 print(json.dumps({"round": number, "backend": backend, "wall": seconds, "each": reports}), flush=True)
                 if backend == "fxpool":
-                    failures += check(reports, difference(f"{root}/fxpool.pt", f"{root}/inductor.pt"))
+                    failures += check(reports, saved_difference(f"{root}/fxpool.pt", f"{root}/inductor.pt"))
     rounds = list(zip(*walls.values(), strict=True))
     beyond = [(ours - eager) / (theirs - eager) for eager, theirs, ours in rounds]
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.count} processes, {options.what}")

@@ -15,6 +15,11 @@ from fxpool.pool import current_job
 
 def _do(how: str) -> None:
     kind, _, argument = how.partition(" ")
+    if argument == "in stage 1":
+        from torch._inductor import config
+
+        if config.unroll_reductions_threshold != 3:  # what the tests' stage 1 has
+            return
     if kind == "segfault" or (kind == "unless" and not os.path.exists(argument)):
         ctypes.string_at(0)
     elif kind == "exit":

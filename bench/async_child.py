@@ -1,0 +1,164 @@
+"""What the benchmarks measure of compiling in the background; each command prints one line of JSON.
+
+python bench/async_child.py first --what train --backend B   seconds of the first call (fxpool: mode async+subprocess)
+python bench/async_child.py use --backend fxpool             seconds until a call has run compiled code, a server
+                                                             running; with --backend fxpool-waiting of the first call
+                                                             that waits for its worker
+python bench/async_child.py graphs --backend B               seconds until sixteen graphs of one call are compiled and
+                                                             one call has used them all
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from typing import Any
+
+from fxpool.demo_child import SIZES, LoweringCounter, build, call
+
+GRAPHS = 16
+LIMIT_SECONDS = 600.0
+BACKGROUND = {"mode": "async+subprocess"}
+
+
+def compiled(function: Any, backend: str) -> Any:
+    import torch
+
+    if backend == "fxpool":
+        return torch.compile(function, backend=backend, options=BACKGROUND)
+    return torch.compile(function, backend=backend.removesuffix("-waiting"))
+
+
+def first(what: str, backend: str, size: str) -> dict[str, Any]:
+    counter = LoweringCounter()
+    counter.install()
+    import torch
+
+    torch.manual_seed(0)
+    model = build("gpt2", size).train(what == "train")
+    tokens = torch.randint(0, 1000, (2, 64))
+    reference = copy.deepcopy(model)
+    start = time.perf_counter()
+    found = call(compiled(model, backend), tokens, what)
+    seconds = time.perf_counter() - start
+    facts = _facts(backend, counter.count)
+    return {"first_call_seconds": seconds, "difference": _apart(found, call(reference, tokens, what))} | facts
+
+
+def use(backend: str, size: str) -> dict[str, Any]:
+    counter = LoweringCounter()
+    counter.install()
+    import torch
+
+    import fxpool
+    from fxpool.lowering import service
+
+    pool = service.pool()
+    pool.start(wait=True)
+    time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+    pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+    torch.manual_seed(0)
+    model = build("gpt2", size).eval()
+    tokens = torch.randint(0, 1000, (2, 64))
+    expected = call(model, tokens, "infer")
+    start = time.perf_counter()
+    run = compiled(model, backend)
+    found = call(run, tokens, "infer")
+    while backend == "fxpool" and not all(one["compiled_calls"] for one in fxpool.wait(0)):
+        found = call(run, tokens, "infer")  # as a program goes on that has something to do
+        if time.perf_counter() - start > LIMIT_SECONDS:
+            raise RuntimeError(f"not in use: {fxpool.wait(0)}")
+    seconds = time.perf_counter() - start
+    return {"use_seconds": seconds, "difference": _apart(found, expected)} | _facts("fxpool", counter.count)
+
+
+def graphs(backend: str) -> dict[str, Any]:
+    counter = LoweringCounter()
+    counter.install()
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = (
+                torch.nn.LayerNorm(64),
+                torch.nn.Linear(64, width),
+                torch.nn.Linear(width, 64),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))).softmax(-1)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[Block(64 + 16 * number) for number in range(GRAPHS)]).eval()
+    x = torch.randn(32, 64)
+    # Every block is a graph of its own, whatever its frame shares with the others'.
+    for block in model:
+        block.compile(
+            backend=backend.removesuffix("-waiting"), **({"options": BACKGROUND} if backend == "fxpool" else {})
+        )
+    with torch.no_grad():
+        expected = copy_of(model)(x)
+        start = time.perf_counter()
+        found = model(x)
+        if backend == "fxpool":
+            import fxpool
+
+            fxpool.wait(LIMIT_SECONDS)
+        found = model(x)
+        seconds = time.perf_counter() - start
+    facts = _facts(backend, counter.count)
+    if backend == "fxpool":
+        background = facts["stats"]["background"]
+        if [one["compiled_calls"] for one in background] != [1] * GRAPHS:
+            raise RuntimeError(f"not {GRAPHS} graphs in use: {background}")
+    return {"graphs_seconds": seconds, "difference": _apart(found, expected)} | facts
+
+
+def copy_of(model: Any) -> Any:
+    """The blocks as they are, not compiled."""
+    return lambda x: _through([type(block).forward.__get__(block) for block in model], x)
+
+
+def _through(functions: Any, x: Any) -> Any:
+    for function in functions:
+        x = function(x)
+    return x
+
+
+def _apart(found: Any, expected: Any) -> float:
+    return float((found - expected).abs().max())
+
+
+def _facts(backend: str, lowered: int) -> dict[str, Any]:
+    if backend != "fxpool":
+        return {"graph_lowerings": lowered, "stats": None}
+    import fxpool
+
+    return {"graph_lowerings": lowered, "stats": fxpool.stats()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("first", "use", "graphs"):
+        command = commands.add_parser(name)
+        command.add_argument("--backend", required=True)
+        if name == "first":
+            command.add_argument("--what", choices=("infer", "train"), required=True)
+        if name != "graphs":
+            command.add_argument("--size", choices=SIZES, default="full")
+    chosen = parser.parse_args()
+    result = {
+        "first": lambda: first(chosen.what, chosen.backend, chosen.size),
+        "use": lambda: use(chosen.backend, chosen.size),
+        "graphs": lambda: graphs(chosen.backend),
+    }[chosen.command]()
+    print(json.dumps(result, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()

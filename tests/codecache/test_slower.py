@@ -1,0 +1,52 @@
+"""What is remembered of a compiled graph that was slower than another of the same graph."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fxpool.codecache import slower
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import StoreError
+
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return LocalStore(str(tmp_path / "store")).root
+
+
+def test_it_is_remembered_until_the_store_is_cleared(root: str) -> None:
+    assert slower.find(root, ONE) is None
+    slower.add(root, ONE, OTHER)
+    assert slower.find(root, ONE) == OTHER
+    assert slower.find(root, OTHER) is None
+    slower.add(root, ONE, "3" * 64)
+    assert slower.find(root, ONE) == "3" * 64
+    LocalStore(root).clear()
+    assert slower.find(root, ONE) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"2" * 63, b"\xff" * 64, b"../../etc/passwd", b"2" * 65])
+def test_what_is_no_key_is_nothing(root: str, content: bytes) -> None:
+    slower.add(root, ONE, OTHER)
+    path = Path(root, "slower", ONE)
+    path.write_bytes(content)
+    assert slower.find(root, ONE) is None
+
+
+def test_somebody_else_s_word_is_not_taken(root: str) -> None:
+    slower.add(root, ONE, OTHER)
+    os.chmod(Path(root, "slower", ONE), 0o666)
+    assert slower.find(root, ONE) is None
+
+
+def test_what_can_not_be_remembered_says_so(root: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        slower.add(root, "../x", OTHER)
+    Path(root, "slower").write_text("in the way")
+    with pytest.raises(StoreError):
+        slower.add(root, ONE, OTHER)

@@ -1,0 +1,60 @@
+"""What the scripts beside this one compile, and how they compare what comes of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class Llama:
+    """A Llama in bfloat16 on the first CUDA device, with random weights, and the step that is measured."""
+
+    def __init__(self, layers: int, training: bool) -> None:
+        warnings.filterwarnings("ignore")
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        config = transformers.LlamaConfig(
+            vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers,
+            num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        self.model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16).train(training)
+        self.tokens = torch.randint(0, 8192, (2, 256), device="cuda")
+        self.training = training
+        torch.cuda.synchronize()
+
+    def step(self, module: Any) -> list[Any]:
+        """Logits; in training the loss and every gradient. Returns when the device is done."""
+        import torch
+
+        if self.training:
+            self.model.zero_grad()
+            loss = module(input_ids=self.tokens, labels=self.tokens).loss
+            loss.backward()
+            found = [loss.detach(), *(parameter.grad.clone() for parameter in self.model.parameters())]
+        else:
+            with torch.no_grad():
+                found = [module(input_ids=self.tokens).logits]
+        torch.cuda.synchronize()
+        return found
+
+
+def difference(one: list[Any], other: list[Any]) -> float:
+    """Largest difference relative to the largest value of each tensor."""
+    pairs = [(a.float(), b.float()) for a, b in zip(one, other, strict=True)]
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+
+
+def saved_difference(one: str, other: str) -> float:
+    """`difference` of two files that `save` wrote."""
+    import torch
+
+    return difference(torch.load(one), torch.load(other))
+
+
+def save(found: list[Any], path: str) -> None:
+    import torch
+
+    torch.save([tensor.float().cpu() for tensor in found], path)
