@@ -37,6 +37,9 @@ log = logging.getLogger("fxpool.lowering")
 # At the interpreter's end a load that is under way gets so long; what waits for a worker gets nothing.
 _END_SECONDS = 0.05
 
+# For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
+_SIZES = 8
+
 _swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
 _loading = threading.Lock()
 _ending = threading.Event()
@@ -68,85 +71,132 @@ def begin(
     """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
 
     `served` is the code of the stage before the first of `stages`, if there is one. A stage that is there already is
-    taken at once, and those before it are left out.
+    taken at once, and those before it are left out. A call that is outside of what the code is for has code of its own
+    compiled, as Dynamo, which does not know of such guards, will not trace it again.
     """
-    first = stages[0].number - 1
-    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=max(0, first))
+    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=max(0, stages[0].number - 1))
+    work = _Work(gm, swap, stages, attempt, how)
     _swaps.add(swap)
-    later = [dataclasses.replace(attempt, reasons=[], seconds={}, told=False, stage=stage.number) for stage in stages]
+    for stage in stages:
+        swap.stages[stage.number] = "pending"
+    if served is None:
+        attempt.how = "async"
+    work.start(work.all_stages)
+    return tracing.never_traced(swap)
 
-    def loaded(stage: Stage, its: Attempt, parts: Parts) -> Version:
+
+class _Work:
+    """What is done for one graph in threads of its own."""
+
+    def __init__(self, gm: Any, swap: Swap, stages: Sequence[Stage], attempt: Attempt, how: Compile) -> None:
+        self._gm = gm
+        self._swap = swap
+        self._stages = stages
+        self._attempt = attempt
+        self._how = how
+        self._sizes: set[tuple[Any, ...]] = set()
+        self._lock = threading.Lock()
+
+    def start(self, what: Callable[[], None]) -> None:
+        self._swap.begin()
+
+        def run() -> None:
+            try:
+                what()
+            except _EndingError:
+                return
+            self._swap.end()
+
+        threading.Thread(target=run, name=f"fxpool-async {self._attempt.label}", daemon=True).start()
+
+    def all_stages(self) -> None:
+        position = 0
+        while position < len(self._stages) and not self._swap.raises:
+            position = self._next_from(position)
+
+    def _next_from(self, position: int) -> int:
+        """Bring one stage into use, the best that is there or that of `position`; the position of the one after it."""
+        for found in range(len(self._stages) - 1, position, -1):
+            if self._one(self._stages[found], self._how.find):
+                for skipped in self._stages[position:found]:
+                    self._swap.stages[skipped.number] = "skipped"
+                return found + 1
+        self._one(self._stages[position], self._how.compile)
+        return position + 1
+
+    def _one(
+        self,
+        stage: Stage,
+        make: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None],
+        *,
+        timed: bool = True,
+    ) -> bool:
+        """Use a stage if `make` has it. What becomes of it is a record of its own."""
+        attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, told=False, stage=stage.number)
+        attempt.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
+        try:
+            with attempt.timed("total"):
+                version = make(stage, attempt, lambda parts: self._loaded(stage, attempt, parts))
+        except _EndingError:
+            raise
+        except BaseException as error:
+            if _ending.is_set():
+                raise _EndingError from None
+            _failed(self._swap, stage, attempt, error)
+            attempt.record()
+            return False
+        if version is None:
+            return False
+        self._take(version, stage, attempt, timed)
+        attempt.record()
+        return True
+
+    def _loaded(self, stage: Stage, attempt: Attempt, parts: Parts) -> Version:
         captured = stage.captured
         with (
             _loading,
             ambient.entered_by_thread(captured.request.ambient),
             tracing.reentered(captured.context),
-            its.timed("load"),
+            attempt.timed("load"),
         ):
             if _ending.is_set():
                 raise _EndingError
-            events.state(its.label, "loading", stage=stage.number)
-            call = load.load_aot(parts, captured, gm.forward, late=True)
+            events.state(attempt.label, "loading", stage=stage.number)
+            call = load.load_aot(parts, captured, self._gm.forward, late=True)
         places = shape_env.places(captured.fakes[len(captured.lifted) :])
         return Version(call, parts.guards, places, stage.number)
 
-    def one(position: int) -> int:
-        """Bring one stage into use; the position of the one after it."""
-        for found in (*range(len(stages) - 1, position, -1), position):
-            stage, its = stages[found], later[found]
-            its.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
-            try:
-                with its.timed("total"):
-                    find = how.find if found != position else how.compile
-                    version = find(stage, its, lambda parts, s=stage, a=its: loaded(s, a, parts))  # type: ignore[misc]
-            except _EndingError:
-                raise
-            except BaseException as error:
-                if _ending.is_set():
-                    raise _EndingError from None
-                _failed(swap, stage, its, error)
-                its.record()
-                if swap.raises:
-                    return len(stages)
-                continue
-            if version is None:
-                continue
-            _take(swap, version, stage, its)
-            its.record()
-            for skipped in stages[position:found]:
-                swap.stages[skipped.number] = "skipped"
-            return found + 1
-        return position + 1
+    def _take(self, version: Version, stage: Stage, attempt: Attempt, timed: bool) -> None:
+        if version.guards:
+            self._swap.on_outside = self._outside
+        calls = attempt.wanted.stage_calls if timed else 0
+        if calls and stage.number and self._swap.stage is not None:
+            self._swap.try_out(version, calls, stage.slower)
+            attempt.tell("ready", "and measured")
+        else:
+            self._swap.use(version)
+            attempt.tell()
 
-    def work() -> None:
-        try:
-            position = 0
-            while position < len(stages):
-                position = one(position)
-        except _EndingError:
-            return
-        swap.end()
+    def _outside(self, best: Version, args: Sequence[Any]) -> None:
+        """A call is of sizes that no version is for: have one compiled for them, once, and not for too many."""
+        values = {name: place.value_in(args) for name, place in best.places.items()}
+        sizes = tuple(sorted(values.items()))
+        with self._lock:
+            if sizes in self._sizes or len(self._sizes) >= _SIZES or not self._swap.over.is_set():
+                return
+            self._sizes.add(sizes)
+        (stage,) = (one for one in self._stages if one.number == best.stage)
+        other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
 
-    for stage in stages:
-        swap.stages[stage.number] = "pending"
-    if served is None:
-        attempt.how = "async"
-    threading.Thread(target=work, name=f"fxpool-async {attempt.label}", daemon=True).start()
-    return tracing.never_traced(swap)
+        def work() -> None:
+            if not self._one(other, self._how.find, timed=False):
+                self._one(other, self._how.compile, timed=False)
+
+        self.start(work)
 
 
 class _EndingError(Exception):
     """The interpreter ends: nothing is loaded any more."""
-
-
-def _take(swap: Swap, version: Version, stage: Stage, attempt: Attempt) -> None:
-    calls = attempt.wanted.stage_calls
-    if calls and stage.number and swap.stage is not None:
-        swap.try_out(version, calls, stage.slower)
-        attempt.tell("ready", "and measured")
-    else:
-        swap.use(version)
-        attempt.tell()
 
 
 def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:

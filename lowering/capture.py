@@ -50,7 +50,14 @@ class Captured:
 
     def values(self) -> dict[str, Any]:
         """This call's value of every symbol."""
-        return shape_env.values(self.env) if self.env is not None else {}
+        return {**(shape_env.values(self.env) if self.env is not None else {}), **self.request.hints}
+
+    def for_sizes(self, values: dict[str, Any]) -> Captured:
+        """The same for a later call in which symbols have other values. Its key and request are complete."""
+        request = dataclasses.replace(self.request, hints=values, unfit=[])
+        other = dataclasses.replace(self, request=request)
+        request.values = other.values()
+        return other
 
 
 def capture(

@@ -77,7 +77,7 @@ def _compile(
     phase: Callable[[str], None],
 ) -> Artifact:
     started = time.perf_counter()
-    env = shape_env.load(request.shapes) if request.shapes is not None else shape_env.ShapeEnv()
+    env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
     linking = kernels.Linking(submit, units=units, tools=request.tools, patient=patient)
     with (

@@ -34,7 +34,8 @@ class CompileRequest:
     where there is none, None travels.
 
     `key` is None for a graph that may not be kept. `store` is the directory an entry goes to. `values` are those of the
-    symbols in this call, `unfit` the names of entries that its asker could not use.
+    symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values of symbols where
+    the graph was captured in a call with others.
     """
 
     level: str
@@ -59,6 +60,7 @@ class CompileRequest:
     tools: str | None = None
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unfit: list[str] = dataclasses.field(default_factory=list)
+    hints: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def dump(self) -> bytes:
         names = list(self.parameter_sources)

@@ -115,22 +115,26 @@ class Trial:
 class Swap:
     """Thread-safe: a call reads the versions once, and a swap is one assignment.
 
-    `base` is the graph as Dynamo made it or (`compiled`) code of stage `stage` that Dynamo's guards cover.
+    `base` is the graph as Dynamo made it or (`compiled`) code of stage `stage` that Dynamo's guards cover. `on_outside`
+    is told of calls that no version fits, with the version that is best otherwise.
     """
 
     def __init__(self, label: str, base: Callable[..., Any], *, compiled: bool = False, stage: int = 0) -> None:
         self.label = label
-        self.state = "pending"
+        self.state = "ready" if compiled else "failed"
         self.error: BaseException | None = None
         self.raises = False
         self.over = threading.Event()
+        self.over.set()
         self.pid = os.getpid()
         self.stages: dict[int, str] = {stage: "in use"} if compiled else {}
         self._compiled = compiled
+        self._under_way = 0
         self._base = Version(base, stage=stage)
         self._versions: tuple[Version, ...] = ()
         self._trial: Trial | None = None
         self._candidates: deque[tuple[Version, int, Callable[[float, float], None]]] = deque()
+        self.on_outside: Callable[[Version, Sequence[Any]], None] | None = None
         self._lock = threading.Lock()
         self._counts = {"eager_calls": 0, "compiled_calls": 0, "swaps": 0, "outside_guards": 0}
         # Which versions a checkpoint's forward had, for as long as the checkpoint may want them again.
@@ -153,6 +157,8 @@ class Swap:
                 return version.call(*args)
         if versions:
             self._count("outside_guards")
+            if self.on_outside is not None:
+                self.on_outside(versions[0], args)
         self._count("compiled_calls" if self._compiled else "eager_calls")
         return self._base.call(*args)
 
@@ -207,18 +213,31 @@ class Swap:
             return self._versions[0].stage
         return self._base.stage if self._compiled else None
 
+    def begin(self) -> None:
+        """Something is compiled for it; once more than `end`."""
+        with self._lock:
+            self._under_way += 1
+            if not self.raises:
+                self.state = "pending"
+            self.over.clear()
+
     def end(self) -> None:
-        """Nothing is compiled for it any more."""
-        if self.state == "pending":
-            self.state = "ready" if self.stage is not None or self._candidates else "failed"
-        self.over.set()
+        """What `begin` said is over."""
+        with self._lock:
+            self._under_way -= 1
+            if self._under_way:
+                return
+            if not self.raises:
+                self.state = "ready" if self.stage is not None or self._candidates else "failed"
+            self.over.set()
 
     def fail(self, stage: int, error: BaseException, *, raises: bool) -> None:
         """Go on without `stage`; with `raises`, raise at the next call."""
         self.stages[stage] = "failed"
-        self.error, self.raises = error, raises
-        if raises:
-            self.state = "failed"
+        with self._lock:
+            self.error, self.raises = error, self.raises or raises
+            if self.raises:
+                self.state = "failed"
 
     def counts(self) -> dict[str, int]:
         with self._lock:

@@ -11,7 +11,7 @@ ShapeEnv by `add_guard`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,8 @@ def dump(env: ShapeEnv) -> bytes:
     return pickle.dumps((state, guards, asserts))
 
 
-def load(data: bytes) -> ShapeEnv:
-    """A new ShapeEnv in the state of `dump`."""
+def load(data: bytes, hints: Mapping[str, int | float | bool] | None = None) -> ShapeEnv:
+    """A new ShapeEnv in the state of `dump`; `hints` are other values of symbols than those of the call it was for."""
     from torch._guards import ShapeGuard, SLoc
     from torch.fx.experimental.symbolic_shapes import RuntimeAssert
     from torch.utils._traceback import CapturedTraceback
@@ -77,6 +77,10 @@ def load(data: bytes) -> ShapeEnv:
     env = ShapeEnv()
     for name, value in state.items():
         setattr(env, name, value)
+    table = _hints(env)
+    for symbol in table:
+        if hints and symbol.name in hints:
+            table[symbol] = type(table[symbol])(hints[symbol.name])
     nowhere = SLoc("fxpool request", None)
     env.guards = [ShapeGuard(expr, nowhere, size_oblivious=oblivious) for expr, oblivious in guards]
     stack = CapturedTraceback.extract(skip=1)
@@ -98,10 +102,14 @@ def _no_range_location(nowhere: Any) -> Any:
 
 def values(env: ShapeEnv) -> dict[str, int | float | bool]:
     """The value each backed symbol has in this call, by name."""
+    return {symbol.name: _number(value) for symbol, value in _hints(env).items()}
+
+
+def _hints(env: ShapeEnv) -> dict[sympy.Symbol, Any]:
     table = env.__dict__.get("backed_var_to_val")
     if table is None:
         table = env.__dict__["var_to_val"]  # its name until 2.12
-    return {symbol.name: _number(value) for symbol, value in table.items()}
+    return table
 
 
 def _number(value: Any) -> int | float | bool:

@@ -296,6 +296,37 @@ def test_other_sizes_stay_right(shared_pool: Path, cache: Path) -> None:
     assert sum(one["compiled_calls"] for one in fxpool.wait(0)) >= 3
 
 
+def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(shared_pool: Path, cache: Path) -> None:
+    """Inductor guards on the length of a reduction (4096), which Dynamo does not learn of any more."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:]).softmax(-1).sum(0)
+
+    def check(rows: int, columns: int) -> dict[str, Any]:
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
+        return fxpool.wait(100)[0]
+
+    run = compiled(total, dynamic=True)
+    check(4, 100)
+    found = check(6, 200)
+    assert (found["eager_calls"], found["compiled_calls"], found["outside_guards"]) == (1, 1, 0)
+    found = check(4, 5000)
+    assert (found["eager_calls"], found["outside_guards"], found["swaps"], found["state"]) == (2, 1, 2, "ready")
+    for rows, columns in ((4, 6000), (4, 100), (3, 5000), (6, 200)):
+        found = check(rows, columns)
+    assert (found["eager_calls"], found["compiled_calls"], found["outside_guards"]) == (2, 5, 1)
+    stats = fxpool.stats()
+    assert (stats["compiles"]["worker"], stats["entries_written"], stats["fallbacks"]) == (2, 2, {})
+    # And another process finds both.
+    torch._dynamo.reset()
+    background._swaps.clear()
+    run = compiled(total, dynamic=True)
+    x = torch.randn(4, 5000)
+    torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
+    assert (fxpool.stats()["hits"], fxpool.wait(0)) == (1, [])
+
+
 def test_a_call_outside_the_guards_stays_eager() -> None:
     """The predicate is checked at each call, on sizes where the call has them."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -142,7 +142,9 @@ def test_a_checkpoint_s_recomputation_has_its_forward_s_versions(monkeypatch: py
 @pytest.mark.parametrize("end", [Swap.end, Swap.in_a_fork])
 def test_who_waits_is_let_go(end: Callable[[Swap], None]) -> None:
     swap = Swap("graph", lambda x: "eager")
-    assert not swap.over.is_set()
+    assert swap.over.is_set()
+    swap.begin()
+    assert not swap.over.is_set() and swap.state == "pending"
     end(swap)
     assert swap.over.is_set()
 
