@@ -5,6 +5,8 @@ python bench/pool_child.py together --count 4 --backend B   seconds that so many
 python bench/pool_child.py roundtrip --backend fxpool       an empty job there and back: median and 99th percentile;
                                                             with --backend inductor through torch's own SubprocPool
 python bench/pool_child.py fork --backend fxpool            forking a worker from the zygote; an empty job in it
+python bench/pool_child.py exit --backend fxpool            seconds that a process needs to end beyond one with
+                                                            backend="eager": its compile done, and under way
 python bench/pool_child.py footprint --backend fxpool       memory and CPU of an idle pool, and of a worker at work
 """
 
@@ -185,6 +187,49 @@ def footprint(size: str) -> dict[str, Any]:
     }
 
 
+# "said" goes out when the program has nothing left to do.
+ENDING = """
+import sys, torch
+backend, mode = sys.argv[1:]
+options = {"options": {"mode": mode}} if backend == "fxpool" else {}
+torch.compile(lambda x: (x @ x).softmax(-1).sin(), backend=backend, **options)(torch.randn(8, 8))
+print("said", flush=True)
+"""
+ENDS = 7
+
+
+def ends() -> dict[str, Any]:
+    def once(number: int, backend: str, mode: str) -> float:
+        # A cache of its own: each process compiles.
+        place = {"FXPOOL_CACHE_DIR": os.path.join(os.environ["FXPOOL_CACHE_DIR"], f"{mode}-{number}")}
+        os.makedirs(place["FXPOOL_CACHE_DIR"], mode=0o700)
+        tools = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
+        if os.path.isdir(tools):
+            os.symlink(tools, os.path.join(place["FXPOOL_CACHE_DIR"], "toolchain"))
+        environment = {**os.environ, **place, "FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "5"}
+        command = [sys.executable, "-c", ENDING, backend, mode]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            if process.stdout.readline() != "said\n":
+                raise RuntimeError("the program failed")
+            begun = time.perf_counter()
+            process.wait()
+            return time.perf_counter() - begun
+
+    found: dict[str, list[float]] = {"eager": [], "subprocess": [], "async+subprocess": []}
+    for number in range(ENDS):
+        for mode, seconds in found.items():
+            backend = "eager" if mode == "eager" else "fxpool"
+            seconds.append(once(number, backend, mode))
+    _until_no_server()
+    least = statistics.median(found["eager"])
+    return {
+        "exit_seconds": statistics.median(found["subprocess"]) - least,
+        "pending_exit_seconds": statistics.median(found["async+subprocess"]) - least,
+        "each": found,
+    }
+
+
 def _own(pid: int) -> int:
     """Bytes that nobody shares with a process."""
     try:
@@ -197,7 +242,7 @@ def _own(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("one", "together", "roundtrip", "fork", "footprint"):
+    for name in ("one", "together", "roundtrip", "fork", "exit", "footprint"):
         command = commands.add_parser(name)
         command.add_argument("--backend", required=True)
         if name in ("one", "together"):
@@ -213,6 +258,7 @@ def main() -> None:
     result = {
         "together": lambda: together(chosen.count, chosen.what, chosen.size, chosen.backend),
         "roundtrip": lambda: roundtrip(chosen.backend),
+        "exit": ends,
         "fork": fork,
         "footprint": lambda: footprint(chosen.size),
     }[chosen.command]()

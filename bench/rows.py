@@ -138,6 +138,18 @@ ROWS: tuple[Row, ...] = (
         {"inductor": 0.35},
         "graphs_seconds",
     ),
+    *(
+        Row(
+            "R10",
+            f"a process's end beyond eager's, its compile {what}",
+            "known host",
+            (POOL_CHILD, "exit"),
+            {},
+            value,
+            limit=0.1,
+        )
+        for what, value in (("done", "exit_seconds"), ("under way", "pending_exit_seconds"))
+    ),
     Row(
         "ready",
         "a compile that is a rehearsed process's first / second",

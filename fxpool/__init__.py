@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from fxpool import errors
     from fxpool.config import configure
-    from fxpool.progress import Progress
+    from fxpool.display import Progress
 
 __all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
 
@@ -122,7 +122,7 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
     Raises OSError where a file can't be opened.
     """
-    from fxpool.progress import Progress
+    from fxpool.display import Progress
 
     return Progress(to)
 

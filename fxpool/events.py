@@ -1,6 +1,6 @@
 """What is going on, for whoever watches: where each graph is, and what took how long.
 
-    backend, background, jobs ──▶ `state`, `span` ──▶ listeners: `fxpool.progress`, `fxpool.trace`
+    backend, background, jobs ──▶ `state`, `span` ──▶ listeners: `fxpool.display`, `fxpool.trace`
 
 Times are `time.monotonic()`: on Linux one clock for all processes of a host, so what workers and servers report needs
 no translation. Without a listener nothing is made of an event.
@@ -106,7 +106,7 @@ def start() -> None:
 
         _own.append(TraceFile(settings.trace))
     if settings.progress:
-        from fxpool.progress import display
+        from fxpool.display import display
 
         try:
             _own.append(display(None if settings.progress == "on" else settings.progress))

@@ -20,7 +20,7 @@ import fxpool
 from fxpool import events
 from fxpool.errors import ConfigurationError
 from fxpool.events import Span, State
-from fxpool.progress import Lines, Terminal, display
+from fxpool.display import Lines, Terminal, display
 from fxpool.trace import TraceFile
 
 

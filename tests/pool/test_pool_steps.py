@@ -27,7 +27,7 @@ def test_a_job_and_its_sub_jobs(make_client: Make, place: Place) -> None:
     before = time.monotonic()
     mark = place.mark("mark-seen")
     place.mark("mark-seen-go").touch()
-    steps, job = watched(client, "pool_jobs:wait_for_a_mark", str(mark).encode())
+    steps, job = watched(client, "pool_jobs:wait_for_a_sub_job", str(mark).encode())
     assert job.result(timeout=60) == b"the sub-job is done"  # type: ignore[attr-defined]
     own = [step for step in steps if step.part == 0]
     assert [step.what for step in own if step.what != "phase"] == ["queued", "begun", "ended"]
