@@ -79,36 +79,29 @@ def graphs(backend: str) -> dict[str, Any]:
     counter.install()
     import torch
 
-    class Block(torch.nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.norm, self.up, self.down = (
-                torch.nn.LayerNorm(64),
-                torch.nn.Linear(64, width),
-                torch.nn.Linear(width, 64),
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch._dynamo.graph_break()
-            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))).softmax(-1)
-
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[Block(64 + 16 * number) for number in range(GRAPHS)]).eval()
-    x = torch.randn(32, 64)
-    # Every block is a graph of its own, whatever its frame shares with the others'.
-    for block in model:
-        block.compile(
-            backend=backend.removesuffix("-waiting"), **({"options": BACKGROUND} if backend == "fxpool" else {})
-        )
+    blocks = [
+        torch.nn.Sequential(
+            torch.nn.LayerNorm(64), torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64)
+        ).eval()
+        for width in range(64, 64 + 16 * GRAPHS, 16)
+    ]
+    space: dict[str, Any] = {"torch": torch, "blocks": blocks}
+    lines = [
+        f"    x = x + blocks[{number}](x).softmax(-1)\n    torch._dynamo.graph_break()\n" for number in range(GRAPHS)
+    ]
+    exec("def model(x):\n" + "".join(lines) + "    return x\n", space)
+    model, x = space["model"], torch.randn(32, 64)
     with torch.no_grad():
-        expected = copy_of(model)(x)
+        expected = model(x)
         start = time.perf_counter()
-        found = model(x)
+        run = compiled(model, backend)
+        found = run(x)
         if backend == "fxpool":
             import fxpool
 
             fxpool.wait(LIMIT_SECONDS)
-        found = model(x)
+        found = run(x)
         seconds = time.perf_counter() - start
     facts = _facts(backend, counter.count)
     if backend == "fxpool":
@@ -116,17 +109,6 @@ def graphs(backend: str) -> dict[str, Any]:
         if [one["compiled_calls"] for one in background] != [1] * GRAPHS:
             raise RuntimeError(f"not {GRAPHS} graphs in use: {background}")
     return {"graphs_seconds": seconds, "difference": _apart(found, expected)} | facts
-
-
-def copy_of(model: Any) -> Any:
-    """The blocks as they are, not compiled."""
-    return lambda x: _through([type(block).forward.__get__(block) for block in model], x)
-
-
-def _through(functions: Any, x: Any) -> Any:
-    for function in functions:
-        x = function(x)
-    return x
 
 
 def _apart(found: Any, expected: Any) -> float:

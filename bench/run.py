@@ -57,13 +57,18 @@ class Machine:
         self._warm_for = None
         if row.state == "known host" and not self._known.exists():
             self._empty()
-            self.run([CHILD, "prime"])
+            self._prime()
             # Copied when the child's own directory (sockets, logs) is gone, or it could not be copied.
             shutil.rmtree(self.directory / "run", ignore_errors=True)
             shutil.copytree(self.directory, self._known, symlinks=True)
         self._empty()
         if row.state == "known host":
             shutil.copytree(self._known, self.directory, symlinks=True)
+
+    def _prime(self) -> None:
+        # "fxpool-waiting" is fxpool in another way: what a host knows is the same.
+        command = [CHILD, "prime", "--backend", self.backend.removesuffix("-waiting")]
+        run_child(command, child_environment(self.directory, self._extra), " ".join(command))
 
     def _empty(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -51,6 +51,7 @@ class Attempt:
     priority: int = 0
     stage: int = 0
     told: bool = False
+    submitted: Callable[[Any], None] | None = None  # is handed each job
     reasons: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 

@@ -34,8 +34,10 @@ __all__ = ["Compile", "Stage", "begin", "report", "wait"]
 
 log = logging.getLogger("fxpool.lowering")
 
-# At the interpreter's end a load that is under way gets so long; what waits for a worker gets nothing.
-_END_SECONDS = 0.05
+# At the interpreter's end jobs are withdrawn, and what a thread is at in Python may end: milliseconds, or a load. A
+# thread that is still there when the interpreter is taken down can take the process down with it (SIGABRT, where
+# Dynamo's frame evaluation is on its stack).
+_END_SECONDS = 1.0
 
 # For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
 _SIZES = 8
@@ -43,6 +45,8 @@ _SIZES = 8
 _swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
 _loading = threading.Lock()
 _ending = threading.Event()
+_threads: set[threading.Thread] = set()
+_jobs: set[Any] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +108,14 @@ class _Work:
             try:
                 what()
             except _EndingError:
-                return
-            self._swap.end()
+                pass
+            finally:
+                self._swap.end()
+                _threads.discard(threading.current_thread())
 
-        threading.Thread(target=run, name=f"fxpool-async {self._attempt.label}", daemon=True).start()
+        thread = threading.Thread(target=run, name=f"fxpool-async {self._attempt.label}", daemon=True)
+        _threads.add(thread)
+        thread.start()
 
     def all_stages(self) -> None:
         position = 0
@@ -133,7 +141,10 @@ class _Work:
     ) -> bool:
         """Use a stage if `make` has it. What becomes of it is a record of its own."""
         attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, told=False, stage=stage.number)
+        attempt.submitted = _submitted
         attempt.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
+        if _ending.is_set():
+            raise _EndingError
         try:
             with attempt.timed("total"):
                 version = make(stage, attempt, lambda parts: self._loaded(stage, attempt, parts))
@@ -199,6 +210,13 @@ class _EndingError(Exception):
     """The interpreter ends: nothing is loaded any more."""
 
 
+def _submitted(job: Any) -> None:
+    _jobs.add(job)
+    job.add_done_callback(_jobs.discard)
+    if _ending.is_set():
+        job.cancel()
+
+
 def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:
     eager = swap.stage is None
     reason = f"{'async' if eager else 'progressive'}:{type(error).__name__}"
@@ -254,13 +272,18 @@ def _message(error: BaseException) -> str:
 
 def _end() -> None:
     _ending.set()
-    if _loading.acquire(timeout=_END_SECONDS):
-        _loading.release()
+    for job in list(_jobs):
+        job.cancel()
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in list(_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _in_a_fork() -> None:
     global _loading
     _loading = threading.Lock()
+    _threads.clear()
+    _jobs.clear()
     for swap in list(_swaps):
         swap.in_a_fork()
 

@@ -311,6 +311,8 @@ def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: st
         **bounds,
         **_place(request),
     )
+    if attempt.submitted is not None:
+        attempt.submitted(job)
     beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):
         beside = _prepare(request, payload, _place(request))

@@ -18,9 +18,9 @@ import pytest
 
 import fxpool
 from fxpool import events
+from fxpool.display import Lines, Terminal, display
 from fxpool.errors import ConfigurationError
 from fxpool.events import Span, State
-from fxpool.display import Lines, Terminal, display
 from fxpool.trace import TraceFile
 
 

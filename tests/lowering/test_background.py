@@ -395,6 +395,21 @@ atexit.register(lambda: print(round(time.monotonic(), 3), flush=True))
 """
 
 
+ENDS = """
+import sys, time
+import torch
+x = torch.ones(6, 8)
+torch.compile(lambda x: (x @ x.T).softmax(-1).sin(), backend="fxpool")(x)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("later", ["0", "0.02", "0.1", "0.5", "2"])
+def test_a_program_ends_well_whatever_is_under_way(later: str, shared_pool: Path, cache: Path) -> None:
+    """Threads must be gone when the interpreter is: some of them abort the process (seen: signal 6)."""
+    run_python(["-c", ENDS, later], TORCHINDUCTOR_FX_COMPILE_MODE="progressive+async+subprocess")
+
+
 def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, cache: Path) -> None:
     started = time.monotonic()
     printed = run_python(
