@@ -37,13 +37,13 @@ log = logging.getLogger("fxpool.lowering")
 def compile_request(
     request: CompileRequest,
     submit: kernels.Submit,
-    units: int,
+    units: kernels.Units,
     *,
     patient: bool = True,
     apart: bool = False,
     phase: Callable[[str], None] = lambda name: None,
 ) -> Artifact:
-    """The artifact of a request. Kernels are compiled through `submit`, in up to `units` units at a time.
+    """The artifact of a request. Kernels are compiled through `submit`, in up to `units()` units at a time.
 
     Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise. `phase` is told what
     is done.
@@ -71,7 +71,7 @@ class _NotAsClaimed(Exception):
 def _compile(
     request: CompileRequest,
     submit: kernels.Submit,
-    units: int,
+    units: kernels.Units,
     patient: bool,
     apart: bool,
     phase: Callable[[str], None],
@@ -242,7 +242,9 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
     return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)))
 
 
-def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: int) -> Artifact:
+def compile_live(
+    captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: kernels.Units
+) -> Artifact:
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
@@ -259,12 +261,12 @@ def compile_live(captured: Captured, gm: Any, inputs: Sequence[Any], submit: ker
 
 
 @contextlib.contextmanager
-def local_kernels() -> Iterator[tuple[kernels.Submit, int]]:
+def local_kernels() -> Iterator[tuple[kernels.Submit, kernels.Units]]:
     """Compile kernels from threads of this process, one compiler per core it may use."""
     units = len(os.sched_getaffinity(0))
     submit, end = kernels.in_threads(units)
     try:
-        yield submit, units
+        yield submit, lambda: units
     finally:
         end()
 

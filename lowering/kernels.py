@@ -54,6 +54,9 @@ class Submit(Protocol):
     def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]: ...
 
 
+#: How many units may be compiled at once now, the core of who asks included: it waits for them.
+Units = Callable[[], int]
+
 #: Kernels with their numbers in the library.
 Group = list[tuple[int, cpp.CollectedKernel]]
 
@@ -65,7 +68,7 @@ class Linking:
     done without otherwise: `without_header` says so.
     """
 
-    def __init__(self, submit: Submit, *, units: int, tools: str | None, patient: bool) -> None:
+    def __init__(self, submit: Submit, *, units: Units, tools: str | None, patient: bool) -> None:
         self._submit, self._units, self._tools, self._patient = submit, units, tools, patient
         self.without_header = False
         #: The function of the library that each kernel is, by the kernel's digest.
@@ -85,12 +88,20 @@ class Linking:
                 number = len(self.names)
                 self.names[digest] = function_name(number)
                 self._waiting.append((number, kernel))
-        if last or (self._units > 1 and (not self._patient or precompiled_header.is_ready(self._tools))):
-            self._start(self._units if last else self._units - 1)
+        if last:
+            self._start()
+        elif not self._patient or precompiled_header.is_ready(self._tools):
+            beside = self._units() - 1
+            if beside > 0:
+                self._start(beside)
 
-    def _start(self, units: int) -> None:
+    def _start(self, units: int | None = None) -> None:
+        """Compile what waits, in so many units; all that may be if nothing is said."""
         if not self._waiting:
             return
+        if units is None:
+            # Where others compile, too, one unit: each reads the header again.
+            units = self._units()
         toolchain.require_compiler(self._tools)
         if self._command is None:
             self._command = precompiled_header.command(self._tools, build=self._patient)
@@ -118,7 +129,7 @@ class Linking:
             NoCompilerError: there is no compiler to call.
             CppCompileError: a kernel does not compile.
         """
-        self._start(self._units)
+        self._start()
         objects: list[bytes] = []
         for group, future in self._pending:
             try:

@@ -95,12 +95,15 @@ def start_ahead() -> None:
     """Start the pool before the first graph comes, if the first graph can only be a miss.
 
     Called when the backend is asked for by its name: importing Dynamo and tracing a model take as long as a zygote
-    takes to be ready. Says nothing of what is wrong; the first graph does.
+    takes to be ready. Says nothing of what is wrong; the first graph does. Where nobody waits for workers
+    (``async+``) and there is no core to spare, they are started when the first call is over.
     """
     global _ahead
     try:
         settings = config.current()
         if settings.pool == "off" or not settings.mode.endswith("subprocess"):
+            return
+        if "async+" in settings.mode and len(os.sched_getaffinity(0)) <= 2:
             return
         directory = store()
         if directory is None or directory.is_empty():

@@ -116,7 +116,7 @@ class Swap:
     """Thread-safe: a call reads the versions once, and a swap is one assignment.
 
     `base` is the graph as Dynamo made it or (`compiled`) code of stage `stage` that Dynamo's guards cover. `on_outside`
-    is told of calls that no version fits, with the version that is best otherwise.
+    is told of calls that no version fits, with the version that is best otherwise. `called`: a first call is over.
     """
 
     def __init__(self, label: str, base: Callable[..., Any], *, compiled: bool = False, stage: int = 0) -> None:
@@ -126,6 +126,7 @@ class Swap:
         self.raises = False
         self.over = threading.Event()
         self.over.set()
+        self.called = threading.Event()
         self.pid = os.getpid()
         self.stages: dict[int, str] = {stage: "in use"} if compiled else {}
         self._compiled = compiled
@@ -160,7 +161,12 @@ class Swap:
             if self.on_outside is not None:
                 self.on_outside(versions[0], args)
         self._count("compiled_calls" if self._compiled else "eager_calls")
-        return self._base.call(*args)
+        if self.called.is_set():
+            return self._base.call(*args)
+        try:
+            return self._base.call(*args)
+        finally:
+            self.called.set()
 
     def use(self, version: Version) -> None:
         """From the next call on, where it fits."""

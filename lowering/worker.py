@@ -41,7 +41,12 @@ def compile_job(payload: bytes) -> bytes:
     preload.settle_assembler()
     with compiling.scratch_directory():
         artifact = compiling.compile_request(
-            request, _submit, job.slots, patient=not host_facts.worth_preparing(), apart=True, phase=job.phase
+            request,
+            _submit,
+            lambda: 1 + job.slots_free(),
+            patient=not host_facts.worth_preparing(),
+            apart=True,
+            phase=job.phase,
         )
     job.phase("publishing")
     if request.key is None or request.store is None:

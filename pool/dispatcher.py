@@ -37,6 +37,8 @@ PARKED_SECONDS = 5.0
 _LONGEST = 1e9
 # Characters of a name that somebody else made up.
 _SHOWN = 500
+# With so many more jobs than slots it pays to make the zygote's workers start warmer, though it forks none meanwhile.
+_MANY = 3
 # Of a longer queue only the beginning is shown.
 _LISTED = 1000
 
@@ -63,6 +65,7 @@ class Dispatcher:
         self._jobs: dict[int, Work] = {}
         self._workers: dict[int, Worker] = {}
         self._watched: set[int] = set()
+        self._hurried = False
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
 
@@ -146,6 +149,16 @@ class Dispatcher:
                 self._send(worker, m.Granted(worker.resume))
         self._watch_for_stall()
         self.watch.go_on()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """See to it once that the workers of a long queue start warm, now that the first have been forked."""
+        if self._hurried or not self.fork_seconds or len(self._jobs) < self.slots + _MANY:
+            return
+        alone = sum(work.client is not None and work.kind is None and not work.joined for work in self._jobs.values())
+        if alone >= self.slots + _MANY:
+            self._hurried = True
+            self._to_zygote(m.UseTime(), None)
 
     def _watch_for_stall(self) -> None:
         if not self.scheduler.stalled:

@@ -290,6 +290,10 @@ class Fork(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     log_path: str
 
 
+class UseTime(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Do now what is for idle time: many more workers will be forked than run, and each is better for it."""
+
+
 class Kill(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Kill a worker's process group. The zygote does it, as it alone knows that the pid was not reaped yet."""
 
@@ -328,5 +332,5 @@ ToClient = (
 )
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
-ToZygote = Prepare | Fork | Kill
+ToZygote = Prepare | Fork | Kill | UseTime
 FromZygote = Prepared | Forked | Exited

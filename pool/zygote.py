@@ -142,6 +142,8 @@ class Zygote:
                     processes.kill_group(pid)
         elif isinstance(order, m.Fork):
             return self.fork(order, descriptors[0])
+        elif isinstance(order, m.UseTime) and self.idle:
+            self.use_idle_time()
         return None
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:

@@ -84,7 +84,7 @@ class ZygoteLink:
             if attached is not None:
                 attached.close()
             return
-        if not isinstance(message, m.Prepare):
+        if isinstance(message, (m.Fork, m.Kill)):
             self._owed[message.worker] = type(message), self._loop.time()
             self._keep_watch()
         self._outgoing.append((_encode(message), attached))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -31,9 +32,10 @@ def test_asking_for_the_backend_starts_a_pool_where_nothing_is_kept(cache: Path)
     assert children_of("subprocess", "do not call") == [0, 1, 1]
 
 
-def test_so_it_does_for_compiles_in_the_background(cache: Path) -> None:
+def test_so_it_does_for_compiles_in_the_background_where_a_core_is_free(cache: Path) -> None:
     mode = "async+subprocess"
-    assert children_of(mode, "do not call", TORCHINDUCTOR_FX_COMPILE_MODE=mode) == [0, 1, 1]
+    ahead = int(len(os.sched_getaffinity(0)) > 2)
+    assert children_of(mode, "do not call", TORCHINDUCTOR_FX_COMPILE_MODE=mode) == [0, ahead, ahead]
 
 
 def test_where_something_is_kept_the_first_graph_may_be_a_hit(shared_pool: Path, cache: Path) -> None:
