@@ -42,3 +42,25 @@ def test_a_zygote_that_can_fork_no_more_is_replaced_by_one_that_does_not_rehears
     client = started(make_client, place, function)
     assert answer(client) == b"0"
     assert client.status()["counters"]["zygotes"] == 2
+
+
+def test_a_long_queue_is_worth_it_at_once(make_client: Make, place: Place) -> None:
+    """Nobody is idle, and all but the first workers are forked from a zygote that took its time."""
+    client = make_client(workers=1, idle="pool_jobs:rehearse")
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(8)]
+    found = [job.result(timeout=60) for job in jobs]
+    assert found[0] == b"0" and found[-1] == b"1"
+    assert found == sorted(found) and client.status()["counters"]["zygotes"] == 1
+
+
+def test_a_short_queue_is_not(make_client: Make, place: Place) -> None:
+    client = make_client(workers=1, idle="pool_jobs:rehearse")
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(3)]
+    assert [job.result(timeout=60) for job in jobs] == [b"0"] * 3
+
+
+def test_a_rehearsal_that_dies_beside_a_long_queue_loses_no_job(make_client: Make, place: Place) -> None:
+    client = make_client(workers=2, idle="pool_jobs:rehearse_and_die")
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(9)]
+    assert [job.result(timeout=60) for job in jobs] == [b"0"] * 9
+    assert client.status()["counters"]["zygotes"] == 2
