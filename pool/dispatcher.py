@@ -24,6 +24,7 @@ from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
 from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
 from fxpool.pool.protocol import encode
+from fxpool.pool.steps import Steps
 from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
@@ -64,7 +65,7 @@ class Dispatcher:
         self._logs = JobLogs(directory / "logs")
         self._jobs: dict[int, Work] = {}
         self._workers: dict[int, Worker] = {}
-        self._watched: set[int] = set()
+        self._steps = Steps()
         self._hurried = False
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
@@ -81,8 +82,7 @@ class Dispatcher:
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
-        if ask.watched:
-            self._watched.add(work.key)
+        self._steps.watch(work)
         self._submit(work, client.keys)
         joined = self.scheduler.job_of(work.key)
         if joined is not None and joined != work.key:
@@ -91,8 +91,7 @@ class Dispatcher:
             for worker in self._workers.values():
                 if worker.job == joined and worker.pid is not None:
                     client.connection.send(m.Started(ask.job, worker.pid, worker.attempt))
-                    if ask.watched:
-                        client.connection.send(m.Step(ask.job, 0, "begun", ask.label, worker.begun, worker.pid))
+                    self._steps.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
         if job in client.keys:
@@ -107,9 +106,9 @@ class Dispatcher:
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
-        if self._watched:
+        if self._steps:
             above = [work] if work.worker is None else self._listening(work.worker.job)
-            self._tell(above, work, "queued", None)
+            self._steps.tell(above, work, "queued", work.asked)
         self.do(
             self.scheduler.submit(
                 work.key,
@@ -172,21 +171,13 @@ class Dispatcher:
         self._stall = None
         self.do(self.scheduler.relieve())
 
-    def _tell(self, listening: list[Work], work: Work, what: str, worker: int | None, name: str = "") -> None:
-        """Say to those who watch what has become of a job, or of a sub-job."""
-        part = 0 if work.worker is None else work.key
-        for above in listening:
-            if above.client is not None and above.key in self._watched:
-                step = m.Step(above.ask.job, part, what, work.ask.label, self.loop.time(), worker, name)  # type: ignore[arg-type]
-                above.client.connection.send(step)
-
-    def _worker_tells(self, worker: Worker, what: str, name: str = "") -> None:
-        if self._watched and worker.pid is not None and self.scheduler.asks_of(worker.job):
-            self._tell(self._listening(worker.job), worker.work, what, worker.pid, name)
+    def _worker_tells(self, worker: Worker, what: m.What, name: str = "") -> None:
+        if self._steps and worker.pid is not None and self.scheduler.asks_of(worker.job):
+            self._steps.tell(self._listening(worker.job), worker.work, what, self.loop.time(), worker.pid, name)
 
     def _deliver(self, action: s.Deliver) -> None:
         work = self._jobs.pop(action.job)
-        self._watched.discard(action.job)
+        self._steps.forget(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
         message, payload = outcome(action, work, worker)
         if worker is not None:

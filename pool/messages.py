@@ -91,6 +91,9 @@ class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+What = Literal["queued", "begun", "phase", "ended"]
+
+
 class Step(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """What has become of a watched job, or of a sub-job of it: it waits, has a worker, says what it does, is over.
 
@@ -100,7 +103,7 @@ class Step(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=T
 
     job: int
     part: int
-    what: Literal["queued", "begun", "phase", "ended"]
+    what: What
     label: str
     at: float
     worker: int | None = None

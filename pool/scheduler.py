@@ -30,6 +30,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from fxpool.pool.decisions import (
+    Action,
+    Answered,
+    Assign,
+    Cancelled,
+    Deliver,
+    Died,
+    Fork,
+    Grant,
+    Kill,
+    Outcome,
+    Park,
+    Unavailable,
+)
+
 __all__ = [
     "Action",
     "Answered",
@@ -45,93 +60,6 @@ __all__ = [
     "Scheduler",
     "Unavailable",
 ]
-
-
-# ---------------------------------------------------------------- outcomes
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The worker answered, with a result or an exception."""
-
-    answer: object
-
-
-@dataclass(frozen=True)
-class Died:
-    """The last of the workers the job was entitled to ended without an answer; `how` is the caller's."""
-
-    how: object
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """No worker can be forked, now or later."""
-
-    reason: str
-
-
-Outcome = Answered | Died | Cancelled | Unavailable
-
-
-# ---------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Start worker `worker` for `job`. `last` says how the worker of the attempt before ended."""
-
-    worker: int
-    job: int
-    attempt: int
-    last: object = None
-
-
-@dataclass(frozen=True)
-class Assign:
-    """Give `job` to a worker that was parked. As `Fork` otherwise."""
-
-    worker: int
-    job: int
-    attempt: int
-    last: object = None
-
-
-@dataclass(frozen=True)
-class Park:
-    """Keep a worker that has no job any more; the next of its kind may come. `dismiss` ends that."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    worker: int
-
-
-@dataclass(frozen=True)
-class Grant:
-    """`worker` holds a slot again."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """Tell who asked as `job`; the scheduler has forgotten that. `worker` may still be busy for others."""
-
-    job: int
-    outcome: Outcome
-    attempts: int
-    worker: int | None
-
-
-Action = Fork | Assign | Park | Kill | Grant | Deliver
 
 
 # ---------------------------------------------------------------- state

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,32 @@ def _pool_of_this_process() -> Iterator[None]:
     """What a module's tests compiled with in this process ends with it."""
     yield
     fxpool.close()
+
+
+@pytest.fixture
+def nothing_lowered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is lowered in this process is an error."""
+    from torch._inductor.graph import GraphLowering
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled in the user's process")
+
+    monkeypatch.setattr(GraphLowering, "__init__", refuse)
+
+
+@pytest.fixture
+def own_background(nothing_lowered_here: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`fxpool.wait` knows this test's graphs only, which are over when it ends."""
+    import torch
+
+    from fxpool.lowering import background
+
+    # What another test's graphs left is of no interest (a failure's traceback may hold them).
+    monkeypatch.setattr(background, "_swaps", weakref.WeakSet())
+    torch._dynamo.reset()
+    yield
+    fxpool.wait(60)
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,7 @@ from deadly import deadly
 ASYNC = {"mode": "async+subprocess"}
 
 
-@pytest.fixture(autouse=True)
-def _no_graph_is_lowered_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from torch._inductor.graph import GraphLowering
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("compiled in the user's process")
-
-    monkeypatch.setattr(GraphLowering, "__init__", refuse)
-    # What another test's graphs left is of no interest (a failure's traceback may hold them).
-    monkeypatch.setattr(background, "_swaps", weakref.WeakSet())
-    yield
-    fxpool.wait(60)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_background")
 
 
 @pytest.fixture
@@ -114,6 +101,42 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
     names = {event.key for event in profile.key_averages()}
     assert "aten::gelu" not in names, "the compiled code has it fused"
     assert fxpool.stats()["compiles"] == {"worker": 2, "in_process": 0}
+    assert fxpool.stats()["fallbacks"] == {}
+
+
+def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading.Event) -> None:
+    """Losses are eager's to the bit before the swap, and as close as Inductor's after it."""
+    from fxpool.demo_child import build
+
+    def losses(model: torch.nn.Module, run: Any, after: Any) -> list[float]:
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        found = []
+        for step in range(6):
+            tokens = torch.randint(0, 1000, (2, 32))
+            loss = run(tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(loss.detach()))
+            after(step)
+        return found
+
+    def swap(step: int) -> None:
+        if step == 2:
+            held.set()
+            assert [one["state"] for one in fxpool.wait(250)] == ["ready"] * len(fxpool.wait(0))
+
+    torch.manual_seed(0)
+    reference = build("gpt2").train()
+    model = copy.deepcopy(reference)
+    expected = losses(reference, reference, lambda step: None)
+    found = losses(model, compiled(model), swap)
+    assert found[:3] == expected[:3]
+    torch.testing.assert_close(torch.tensor(found[3:]), torch.tensor(expected[3:]), rtol=1e-4, atol=1e-4)
+    assert found[3:] != expected[3:], "other code, other rounding"
+    graphs = fxpool.wait(0)
+    assert graphs and all((one["eager_calls"], one["compiled_calls"]) == (3, 3) for one in graphs)
     assert fxpool.stats()["fallbacks"] == {}
 
 

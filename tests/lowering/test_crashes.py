@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,7 @@ import crash_jobs
 SECONDS = 120.0  # ends a broken test
 
 
-@pytest.fixture(autouse=True)
-def _graphs_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No graph is lowered in this process."""
-    from torch._inductor.graph import GraphLowering
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("compiled in the user's process")
-
-    monkeypatch.setattr(GraphLowering, "__init__", refuse)
-    yield
+pytestmark = pytest.mark.usefixtures("nothing_lowered_here")
 
 
 def compiled() -> None:

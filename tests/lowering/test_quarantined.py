@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,7 @@ from deadly import deadly
 X = torch.randn(6, 8)
 
 
-@pytest.fixture(autouse=True)
-def _graphs_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No graph is lowered in this process."""
-    from torch._inductor.graph import GraphLowering
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("compiled in the user's process")
-
-    monkeypatch.setattr(GraphLowering, "__init__", refuse)
-    yield
+pytestmark = pytest.mark.usefixtures("nothing_lowered_here")
 
 
 def run(how: str, **options: Any) -> torch.Tensor:

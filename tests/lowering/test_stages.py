@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,7 @@ X = torch.randn(6, 8)
 PLAIN, UNROLLED, SEPARATE = {}, {"unroll_reductions_threshold": 3}, {"max_fusion_size": 1}
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from torch._inductor.graph import GraphLowering
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("compiled in the user's process")
-
-    monkeypatch.setattr(GraphLowering, "__init__", refuse)
-    monkeypatch.setattr(background, "_swaps", weakref.WeakSet())
-    torch._dynamo.reset()
-    yield
-    fxpool.wait(60)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_background")
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""Telling those who watch their jobs what becomes of them. Costs nothing as long as nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fxpool.pool import messages as m
+from fxpool.pool.outcomes import Work
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Which of the jobs are watched. True if any is."""
+
+    def __init__(self) -> None:
+        self._watched: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def watch(self, work: Work) -> None:
+        if work.ask.watched:
+            self._watched.add(work.key)
+
+    def forget(self, work: Work) -> None:
+        self._watched.discard(work.key)
+
+    def tell(
+        self,
+        listening: Iterable[Work],
+        work: Work,
+        what: m.What,
+        at: float,
+        worker: int | None = None,
+        name: str = "",
+    ) -> None:
+        """Say to the watched ones of `listening`, which `work` is or is a part of, that it came to `what` at `at`."""
+        part = 0 if work.worker is None else work.key
+        for above in listening:
+            if above.client is not None and above.key in self._watched:
+                above.client.connection.send(m.Step(above.ask.job, part, what, work.ask.label, at, worker, name))
