@@ -7,6 +7,8 @@ python bench/pool_child.py roundtrip --backend fxpool       an empty job there a
 python bench/pool_child.py fork --backend fxpool            forking a worker from the zygote; an empty job in it
 python bench/pool_child.py exit --backend fxpool            seconds that a process needs to end beyond one with
                                                             backend="eager": its compile done, and under way
+python bench/pool_child.py killed --backend fxpool          seconds by which a first call takes longer when the
+                                                            worker, the zygote or the server is killed in its middle
 python bench/pool_child.py footprint --backend fxpool       memory and CPU of an idle pool, and of a worker at work
 """
 
@@ -230,6 +232,67 @@ def ends() -> dict[str, Any]:
     }
 
 
+def killed(size: str) -> dict[str, Any]:
+    from fxpool.lowering import service
+
+    os.environ["FXPOOL_POOL"] = "host"
+    os.environ["FXPOOL_IDLE_TIMEOUT"] = "1"
+    _first_call_with("nobody", size)  # what this process imports once
+    undisturbed = _first_call_with("nobody", size)
+    found = {f"{who}_seconds": _first_call_with(who, size) - undisturbed for who in ("worker", "zygote", "server")}
+    service.close()
+    _until_no_server()
+    return {"undisturbed_seconds": undisturbed} | found
+
+
+def _first_call_with(who: str, size: str) -> float:
+    """Seconds of a cold first call of GPT-2 while `who` is killed as soon as its worker lowers it."""
+    import signal
+
+    import torch
+
+    from fxpool.demo_child import build
+    from fxpool.lowering import service
+
+    store = service.store()
+    assert store is not None
+    store.clear()
+    pool = service.pool()
+    _settle(pool)
+    done = threading.Event()
+
+    def hunt() -> None:
+        while not done.is_set():
+            facts = pool.status()
+            for job in facts.get("running", []):
+                if job["label"].startswith("graph") and job["phase"] == "lowering":
+                    pids = {"worker": job["pid"], "zygote": facts["zygote"]["pid"], "server": facts["server_pid"]}
+                    os.kill(pids[who], signal.SIGKILL)
+                    done.set()
+                    return
+            time.sleep(0.05)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, tokens = build("gpt2", size).eval(), torch.randint(0, 1000, (2, 64))
+    hunter = threading.Thread(target=hunt) if who != "nobody" else None
+    start = time.perf_counter()
+    if hunter is not None:
+        hunter.start()
+    with torch.no_grad():
+        torch.compile(model, backend="fxpool")(tokens)
+    seconds = time.perf_counter() - start
+    import fxpool
+
+    if hunter is not None and not done.is_set():
+        done.set()
+        raise RuntimeError(f"the {who} was not killed in time")
+    stats = fxpool.stats()
+    if stats["fallbacks"] or stats["compiles"]["in_process"]:
+        raise RuntimeError(f"not compiled by a worker: {stats['fallbacks']}")
+    return seconds
+
+
 def _own(pid: int) -> int:
     """Bytes that nobody shares with a process."""
     try:
@@ -242,12 +305,12 @@ def _own(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("one", "together", "roundtrip", "fork", "exit", "footprint"):
+    for name in ("one", "together", "roundtrip", "fork", "exit", "killed", "footprint"):
         command = commands.add_parser(name)
         command.add_argument("--backend", required=True)
         if name in ("one", "together"):
             command.add_argument("--what", choices=("infer", "train"), default="infer")
-        if name in ("one", "together", "footprint"):
+        if name in ("one", "together", "killed", "footprint"):
             command.add_argument("--size", choices=("small", "full"), default="full")
         if name == "together":
             command.add_argument("--count", type=int, required=True)
@@ -259,6 +322,7 @@ def main() -> None:
         "together": lambda: together(chosen.count, chosen.what, chosen.size, chosen.backend),
         "roundtrip": lambda: roundtrip(chosen.backend),
         "exit": ends,
+        "killed": lambda: killed(chosen.size),
         "fork": fork,
         "footprint": lambda: footprint(chosen.size),
     }[chosen.command]()

@@ -140,6 +140,19 @@ ROWS: tuple[Row, ...] = (
     ),
     *(
         Row(
+            "R3",
+            f"GPT-2 inference, first call, {who} killed in its middle: beyond an undisturbed one",
+            "known host",
+            (POOL_CHILD, "killed"),
+            {},
+            f"{who}_seconds",
+            limit=15.0,
+            server=True,
+        )
+        for who in ("worker", "zygote", "server")
+    ),
+    *(
+        Row(
             "R10",
             f"a process's end beyond eager's, its compile {what}",
             "known host",
