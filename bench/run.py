@@ -121,7 +121,7 @@ def main() -> int:
     facts = machine(chosen.backend)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False)
     console.print(
-        "Only S3, S9, S10, R3 and a row of S5 have a server running; elsewhere starting workers is in the measured time."
+        "A server is running in S3, S9, S10, R3 and a row of S5; elsewhere starting it is in the measured time."
     )
     measured: list[Measured] = []
     failed = False
