@@ -67,6 +67,7 @@ class Machine:
 
     def _prime(self) -> None:
         # "fxpool-waiting" is fxpool in another way: what a host knows is the same.
+        self.directory.mkdir(exist_ok=True, mode=0o700)
         command = [CHILD, "prime", "--backend", self.backend.removesuffix("-waiting")]
         run_child(command, child_environment(self.directory, self._extra), " ".join(command))
 

@@ -319,8 +319,8 @@ def test_an_option_of_the_wrong_type() -> None:
     assert "int" in str(error)
 
 
-@pytest.mark.parametrize("mode", ["subproces", "progressive+subprocess"])
-def test_a_mode_that_does_not_exist_or_is_not_built(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["subproces", "progressive+normal", "async+subprocess+progressive"])
+def test_a_mode_that_does_not_exist(mode: str) -> None:
     error = raised(mode=mode)
     assert isinstance(error, ConfigurationError)
     assert "subprocess" in str(error)

@@ -31,7 +31,7 @@ def run(size: int = 6, **more: Any) -> None:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks into the store comes a moment too early."""
-    monkeypatch.setattr(lookup, "serve", lambda *args: None)
+    monkeypatch.setattr(lookup, "serve", lambda *args, **kwargs: None)
 
 
 def counts() -> tuple[int, int, int]:
