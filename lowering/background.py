@@ -39,7 +39,7 @@ log = logging.getLogger("fxpool.lowering")
 # Dynamo's frame evaluation is on its stack).
 _END_SECONDS = 1.0
 
-_FIRST_CALL_SECONDS = 5.0
+_FIRST_CALL_SECONDS = 3.0
 # For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
 _SIZES = 8
 
@@ -119,9 +119,9 @@ class _Work:
         thread.start()
 
     def all_stages(self) -> None:
-        # The call that brought the graph is what somebody waits for: it should not share its interpreter, and on a
-        # small machine its cores, with the request on its way out.
-        self._swap.called.wait(_FIRST_CALL_SECONDS)
+        # The call that brought the graph is what somebody waits for, with its backward: it should not share its
+        # interpreter, and on a small machine its cores, with the request on its way out.
+        self._swap.settled.wait(_FIRST_CALL_SECONDS)
         position = 0
         while position < len(self._stages) and not self._swap.raises:
             position = self._next_from(position)
@@ -248,6 +248,9 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    if timeout is None or timeout > 0:
+        for swap in list(_swaps):
+            swap.settled.set()  # somebody has nothing else to do
     for swap in list(_swaps):
         if swap.pid == os.getpid():
             swap.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -279,7 +282,7 @@ def _end() -> None:
     for job in list(_jobs):
         job.cancel()
     for swap in list(_swaps):
-        swap.called.set()
+        swap.settled.set()
     deadline = time.monotonic() + _END_SECONDS
     for thread in list(_threads):
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -116,7 +116,8 @@ class Swap:
     """Thread-safe: a call reads the versions once, and a swap is one assignment.
 
     `base` is the graph as Dynamo made it or (`compiled`) code of stage `stage` that Dynamo's guards cover. `on_outside`
-    is told of calls that no version fits, with the version that is best otherwise. `called`: a first call is over.
+    is told of calls that no version fits, with the version that is best otherwise. `settled`: a first call is over, and
+    where it may have a backward, the second has begun.
     """
 
     def __init__(self, label: str, base: Callable[..., Any], *, compiled: bool = False, stage: int = 0) -> None:
@@ -126,7 +127,8 @@ class Swap:
         self.raises = False
         self.over = threading.Event()
         self.over.set()
-        self.called = threading.Event()
+        self.settled = threading.Event()
+        self._called = False
         self.pid = os.getpid()
         self.stages: dict[int, str] = {stage: "in use"} if compiled else {}
         self._compiled = compiled
@@ -161,12 +163,22 @@ class Swap:
             if self.on_outside is not None:
                 self.on_outside(versions[0], args)
         self._count("compiled_calls" if self._compiled else "eager_calls")
-        if self.called.is_set():
+        return self._base.call(*args) if self.settled.is_set() else self._first_call(args)
+
+    def _first_call(self, args: Sequence[Any]) -> Any:
+        if self._called:  # so the step of the first is over
+            self.settled.set()
             return self._base.call(*args)
+        self._called = True
+        with_backward = False
         try:
-            return self._base.call(*args)
+            result = self._base.call(*args)
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            with_backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in outputs)
+            return result
         finally:
-            self.called.set()
+            if not with_backward:
+                self.settled.set()
 
     def use(self, version: Version) -> None:
         """From the next call on, where it fits."""

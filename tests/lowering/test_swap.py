@@ -139,6 +139,25 @@ def test_a_checkpoint_s_recomputation_has_its_forward_s_versions(monkeypatch: py
     assert swap(X) == "compiled"
 
 
+def test_a_first_call_settles_it_and_one_with_a_backward_when_the_next_begins() -> None:
+    swap = Swap("graph", lambda x: (x * 2,))
+    swap(X)
+    assert swap.settled.is_set()
+    swap = Swap("graph", lambda x: (x * 2, 3))
+    swap(X.clone().requires_grad_())
+    assert not swap.settled.is_set()
+    swap(X)
+    assert swap.settled.is_set()
+
+    def fail(x: Any) -> Any:
+        raise ValueError("eager's own")
+
+    swap = Swap("graph", fail)
+    with pytest.raises(ValueError, match="eager's own"):
+        swap(X)
+    assert swap.settled.is_set()
+
+
 @pytest.mark.parametrize("end", [Swap.end, Swap.in_a_fork])
 def test_who_waits_is_let_go(end: Callable[[Swap], None]) -> None:
     swap = Swap("graph", lambda x: "eager")
