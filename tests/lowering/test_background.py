@@ -98,7 +98,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
     torch.testing.assert_close(again(x), reference(x))
     fxpool.wait(100)
     expected_output = reference(x)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         torch.testing.assert_close(again(x), expected_output)
     names = {event.key for event in profile.key_averages()}
     assert "aten::gelu" not in names, "the compiled code has it fused"
