@@ -10,6 +10,7 @@ On a terminal the graphs that are under way have a line each below the counts of
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -75,12 +76,14 @@ class Terminal:
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._show, name="fxpool-progress", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)  # the table hides the cursor, and its thread must not outlive Python
         self._news.set()
 
     def on_span(self, event: Span) -> None:
         """Times are for a trace."""
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._over.set()
         self._news.set()
         thread = self._thread

@@ -75,11 +75,11 @@ def begin(
 ) -> Callable[..., Any]:
     """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
 
-    `served` is the code of the stage before the first of `stages`, if there is one. A stage that is there already is
+    `served` is the code of the attempt's stage, if there is some; `stages` come after it. A stage that is there already is
     taken at once, and those before it are left out. A call that is outside of what the code is for has code of its own
     compiled, as Dynamo, which does not know of such guards, will not trace it again.
     """
-    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=max(0, stages[0].number - 1))
+    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
     work = _Work(gm, swap, stages, attempt, how)
     _swaps.add(swap)
     for stage in stages:

@@ -57,6 +57,7 @@ def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[St
     """
     options = attempt.wanted.stages or ({},)
     found: list[Stage] = []
+    keys: list[str] = []  # of all stages so far, those that are left out among them
     for number, wanted in enumerate(options):
         try:
             with configs.patched(wanted):
@@ -66,32 +67,28 @@ def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[St
                 raise
             attempt.step_down(f"stage:{error.reason}", error)
             continue
-        if not _known_to_be_slower(captured, found, store):
-            found.append(Stage(number, captured, _marker(captured, found, store)))
+        if not _known_to_be_slower(captured, keys, store):
+            found.append(Stage(number, captured, _marker(captured, keys[-1:], store)))
+        if captured.key is not None:
+            keys.append(captured.key.digest)
     return found
 
 
-def _known_to_be_slower(captured: Captured, before: Sequence[Stage], store: LocalStore | None) -> bool:
+def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalStore | None) -> bool:
     if store is None or captured.key is None or not before:
         return False
     than = slower.find(store.root, captured.key.digest)
-    return than is not None and than in _keys(before)
+    return than is not None and than in before
 
 
-def _marker(captured: Captured, before: Sequence[Stage], store: LocalStore | None) -> Any:
-    keys = _keys(before)
-
+def _marker(captured: Captured, before: Sequence[str], store: LocalStore | None) -> Any:
     def mark(new: float, old: float) -> None:
         log.info("a stage of %s is not kept: %.3g s a call, before %.3g s", captured.request.label, new, old)
-        if store is None or captured.key is None or not keys:
+        if store is None or captured.key is None or not before:
             return
         try:
-            slower.add(store.root, captured.key.digest, keys[-1])
+            slower.add(store.root, captured.key.digest, before[0])
         except StoreError as error:
             log.warning("the next process will time it again: %s", error)
 
     return mark
-
-
-def _keys(stages: Sequence[Stage]) -> list[str]:
-    return [stage.captured.key.digest for stage in stages if stage.captured.key is not None]

@@ -251,8 +251,9 @@ class Swap:
 
     def fail(self, stage: int, error: BaseException, *, raises: bool) -> None:
         """Go on without `stage`; with `raises`, raise at the next call."""
-        self.stages[stage] = "failed"
         with self._lock:
+            if self.stages.get(stage) != "in use":  # it may be, for other sizes
+                self.stages[stage] = "failed"
             self.error, self.raises = error, self.raises or raises
             if self.raises:
                 self.state = "failed"

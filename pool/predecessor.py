@@ -39,9 +39,10 @@ async def see_off(directory: Path) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
     if not _kill(directory):
         return
-    while runtime_dir.holder(directory) is not None:
-        await asyncio.sleep(0.01)
-    runtime_dir.remove(directory)
+    for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):  # not for ever: the kernel may not let go of it
+        if runtime_dir.holder(directory) is None:
+            return runtime_dir.remove(directory)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _kill(directory: Path) -> bool:

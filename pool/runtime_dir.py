@@ -79,8 +79,9 @@ def holder(directory: Path) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return int(os.read(lock, 20) or b"0") or None
-    except (OSError, ValueError):
+        text = os.read(lock, 20)
+        return int(text) if text.isdigit() else None
+    except OSError:
         return None
     finally:
         os.close(lock)

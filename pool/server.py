@@ -211,7 +211,8 @@ class Server:
     def _drain(self, reason: str) -> None:
         log.info("no new clients: %s", reason)
         self._draining = True
-        (self.directory / predecessor.LEAVING).touch(mode=0o600)
+        with contextlib.suppress(OSError):  # removed under us: who would look for it does not find us either
+            (self.directory / predecessor.LEAVING).touch(mode=0o600)
         self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
         for client in self.clients.values():

@@ -177,6 +177,23 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     assert slower.find(str(cache), keys[2]) is None
 
 
+def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cache: Path) -> None:
+    """Stage 1 was slower than 0, and 2 than 1: both are known, and what is served is named rightly."""
+    run = compiled(mode="progressive+subprocess")
+    run(X)
+    only()
+    keys = [one["key"] for one in fxpool.stats()["graphs"]]
+    LocalStore(str(cache)).clear()
+    slower.add(str(cache), keys[1], keys[0])
+    anew()
+    compiled(mode="progressive+subprocess")(X)
+    assert only()["stages"] == {0: "superseded", 2: "in use"}
+    slower.add(str(cache), keys[2], keys[1])
+    anew()
+    compiled(mode="progressive+subprocess")(X)
+    assert fxpool.wait(0) == [] and fxpool.stats()["graphs"][-1]["stage"] == 0
+
+
 def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path) -> None:
     def fragile(x: torch.Tensor) -> torch.Tensor:
         return deadly(x.sin(), "_exit in stage 1").cos()

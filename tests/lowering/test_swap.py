@@ -176,3 +176,10 @@ def test_a_failure_that_is_to_be_raised_is_raised_at_the_next_call() -> None:
     with pytest.raises(ValueError, match="no"):
         swap(X)
     assert swap.stages == {0: "failed", 1: "failed"}
+
+
+def test_a_stage_in_use_that_fails_for_other_sizes_stays_in_use() -> None:
+    swap = Swap("graph", lambda x: "eager")
+    swap.use(guarded("compiled", 10, 0))
+    swap.fail(0, ValueError("no"), raises=False)
+    assert (swap.stages, swap(X)) == ({0: "in use"}, "compiled")
