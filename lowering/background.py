@@ -75,9 +75,9 @@ def begin(
 ) -> Callable[..., Any]:
     """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
 
-    `served` is the code of the attempt's stage, if there is some; `stages` come after it. A stage that is there already is
-    taken at once, and those before it are left out. A call that is outside of what the code is for has code of its own
-    compiled, as Dynamo, which does not know of such guards, will not trace it again.
+    `served` is the code of the attempt's stage, if there is some; `stages` come after it. A stage that is there
+    already is taken at once, and those before it are left out. A call that is outside of what the code is for has code
+    of its own compiled, as Dynamo, which does not know of such guards, will not trace it again.
     """
     swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
     work = _Work(gm, swap, stages, attempt, how)
