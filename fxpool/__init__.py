@@ -132,9 +132,10 @@ def install() -> None:
 
     Triton kernels go there where Inductor would use its compile pool (not with one compile thread). Whole graphs do
     under ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``, which is to be set before: torch reads it once, when this
-    imports Inductor. What the pool does not do is compiled in this process and counted (`stats()["fallbacks"]`), or
-    an error under `strict`; what killed its workers twice is always an error. Idempotent. Raises
-    `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where a setting does not parse.
+    imports Inductor. ``async+subprocess`` and ``progressive+...`` are what they are for ``backend="fxpool"``, with its
+    cache; torch's own need all of Inductor's caches off. What the pool does not do is compiled in this process and
+    counted (`stats()["fallbacks"]`), or an error under `strict`; what killed its workers twice is always an error.
+    Idempotent. Raises `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where a setting does not parse.
     """
     from fxpool.lowering import borrowed
 

@@ -2,13 +2,15 @@
 
     torch.compile(backend="inductor")
       ├─ kernels   AsyncCompile          ──▶ `KernelPool`  ──▶ service: the pool ──▶ worker: `run_kernel`
-      └─ graphs    FX_COMPILE_MODE=      ──▶ `GraphPool`   ──▶ service: the pool ──▶ worker: `run_graph`
-                   subprocess                                     its C++ in threads, its Triton in sub-jobs
+      ├─ graphs    FX_COMPILE_MODE=      ──▶ `GraphPool`   ──▶ service: the pool ──▶ worker: `run_graph`
+      │            subprocess                                     its C++ in threads, its Triton in sub-jobs
+      └─ graphs    async+, progressive+  ──▶ the backend "fxpool" in that mode
 
-Nothing of the guarded cache is used: what is kept is kept by Inductor, in the asker's directories, where workers
-read and write as the asker does. A job is a pickle, in a process that has the asker's environment, configuration
-and switches. What the pool does not do is done here as without it, and counted; what killed its workers twice is an
-error, as Inductor has no eager form of a graph to give instead.
+Under ``async+`` and ``progressive+`` all is as with ``backend="fxpool"``, the guarded cache too. Else nothing of that
+cache is used: what is kept is kept by Inductor, in the asker's directories, where workers read and write as the asker
+does. A job is a pickle, in a process that has the asker's environment, configuration and switches. What the pool does
+not do is done here as without it, and counted; what killed its workers twice is an error, as Inductor has no eager
+form of a graph to give instead.
 """
 
 from __future__ import annotations
@@ -59,10 +61,11 @@ def install() -> None:
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
     config.current()  # what does not parse is said here, not in the middle of a compile
+    from fxpool.lowering.backend import fxpool_backend
     from fxpool.torch_compat import borrowing
 
     if not borrowing.installed():
-        borrowing.install(KernelPool(_to_pool), GraphPool())
+        borrowing.install(KernelPool(_to_pool), GraphPool(), fxpool_backend)
         atexit.register(_ending.set)
 
 

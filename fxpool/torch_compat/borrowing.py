@@ -3,16 +3,19 @@
     AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself          ──▶ `Kernels`
     _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
+    compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
 
-What Inductor puts around them stays its own: ``async+`` and ``progressive+`` send through the same class, and its
-graph cache is looked up and written in the process that asks. `install` and `uninstall` are for that process,
-`take_in_worker` for one that compiles a graph for it.
+What Inductor puts around the first two stays its own: its graph cache is looked up and written in the process that
+asks. The third is taken whole, because torch's own asynchronous mode compiles in the asking process first, and works
+with caches off only. `install` and `uninstall` are for that process, `take_in_worker` for one that compiles a graph
+for it.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -43,14 +46,22 @@ class Graphs(Protocol):
         """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
 
 
+class Begin(Protocol):
+    """Takes one of Dynamo's graphs in a mode that compiles in the background, with Inductor's options of that call."""
+
+    def __call__(
+        self, gm: Any, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
+    ) -> Callable[..., Any]: ...
+
+
 _ABSENT = object()
 _lock = threading.RLock()
 #: (owner, attribute, what its own dictionary held), in the order of replacing
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-def install(kernels: Kernels, graphs: Graphs) -> None:
-    """Put `kernels` and `graphs` in the places of Inductor's pools. Nothing happens if they are there.
+def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
+    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own. Nothing happens if they are there.
 
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
     """
@@ -60,6 +71,7 @@ def install(kernels: Kernels, graphs: Graphs) -> None:
         try:
             _take_kernels(kernels)  # first: what is imported after it must find no pool to start
             _take_graphs(graphs)
+            _take_background(begin)
         except BaseException:
             uninstall()
             raise
@@ -152,6 +164,33 @@ def _take_graphs(graphs: Graphs) -> None:
     _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
     _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
     _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+def _take_background(begin: Begin) -> None:
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx
+
+    @functools.wraps(original)
+    def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
+        mode = _background_mode()
+        # torch.compile says no more than that. Who says more wants something special: an ahead-of-time package,
+        # an artifact, a compiler of its own for the inner graphs.
+        if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
+            return original(model_, example_inputs_, *args, **arguments)
+        return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
+
+    _replace(compile_fx, "compile_fx", taken)
+
+
+def _background_mode() -> str:
+    """The mode in force if it compiles in the background, else "". What fxpool itself compiles here is in none."""
+    from torch._inductor import compile_fx
+
+    prefixes = [name for name in ("progressive", "async") if getattr(compile_fx, f"fx_compile_{name}")]
+    if not prefixes or compile_fx.fx_compile_mode != compile_fx.FxCompileMode.SUBPROCESS:
+        return ""
+    return "+".join([*prefixes, "subprocess"])
 
 
 def is_question(function: Callable[..., Any]) -> bool:

@@ -101,6 +101,30 @@ def test_an_error_of_the_compile_comes_out_as_from_inductors_pool(run: Run) -> N
     assert (report["lowerings"], report["stats"]["fallbacks"]) == (0, {})
 
 
+def test_async_is_what_it_is_for_fxpool_with_caches_on(run: Run, tmp_path: Path) -> None:
+    settings = {"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess", "FXPOOL_CACHE_DIR": str(tmp_path / "c")}
+    report = run("background", **settings)
+    assert report["equal"], "the first step of a graph is eager's"
+    assert (report["states"], report["how"]) == (["ready"], ["async", "worker"])
+    assert report["calls"] == [[1, 1]], "a step before the swap, one after it"
+    assert (report["lowerings"], report["stats"]["fallbacks"], report["stats"]["borrowed"]) == (0, {}, {})
+    again = run("background", **settings)
+    assert (again["hit"], again["how"], again["states"]) == (1, ["hit"], []), "used at once, in the next process"
+    assert (again["lowerings"], again["workers"]) == (0, [])
+
+
+def test_progressive_starts_with_code_and_goes_on_in_the_background(run: Run, tmp_path: Path) -> None:
+    report = run(
+        "background",
+        TORCHINDUCTOR_FX_COMPILE_MODE="progressive+subprocess",
+        FXPOOL_CACHE_DIR=str(tmp_path / "c"),
+        FXPOOL_STAGES='[{}, {"max_autotune_pointwise": true}]',
+    )
+    assert (report["states"], report["calls"]) == (["ready"], [[0, 2]]), "never eager"
+    assert (report["lowerings"], report["stats"]["fallbacks"], report["stats"]["borrowed"]) == (0, {}, {})
+    assert len(set(report["workers"])) >= 2, "two stages"
+
+
 @pytest.mark.parametrize("wrapper", ["asynchronous", "progressive"])
 def test_torchs_own_wrappers_send_to_the_pool(wrapper: str, run: Run) -> None:
     # With its graph caches, torch refuses its own wrappers' results (NotImplementedError), installed or not.
