@@ -48,7 +48,7 @@ def import_compiler() -> None:
     from its workers.
     """
     _import(_MODULES)
-    _forget_devices()
+    forget_devices()
 
 
 def settle_assembler() -> None:
@@ -116,9 +116,12 @@ def counters_kept() -> Iterator[None]:
         metrics.reset()
 
 
-def _forget_devices() -> None:
+def forget_devices() -> None:
+    """Let torch ask again what it remembers of devices. Tables of patterns, which are per device anyway, stay."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
+            continue
+        if name.startswith("torch._inductor.fx_passes"):
             continue
         for value in list(vars(module).values()):
             if isinstance(value, _CACHED) and value.__module__ == name:
