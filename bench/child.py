@@ -144,7 +144,16 @@ def hit() -> dict[str, Any]:
             state = ambient.capture(before_autograd=True)
             key.GraphKey.of(
                 capture.key_parts(
-                    "aot", encoded, described, inputs, [], captured.layout, captured.env, state, captured.request.tools
+                    "aot",
+                    encoded,
+                    described,
+                    inputs,
+                    [],
+                    captured.layout,
+                    captured.env,
+                    state,
+                    captured.placement,
+                    captured.request.tools,
                 )
             )
 

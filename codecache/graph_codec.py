@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fxpool.codecache import guards
+from fxpool.codecache import guards, sources
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat import operators, shape_env, tensors
+from fxpool.torch_compat import attention, operators, shape_env, tensors, user_kernels
 
 # Node metadata that says where a node came from, or that compiling works out again.
 _DEBUG_META = frozenset(
@@ -55,9 +55,13 @@ class EncodedGraph:
     """What `GraphEncoder` makes of a graph.
 
     `description` is hashed and travels. `constants` are the tensors it names by number; `debug`
-    holds text for messages. `dependencies` maps a name to a function, operator or module from
-    outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
+    holds text for messages. `dependencies` maps a name to a function, operator, Triton kernel or
+    module from outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
     devices, also of those that are named in a string.
+
+    Which of several equal devices a graph is for does not decide what is compiled: in the description they are
+    numbered in order of appearance. `indices` holds this process's index of each, `current_named` says that the
+    current device is meant somewhere.
     """
 
     description: list[Any]
@@ -66,6 +70,8 @@ class EncodedGraph:
     dependencies: dict[str, Any]
     symbols: set[str]
     devices: set[str]
+    indices: list[int]
+    current_named: bool
 
 
 class GraphEncoder:
@@ -77,7 +83,12 @@ class GraphEncoder:
         self.dependencies: dict[str, Any] = {}
         self.symbols: set[str] = set()
         self.devices: set[str] = set()
+        self._indices: dict[int, int] = {}
+        self._current_named = False
+        self._attentions: dict[str, int] = {}
         self._constant_ids: dict[int, int] = {}
+        self._calls_kernels = False
+        self._kernels: dict[int, list[Any]] = {}
         self._nodes: dict[torch.fx.Node, list[Any]] = {}
         # By identity, since an operator may compare as it likes; kept, or its id could be taken by another.
         self._functions: dict[int, tuple[Any, list[Any]]] = {}
@@ -92,7 +103,16 @@ class GraphEncoder:
         attributes to their fake twins; only their metadata travels. Other tensors are constants."""
         lifted = lifted or {}
         description = self._module(gm, lifted)
-        return EncodedGraph(description, self.constants, self._debug, self.dependencies, self.symbols, self.devices)
+        return EncodedGraph(
+            description,
+            self.constants,
+            self._debug,
+            self.dependencies,
+            self.symbols,
+            self.devices,
+            list(self._indices),
+            self._current_named,
+        )
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
         codegen = type(gm.graph._codegen)  # a flattened calling convention is not a graph of Dynamo's
@@ -109,6 +129,8 @@ class GraphEncoder:
             if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
                 attributes[target] = self._attribute(op, target, gm_attribute(gm, target))
             called = target if isinstance(target, str) else self.function(target)
+            if target is attention.FUNCTION:
+                called = self._attention(node, called)
             self._nodes[node] = ["n", len(self._nodes)]
             self._debug.append(about.get("stack_trace"))
             nodes.append(
@@ -126,7 +148,33 @@ class GraphEncoder:
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
+        if self._calls_kernels:
+            rows = zip(gm.graph.nodes, nodes, strict=True)
+            nodes = [self._kernel_call(node, row) if user_kernels.is_call(node) else row for node, row in rows]
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
+
+    def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
+        """In the call of a program's Triton kernel: what it finds in tables of this process, in place of where."""
+        try:
+            constants = user_kernels.constants(node)
+            found = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
+        except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
+            raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
+        *before, (tag, *keywords), meta = row
+        return [*before, [tag, *([name, found.get(name, value)] for name, value in keywords)], meta]
+
+    def _kernel(self, node: torch.fx.Node) -> list[Any]:
+        """Its digest travels too: imported elsewhere, a module may make another kernel under the same name."""
+        place = user_kernels.place(node)
+        if place not in self._kernels:
+            kernel = user_kernels.describe(node)
+            self.dependencies[f"kernel:{kernel.module}:{kernel.name}"] = kernel.function
+            self._kernels[place] = ["kernel", len(self._kernels), sources.digest_value(kernel.function), kernel.data]
+        return self._kernels[place]
+
+    def _attention(self, node: torch.fx.Node, called: list[Any]) -> list[Any]:
+        number = attention.implementation(node, self._attentions)
+        return called if number is None else ["attention", number]
 
     def _meta(self, about: dict[str, Any]) -> Sequence[Any]:
         names = tuple(about)
@@ -196,14 +244,27 @@ class GraphEncoder:
         return ["d", *map(self._each, values.items())]
 
     def _text(self, value: str) -> str:
-        device = value.partition(":")[0]
-        if device in _NAMES_OF_DEVICES:
-            self.devices.add(device)
+        kind, _, index = value.partition(":")
+        if kind in _NAMES_OF_DEVICES:
+            self.devices.add(kind)
+            if kind == "cuda":
+                if index.isdigit():
+                    return f"cuda:{self._number(int(index))}"
+                self._current_named = True
         return value
 
     def device(self, device: torch.device) -> list[Any]:
-        self.devices.add(device.type)
-        return [device.type, device.index]
+        kind, index = device.type, device.index
+        self.devices.add(kind)
+        if kind == "cuda":
+            if index is None:
+                self._current_named = True
+            else:
+                index = self._number(index)
+        return [kind, index]
+
+    def _number(self, index: int) -> int:
+        return self._indices.setdefault(index, len(self._indices))
 
     def _of_other_type(self, value: Any) -> Any:
         """What `_ENCODERS` does not name by its type: tensors, functions, and whatever is derived from a type there."""
@@ -313,6 +374,7 @@ class GraphEncoder:
                 self.dependencies[f"operator:{operators.packet_name(target)}"] = target
             return ["packet", operators.packet_name(target)]
         if operators.is_higher_order(target):
+            self._calls_kernels |= user_kernels.is_operator(target)
             return ["hop", operators.higher_order_name(target)]
         wrapped = operators.numpy_wrapper(target)
         if wrapped is not None:

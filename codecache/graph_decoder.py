@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache import guards
+from fxpool.codecache import guards, sources
 from fxpool.codecache.graph_codec import gm_attribute
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat import operators, shape_env, tensors
+from fxpool.torch_compat import attention, operators, shape_env, tensors, user_kernels
 
 
 class GraphDecoder:
@@ -27,6 +27,7 @@ class GraphDecoder:
         self._symbols = shape_env.symbols(env) if env is not None else {}
         self._constants = constants
         self._nodes: list[torch.fx.Node] = []
+        self._kernels: dict[int, int] = {}
 
     def decode(self, description: list[Any], debug: list[Any] | None = None) -> torch.fx.GraphModule:
         """The graph module; `debug` puts stack traces back."""
@@ -96,8 +97,25 @@ class GraphDecoder:
     def constant(self, number: int) -> torch.Tensor:
         return self._constants[number]
 
+    def kernel(self, number: int, digest: str, description: list[Any]) -> int:
+        """The place of a program's Triton kernel in this process's table. Raises CannotTravelError: it is another."""
+        if number not in self._kernels:
+            try:
+                function = user_kernels.find(description)
+                found = sources.digest_value(function)
+            except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
+                raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
+            if found != digest:
+                raise CannotTravelError(
+                    "triton_kernel_differs", f"{description[0]}.{description[1]}, imported elsewhere"
+                )
+            self._kernels[number] = user_kernels.add(function, description)
+        return self._kernels[number]
+
     def function(self, row: list[Any]) -> Any:
         kind, *names = row
+        if kind == "attention":
+            return attention.with_implementation(names[0])
         if kind == "op":
             return operators.find_overload(names[0])
         if kind == "packet":
@@ -151,6 +169,8 @@ _DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
     "constant": lambda d, r: d.constant(r[1]),
     "partial": lambda d, r: functools.partial(d.function(r[1]), *d.value(r[2]), **d.value(r[3])),
     "fn": lambda d, r: d.function(r[1]),
+    "kernel": lambda d, r: d.kernel(*r[1:]),
+    "kernel_constants": lambda d, r: user_kernels.add_constants(r[1]),
     "dtype": lambda d, r: getattr(torch, r[1]),
     "device": lambda d, r: torch.device(*[p for p in r[1:] if p is not None]),
     "layout": lambda d, r: getattr(torch, r[1]),

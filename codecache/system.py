@@ -65,13 +65,14 @@ def _system_facts(root: str | None) -> Facts:
     return facts
 
 
-def device_facts(device_types: set[str]) -> Facts:
+def device_facts(device_types: set[str], *, named: bool = False) -> Facts:
     """What code for these kinds of devices depends on, of those of them that this process sees.
 
-    Nothing is asked of a device whose kind is not named. For `cpu` and `meta` there is nothing to add.
+    Nothing is asked of a device whose kind is not named. For `cpu` and `meta` there is nothing to add, nor for `cuda`
+    where the graph's own devices are `named` elsewhere in the key.
     """
     facts: Facts = {}
-    for kind in sorted(device_types - {"cpu", "meta"}):
+    for kind in sorted(device_types - {"cpu", "meta"} - ({"cuda"} if named else set())):
         facts.update(_cuda_facts() if kind == "cuda" else _other_device_facts(kind))
     return facts
 

@@ -45,6 +45,20 @@ class AmbientState:
     environment: dict[str, str]
     code: bytes | None = None
 
+    def elsewhere(self) -> AmbientState:
+        """For a process that answers for devices instead of seeing them: none of them has this process's index."""
+        hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+        return dataclasses.replace(
+            self,
+            switches={**self.switches, "default_device": without_index(self.switches["default_device"])},
+            environment={**self.environment, **hidden},
+        )
+
+
+def without_index(device: str | None) -> str | None:
+    """The default device, by kind: what it was given to is in the graph."""
+    return device.partition(":")[0] if device is not None else None
+
 
 def capture(*, before_autograd: bool) -> AmbientState:
     """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
@@ -96,6 +110,7 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
         if name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
     }
     ambient = {**state.switches, "inference_mode": switches.inference_mode(), "environment": variables}
+    ambient["default_device"] = without_index(ambient["default_device"])
     passes = {name: cacheable.pass_uuid(name, value) for name, value in configs.code_values().items()}
     return ambient, {**configs.key_values(state.configuration), "passes": passes}
 

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +23,7 @@ from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.library import Library
 from fxpool.lowering.request import AOT
+from fxpool.torch_compat.padding import Question
 
 if TYPE_CHECKING:
     from fxpool.lowering.triton_library import Choices, TritonLibrary
@@ -70,10 +71,11 @@ class Reference(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What a worker sends back: one of the two."""
+    """What a worker sends back: one of them. `questions` are to be answered before the graph can be compiled."""
 
     artifact: Artifact | None = None
     reference: Reference | None = None
+    questions: list[Question] = []
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -104,7 +106,8 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str,
 class Parts:
     """Where loading takes the parts of a compiled graph from.
 
-    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked.
+    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
+    loads says in `indices` which CUDA devices the graph is to run on.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Parts:
         self.result, self._library, self._triton = result, library, triton
         self.guards, self.effects, self.seconds = guards, effects, seconds
         self._loaded_triton: TritonLibrary | None = None
+        self.indices: Sequence[int] = ()
 
     def library(self) -> Any:
         """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""

@@ -14,7 +14,7 @@ import torch
 
 from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolchain
 from fxpool.errors import CannotTravelError
-from fxpool.lowering import ambient, overlap
+from fxpool.lowering import ambient, devices, overlap
 from fxpool.lowering.request import AOT, FX, CompileRequest
 from fxpool.torch_compat import aot, configs, operators, shape_env, tracing
 
@@ -35,6 +35,7 @@ class Captured:
     lifted: list[torch.Tensor]
     sources: list[Any]
     layout: overlap.Layout
+    placement: devices.Placement
     bypass: cacheable.Bypass | None = None
     describe: Callable[[], key.GraphKey] | None = None
 
@@ -186,6 +187,7 @@ def _finish(
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(values)
     shapes = _dump_shapes(env) if encoded.symbols and env is not None else None
+    placement = devices.placement(encoded, state.switches["default_device"], tools)
     request = CompileRequest(
         level=level,
         label=label,
@@ -202,15 +204,19 @@ def _finish(
         libraries=libraries,
         store=store,
         tools=tools,
+        devices=placement.facts if not placement.needed else (),
+        current_device=placement.current,
         **request_fields,
     )
-    captured = Captured(request, context, env, fakes, lifted, sources, layout)
+    captured = Captured(request, context, env, fakes, lifted, sources, layout, placement)
     try:
         if check is None:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
         try:
-            parts = key_parts(level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, tools)
+            parts = key_parts(
+                level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, placement, tools
+            )
             made = request.key = key.GraphKey.of(parts)
         except (TypeError, ValueError) as error:
             raise cacheable.Bypass("configuration", str(error)) from error
@@ -238,6 +244,7 @@ def key_parts(
     layout: overlap.Layout,
     env: Any | None,
     state: ambient.AmbientState,
+    placement: devices.Placement,
     tools: str | None,
 ) -> dict[str, Any]:
     """The components of a key, by name, as plain data or bytes.
@@ -253,7 +260,11 @@ def key_parts(
         "ambient": ambient_part,
         "configuration": configuration,
         "code": cacheable.code_digests(encoded.dependencies),
-        "system": {**system.system_facts(tools), **system.device_facts(encoded.devices)},
+        "system": {
+            **system.system_facts(tools),
+            **system.device_facts(encoded.devices, named=bool(placement.facts)),
+            **placement.key_part(),
+        },
         "toolchain": toolchain.toolchain_facts(tools),
     }
 
@@ -294,6 +305,9 @@ def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str]]:
     modules: set[str] = set()
     libraries: set[str] = set()
     for name, target in dependencies.items():
+        if name.startswith("kernel:"):
+            modules.add(name.split(":")[1])
+            continue
         if not name.startswith("operator:"):
             modules.add(graph_codec.name_of(target)[0])
             continue

@@ -34,11 +34,14 @@ from fxpool.torch_compat import aot, configs, tracing
 
 if TYPE_CHECKING:
     from fxpool.lowering.background import Stage
+    from fxpool.torch_compat.padding import Question
 
 log = logging.getLogger("fxpool.lowering")
 
 # How many servers a graph may lose before it is compiled here.
 _SERVERS = 3
+# How often a compile may come back with something to measure: once, unless sizes change what is asked.
+_MEASURINGS = 4
 
 
 @contextlib.contextmanager
@@ -165,6 +168,8 @@ def _by_stages(
 
 def _to_be_compiled(captured: Captured) -> None:
     captured.to_be_compiled()
+    if captured.placement.needed:
+        statistics.count("fallbacks", f"device_needed:{captured.placement.needed}")
     captured.request.aot_id = tracing.next_aot_id() if captured.request.level == "aot" else 0
 
 
@@ -217,13 +222,18 @@ def _once(
 ) -> Any | None:
     """What one job comes to. None if its result is gone, or was made for somebody else and does not fit this call."""
     request = captured.request
-    with attempt.timed("compile"):
-        try:
-            data, joined = _submit(request, attempt, flight)
-        except DEADLY as error:
-            quarantined.add(store, attempt.key, attempt.label, error)
-            raise
-    answer = decode_answer(data)
+    for _ in range(_MEASURINGS):
+        with attempt.timed("compile"):
+            try:
+                data, joined = _submit(request, attempt, flight)
+            except DEADLY as error:
+                quarantined.add(store, attempt.key, attempt.label, error)
+                raise
+        answer = decode_answer(data)
+        if not answer.questions:
+            break
+        with attempt.timed("measure"):
+            _measure(captured, answer.questions)
     made = answer.reference or answer.artifact
     if made is None:
         return None
@@ -249,6 +259,14 @@ def _once(
     return found
 
 
+def _measure(captured: Captured, questions: Sequence[Question]) -> None:
+    """Answer what lowering asks a clock for, for the next try."""
+    from fxpool.lowering import measured
+
+    facts, index = captured.placement.facts[0], captured.placement.indices[0]
+    captured.request.measured += measured.measure(questions, facts, index, captured.request.tools)
+
+
 def _referred(
     reference: Reference, captured: Captured, store: LocalStore | None, loaded: Callable[[Parts], Any], others: bool
 ) -> Any | None:
@@ -270,8 +288,9 @@ def _referred(
 
 
 def _place(request: CompileRequest) -> dict[str, Any]:
+    state = request.ambient.elsewhere() if request.devices else request.ambient
     return {
-        "environment": service.job_environment(request.ambient.environment),
+        "environment": service.job_environment(state.environment),
         "sys_path": service.import_path(),
         "cwd": service.working_directory(),
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import statistics
-from fxpool.errors import CorruptEntryError
+from fxpool.errors import CannotReturnError, CorruptEntryError
 from fxpool.lowering import effects, overlap
 from fxpool.lowering.artifact import Parts
 from fxpool.lowering.capture import Captured
@@ -34,11 +34,14 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, lat
         if not effects.add_guards(captured.env, parts.guards):
             raise GuardsDoNotHold
         effects.replay(parts.effects, captured.context, captured.sources)
+    parts.indices = captured.placement.indices
     try:
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
         boxed = aot.wrap(result, captured.fakes, captured.sources)
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
     call = _unboxed(boxed, captured.lifted)
@@ -92,9 +95,12 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
     """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
     if not effects.add_guards(captured.env, parts.guards):
         raise GuardsDoNotHold
+    parts.indices = captured.placement.indices
     try:
         graph = inner.load(parts.result())
         output_code.put_into(graph, parts)
         return inner.finish(graph, captured.fakes, arguments)
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error

@@ -14,7 +14,9 @@ import torch
 
 from fxpool.codecache.key import GraphKey
 from fxpool.lowering.ambient import AmbientState
+from fxpool.lowering.measured import Measured
 from fxpool.torch_compat import tensors, tracing
+from fxpool.torch_compat.device_facts import DeviceFacts
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made
@@ -35,7 +37,9 @@ class CompileRequest:
 
     `key` is None for a graph that may not be kept. `store` is the directory an entry goes to. `values` are those of the
     symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values of symbols where
-    the graph was captured in a call with others.
+    the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers for instead of
+    seeing them, in the graph's order, `current_device` is the number of the current one, and `measured` answers what
+    lowering would have measured on them.
     """
 
     level: str
@@ -61,11 +65,19 @@ class CompileRequest:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unfit: list[str] = dataclasses.field(default_factory=list)
     hints: dict[str, Any] = dataclasses.field(default_factory=dict)
+    devices: tuple[DeviceFacts, ...] = ()
+    current_device: int = 0
+    measured: Measured = dataclasses.field(default_factory=list)
 
     def dump(self) -> bytes:
         names = list(self.parameter_sources)
         sources = tracing.dump_sources([*self.sources, *self.parameter_sources.values()])
-        travelling = dataclasses.replace(self, sources=[sources, len(self.sources)], parameter_sources={"": names})
+        travelling = dataclasses.replace(
+            self,
+            sources=[sources, len(self.sources)],
+            parameter_sources={"": names},
+            ambient=self.ambient.elsewhere() if self.devices else self.ambient,
+        )
         with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
             return pickle.dumps(travelling, protocol=5)
 

@@ -15,12 +15,13 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, host_facts, kernels, lookup, precompiled_header
+from fxpool.lowering import ambient, devices, host_facts, kernels, lookup, precompiled_header
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
 from fxpool.pool import current_job
 from fxpool.torch_compat import preload
+from fxpool.torch_compat.padding import NotMeasuredError
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -39,15 +40,20 @@ def compile_job(payload: bytes) -> bytes:
         reference = Reference(request.store, entry.key, entry.name, entry.metadata.compile_seconds, found=True)
         return encode_answer(Answer(reference=reference))
     preload.settle_assembler()
-    with compiling.scratch_directory():
-        artifact = compiling.compile_request(
-            request,
-            _submit,
-            lambda: 1 + job.slots_free(),
-            patient=not host_facts.worth_preparing(),
-            apart=True,
-            phase=job.phase,
-        )
+    try:
+        with compiling.scratch_directory(), devices.answered(request) as measured:
+            artifact = compiling.compile_request(
+                request,
+                _submit,
+                lambda: 1 + job.slots_free(),
+                patient=not host_facts.worth_preparing(),
+                apart=True,
+                phase=job.phase,
+            )
+    except NotMeasuredError as error:
+        return encode_answer(Answer(questions=error.questions))
+    if measured is not None and measured.given:
+        artifact.effects["measured"] = measured.record()
     job.phase("publishing")
     if request.key is None or request.store is None:
         artifact.unkept = "not asked for"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import marshal
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,9 @@ _LIBRARY = "_fxpool_library"
 _TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
+_NAMED_DEVICE = re.compile(r"cuda:\d+")
+# Functions that generated code calls with the index of a CUDA device.
+_OF_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device", "torch.cuda.device", "get_raw_stream"})
 
 
 class LinkedWrapper(msgspec.Struct, array_like=True):
@@ -32,6 +36,7 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     `code` is a marshalled code object, `name` the file name it bears, `kernels` how many functions it takes from the
     entry's library (set as ``_fxpool_library`` before it runs) and `triton` from its Triton library
     (``_fxpool_triton``), `operators` those it calls besides aten's, `unlinked` what torch's own loader still does.
+    `devices` are the CUDA devices it names, by number in the graph; their indices are set where it runs.
     """
 
     name: str
@@ -40,6 +45,7 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     triton: int
     operators: list[str]
     unlinked: list[str]
+    devices: list[int] = []
 
 
 def link(source: str, name: str, kernels: Mapping[str, str], triton: Mapping[str, str] | None = None) -> LinkedWrapper:
@@ -67,6 +73,7 @@ def link(source: str, name: str, kernels: Mapping[str, str], triton: Mapping[str
         linker.taken[_TRITON],
         sorted(set(importable.operators_in(module))),
         unlinked,
+        sorted(linker.devices),
     )
 
 
@@ -84,14 +91,41 @@ class _Linker(ast.NodeTransformer):
         self._kernels, self._triton = kernels, triton
         self.taken = {_LIBRARY: 0, _TRITON: 0}
         self.unresolved: set[str] = set()
+        self.devices: set[int] = set()
         self._resolved: dict[str, list[ast.stmt]] = {}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         library, name = self._kernel(node)
         if name is None:
+            self._place(node)
             return self.generic_visit(node)
         self.taken[library] += 1
         return ast.copy_location(ast.Attribute(ast.Name(library, ast.Load()), name, ast.Load()), node)
+
+    def _place(self, node: ast.Call) -> None:
+        """Put a name in the place of a device's index."""
+        called = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+        if called in _OF_DEVICE:
+            node.args = [self._device(argument) for argument in node.args]
+        elif called in ("device", "torch.device"):
+            values = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(isinstance(value, ast.Constant) and value.value == "cuda" for value in values):
+                node.args = [self._device(argument) for argument in node.args]
+                for keyword in node.keywords:
+                    keyword.value = self._device(keyword.value)
+
+    def _device(self, node: ast.expr) -> ast.expr:
+        if not (isinstance(node, ast.Constant) and type(node.value) is int):
+            return node
+        self.devices.add(node.value)
+        return ast.copy_location(ast.Name(f"{output_code.DEVICE}{node.value}", ast.Load()), node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not (isinstance(node.value, str) and _NAMED_DEVICE.fullmatch(node.value)):
+            return node
+        number = int(node.value.removeprefix("cuda:"))
+        self.devices.add(number)
+        return ast.copy_location(ast.Name(f"{output_code.DEVICE_NAME}{number}", ast.Load()), node)
 
     def _kernel(self, node: ast.Call) -> tuple[str, str | None]:
         """(library, name in it) of the kernel that a call has compiled; no name for any other call."""

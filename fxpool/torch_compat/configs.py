@@ -208,6 +208,24 @@ def freezing() -> bool:
     return bool(inductor_config.freezing)
 
 
+# Options under which lowering itself runs code on the device to choose by time, or needs it for anything else.
+_MEASURING = ("max_autotune", "max_autotune_gemm", "max_autotune_custom_op", "benchmark_fusion",
+              "benchmark_combo_kernel", "benchmark_template_fusion", "runtime_estimations_mms_benchmark",
+              "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth",
+              "benchmark_kernel")  # fmt: skip
+
+
+def measures() -> str:
+    """The first option in force that has lowering measure on a device; empty if none has."""
+    for name in _MEASURING:
+        value: Any = inductor_config
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value:
+            return name
+    return ""
+
+
 def caches_disabled() -> bool:
     """Whether the user turned every compile cache off (torch.compiler.config.force_disable_caches)."""
     import torch

@@ -52,24 +52,24 @@ class _Utilities:
 class _Driver:
     """Stands where Triton keeps its driver."""
 
-    def __init__(self, facts: Sequence[DeviceFacts]) -> None:
+    def __init__(self, facts: Sequence[DeviceFacts], current: int) -> None:
         self.utils = _Utilities(facts)
-        self._facts = facts
+        self._facts, self._current = facts, current
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        major, minor = self._facts[0].capability
+        major, minor = self._facts[self._current].capability
         return GPUTarget("cuda", major * 10 + minor, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self._current
 
     def get_device_interface(self) -> Any:
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", 0)
+        return torch.device("cuda", self._current)
 
     def is_active(self) -> bool:
         return True
@@ -91,12 +91,11 @@ class _Nowhere:
     def __exit__(self, *error: object) -> None: ...
 
 
-def _index(device: Any = None) -> int:
-    if device is None or device == "cuda":
-        return 0
+def _index(device: Any, current: int) -> int:
     if isinstance(device, int):
-        return max(device, 0)
-    return torch.device(device).index or 0
+        return device if device >= 0 else current
+    index = torch.device(device).index if device is not None else None
+    return current if index is None else index
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -106,31 +105,31 @@ def _refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _answers(facts: Sequence[DeviceFacts]) -> dict[str, Callable[..., Any]]:
+def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[..., Any]]:
     """Functions of ``torch.cuda`` by name."""
     properties = [_Properties(one) for one in facts]
     no_state = torch.zeros(16, dtype=torch.uint8)
 
     def capability(device: Any = None) -> tuple[int, int]:
-        return facts[_index(device)].capability
+        return facts[_index(device, current)].capability
 
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_is_compiled": lambda: True,
         "device_count": lambda: len(facts),
-        "current_device": lambda: 0,
+        "current_device": lambda: current,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        "get_device_properties": lambda device=None: properties[_index(device)],
+        "get_device_properties": lambda device=None: properties[_index(device, current)],
         "get_device_capability": capability,
-        "get_device_name": lambda device=None: facts[_index(device)].name,
+        "get_device_name": lambda device=None: facts[_index(device, current)].name,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability() >= (8, 0),
         "memory_allocated": lambda device=None: 0,
         "get_rng_state": lambda device="cuda": no_state.clone(),
         "set_rng_state": lambda state, device="cuda": None,
-        "_exchange_device": lambda index: 0,
-        "_maybe_exchange_device": lambda index: 0,
+        "_exchange_device": lambda index: current,
+        "_maybe_exchange_device": lambda index: current,
     }
 
 
@@ -139,8 +138,8 @@ _REFUSED = ("_lazy_init", "current_stream", "default_stream", "mem_get_info", "g
 
 
 @contextlib.contextmanager
-def answering(facts: Sequence[DeviceFacts]) -> Iterator[None]:
-    """Let this process compile for devices with these facts, by index, while it sees none.
+def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
+    """Let this process compile for devices with these facts, by index, while it sees none. `current` is one's index.
 
     For processes that serve one job: the answers hold for all threads, and caches in torch keep them.
     """
@@ -148,7 +147,7 @@ def answering(facts: Sequence[DeviceFacts]) -> Iterator[None]:
     from torch._inductor.runtime import triton_helpers
 
     interface = device_interface.CudaInterface
-    answers = _answers(facts)
+    answers = _answers(facts, current)
     with contextlib.ExitStack() as stack:
 
         def put(owner: Any, name: str, value: Any) -> None:
@@ -175,7 +174,7 @@ def answering(facts: Sequence[DeviceFacts]) -> Iterator[None]:
         if facts[0].cudnn is not None:
             put(torch.backends.cudnn, "version", lambda: facts[0].cudnn)
             put(torch.backends.cudnn, "is_available", lambda: True)
-        stack.enter_context(_triton(facts, triton_helpers))
+        stack.enter_context(_triton(facts, current, triton_helpers))
         stack.enter_context(_modules_read())
         stack.enter_context(_constants_on_cpu())
         preload.forget_devices()
@@ -184,11 +183,11 @@ def answering(facts: Sequence[DeviceFacts]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _triton(facts: Sequence[DeviceFacts], helpers: Any) -> Iterator[None]:
+def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterator[None]:
     from triton.runtime import driver
 
     before = driver._active
-    driver.set_active(_Driver(facts))
+    driver.set_active(_Driver(facts, current))
     try:
         with mock.patch.object(helpers, "set_driver_to_gpu", lambda: None):
             yield

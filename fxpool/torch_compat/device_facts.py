@@ -1,7 +1,7 @@
 """What compiling for a CUDA device depends on, as plain data.
 
-Lowering and Triton ask a device for a handful of facts. They are asked once, of the real device, by the process that has
-it (`capture`); they travel with each request, are part of its key, and are what a worker answers from
+Lowering and Triton ask a device for a handful of facts. They are asked once, of the real device, by the process that
+has it (`capture`); they travel with each request, are part of its key, and are what a worker answers from
 (`torch_compat.device_answers`), which then touches no device.
 """
 
@@ -40,12 +40,11 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
         """The highest clock of its processors in MHz."""
         return self.driver["sm_clock_rate"] // 1000
 
-    def key_part(self) -> dict[str, Any]:
-        """For a key. What differs between devices of one kind, or is no concern of compiling, is not in it."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        fields["properties"] = {k: v for k, v in sorted(self.properties.items()) if k not in _OF_ONE_DEVICE}
-        fields["driver"] = dict(sorted(self.driver.items()))
-        return fields
+    def described(self) -> str:
+        """One line, for a key. What differs between devices of one kind is not in it."""
+        properties = {k: v for k, v in self.properties.items() if k not in _OF_ONE_DEVICE and k != "name"}
+        rest = {**properties, **self.driver, "cuda": self.cuda, "cudnn": self.cudnn}
+        return " ".join([self.name, self.target, *(f"{name}={value}" for name, value in sorted(rest.items()))])
 
 
 # Memory differs by what the driver keeps for itself; the rest says which device it is, or where.

@@ -16,7 +16,9 @@ import torch
 # Torch keeps pointers to guards and never frees them. Its hooks are one object without data behind a reference: a copy
 # of its table of functions, some of them replaced, takes that table's place.
 SOURCE = """\
+#include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
@@ -76,6 +78,26 @@ struct Hooks final : Base {
   virtual void last() const {}
 };
 
+// Which implementation of attention is called next; what only a device can tell was asked of one before. Where it was
+// not, what can't fail: the implementation for half types where there is no mask, the one for all sizes otherwise.
+int attention = -1;
+
+int64_t choose_attention(
+    const at::Tensor& query, const at::Tensor&, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double, bool, std::optional<double>, bool grouped) {
+  if (attention >= 0) return attention;
+  const bool masked = mask.has_value() && mask->defined();
+  const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  const auto size = query.sym_size(-1).guard_int(__FILE__, __LINE__);
+  if (half && !masked && major >= 8 && size <= 256 && query.sym_size(-1) == value.sym_size(-1)) {
+    return static_cast<int64_t>(at::SDPBackend::flash_attention);
+  }
+  if (!grouped && major >= 8 && query.scalar_type() != at::kDouble && size % 8 == 0) {
+    return static_cast<int64_t>(at::SDPBackend::efficient_attention);
+  }
+  return static_cast<int64_t>(at::SDPBackend::math);
+}
+
 // Where a virtual function stands in its table.
 template <typename Function>
 size_t place(Function function) {
@@ -93,19 +115,28 @@ constexpr size_t kBefore = 2;  // what stands before the functions: an offset, a
 
 }  // namespace
 
+extern "C" int fxpool_attention(int choice) {
+  const int before = attention;
+  attention = choice;
+  return before;
+}
+
 extern "C" void fxpool_no_device(int count, int capability, long version) {
   devices = static_cast<DeviceIndex>(count);
   major = capability;
   cudnn = version;
-  static Guard guard;
-  impl::device_guard_impl_registry[static_cast<size_t>(kind)].store(&guard);
+  // Never destroyed: torch may ask while the process ends.
+  static const auto* guard = new Guard();
+  impl::device_guard_impl_registry[static_cast<size_t>(kind)].store(guard);
 
-  static const Hooks hooks;
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+
+  static const auto& hooks = *new Hooks();
   const Base& theirs = at::detail::getCUDAHooks();
   void** mine = *reinterpret_cast<void** const*>(&hooks);
   void** before = *reinterpret_cast<void** const*>(&theirs);
   if (before == mine) return;
-  static std::vector<void*> table;
+  static auto& table = *new std::vector<void*>();
   if (table.empty()) {
     const size_t functions = place(&Hooks::last);
     table.assign(before - kBefore, before + functions);
@@ -135,6 +166,19 @@ def command(compiler: str, source: str, target: str) -> list[str]:
     ]  # fmt: skip
 
 
+_library: ctypes.CDLL | None = None
+
+
 def install(library: str, devices: int, capability: int, cudnn: int | None) -> None:
     """Answer as for so many devices of this major capability, for good. Raises OSError if it does not load."""
-    ctypes.CDLL(library).fxpool_no_device(devices, capability, ctypes.c_long(cudnn or 0))
+    global _library
+    _library = ctypes.CDLL(library)
+    _library.fxpool_no_device(devices, capability, ctypes.c_long(cudnn or 0))
+
+
+def choose_attention(number: int) -> int:
+    """Let torch take this implementation of attention from now on (-1: as it can be told without a device).
+
+    Returns the number that was in force. Does nothing in a process that has devices of its own.
+    """
+    return int(_library.fxpool_attention(number)) if _library is not None else -1

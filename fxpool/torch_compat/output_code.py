@@ -32,6 +32,11 @@ from fxpool.torch_compat import importable
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
 
 
+#: What linked code calls the index of a CUDA device, and the device itself, by number in the graph.
+DEVICE = "_fxpool_device_"
+DEVICE_NAME = "_fxpool_device_name_"
+
+
 class Wrapper(Protocol):
     """A linked wrapper: what `fxpool.lowering.wrapper` makes of a generated module."""
 
@@ -41,10 +46,14 @@ class Wrapper(Protocol):
     triton: int
     operators: list[str]
     unlinked: list[str]
+    devices: list[int]
 
 
 class Surroundings(Protocol):
     """What a linked graph is given where it is loaded."""
+
+    #: The index here of each CUDA device that the graph names.
+    indices: Sequence[int]
 
     def library(self) -> Any:
         """The module with the C++ kernels of the entry."""
@@ -54,6 +63,10 @@ class Surroundings(Protocol):
 
     def missed(self, what: str) -> None:
         """Something of the graph is left to torch's own loader."""
+
+
+class ElsewhereError(Exception):
+    """A graph that runs on the device it was compiled for only."""
 
 
 class LinkedGraph(CompiledFxGraph):
@@ -99,6 +112,10 @@ class LinkedGraph(CompiledFxGraph):
         linecache.cache[wrapper.name] = (len(text), None, text.splitlines(keepends=True), wrapper.name)
         module.__dict__["_fxpool_library"] = library
         module.__dict__["_fxpool_triton"] = self._fxpool_triton
+        if wrapper.devices:
+            for number, index in enumerate(self._fxpool_surroundings.indices):
+                module.__dict__[f"{DEVICE}{number}"] = index
+                module.__dict__[f"{DEVICE_NAME}{number}"] = f"cuda:{index}"
         exec(marshal.loads(wrapper.code), module.__dict__)
         for constant, value in constants.items():
             setattr(module, constant, value)
@@ -199,7 +216,16 @@ def name_of(graph: Any) -> str:
 
 
 def put_into(graph: Any, surroundings: Surroundings) -> None:
-    """Say where a linked graph finds its kernels. One that is not linked is left to torch, which is counted."""
+    """Say where a linked graph finds its kernels. One that is not linked is left to torch, which is counted.
+
+    Raises:
+        ElsewhereError: the graph is for other devices than those it was compiled for, and is not linked.
+    """
+    indices = surroundings.indices
+    linked = isinstance(graph, LinkedGraph) and not graph._fxpool_wrapper.unlinked
+    if not linked and any(number != index for number, index in enumerate(indices)):
+        raise ElsewhereError(f"code for device 0 can't be used on device {indices[0]} as torch loads it")
+    graph.device_idxs = type(graph.device_idxs)(indices[n] if n < len(indices) else n for n in graph.device_idxs)
     if isinstance(graph, LinkedGraph):
         graph._fxpool_surroundings = surroundings
     else:

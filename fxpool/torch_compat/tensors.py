@@ -7,7 +7,9 @@ shared storages and leaves as they were. Sizes, strides and offsets may be symbo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -163,3 +165,16 @@ def modes_disabled() -> Any:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
+
+
+def fake_mode_of(tensor: Any) -> Any:
+    """The mode a fake tensor belongs to."""
+    return tensor.fake_mode
+
+
+@contextlib.contextmanager
+def no_new_guards(tensor: Any) -> Iterator[None]:
+    """Let nothing that is asked of symbolic sizes become a guard."""
+    env = tensor.fake_mode.shape_env
+    with env.suppress_guards() if env is not None else contextlib.nullcontext():
+        yield

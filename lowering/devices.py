@@ -1,0 +1,141 @@
+"""The CUDA devices of a graph: what its worker is told of them, and where its code runs.
+
+A worker compiles for devices that it does not see. Their facts travel with the request; which of several equal devices
+they are does not, and is said where code is loaded. What only a device can answer while a graph is lowered keeps it
+from travelling so: it is compiled by a worker that sees the devices, which is counted under the reason.
+
+    parent: `placement`  ──▶ facts, in the key and the request ──▶ worker: `answered`
+               └─▶ indices ──▶ load: the code's devices
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import filelock
+import torch
+
+from fxpool.codecache import blobs, toolchain
+from fxpool.codecache.graph_codec import EncodedGraph
+from fxpool.errors import StoreError
+from fxpool.lowering.measured import Answers
+from fxpool.lowering.request import CompileRequest
+from fxpool.torch_compat import configs, device_facts, device_guard, padding
+from fxpool.torch_compat.device_facts import DeviceFacts
+
+# Longest wait, in seconds, for another process that makes the same library.
+_PATIENCE = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Devices in the order in which a graph names them.
+
+    `indices` are those of this process, `facts` what is known of each; `current` is the number of the current one.
+    `needed` says why a worker has to see them; empty where it need not.
+    """
+
+    indices: tuple[int, ...] = ()
+    facts: tuple[DeviceFacts, ...] = ()
+    current: int = 0
+    needed: str = ""
+
+    def key_part(self) -> dict[str, str]:
+        if not self.facts:
+            return {}
+        rows = {f"cuda_device_{number}": one.described() for number, one in enumerate(self.facts)}
+        return {**rows, "cuda_current": str(self.current), "cuda_needed": self.needed}
+
+
+def placement(encoded: EncodedGraph, default: str | None, tools: str | None) -> Placement:
+    """The CUDA devices of an encoded graph; `default` is the default device in force."""
+    if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
+        return Placement()
+    indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
+    if (encoded.current_named or default is not None or not indices) and here not in indices:
+        indices.append(here)
+    if here in indices:
+        current = indices.index(here)
+    facts = tuple(map(device_facts.capture, indices))
+    if default is not None and torch.device(default).index not in (None, here):
+        return Placement(tuple(indices), facts, current, "default_device")
+    return Placement(tuple(indices), facts, current, _needed(encoded, tools))
+
+
+def _needed(encoded: EncodedGraph, tools: str | None) -> str:
+    if any(constant.device.type != "cpu" for constant in encoded.constants):
+        return "constant"
+    if measured := configs.measures():
+        return measured
+    return "" if toolchain.find_compiler(tools) is not None else "no_compiler"
+
+
+@contextlib.contextmanager
+def answered(request: CompileRequest) -> Iterator[Answers | None]:
+    """In a worker: compile for the request's devices without seeing them. Gives None for a graph without.
+
+    Raises:
+        NotMeasuredError: something is to be measured first.
+        NoCompilerError, CompileError: the library that stands for the devices could not be made.
+    """
+    facts, tools = request.devices, request.tools
+    if not facts:
+        yield None
+        return
+    from fxpool.torch_compat import device_answers
+
+    device_guard.install(_library(tools), len(facts), facts[0].capability[0], facts[0].cudnn)
+    answers = Answers(facts[0], request.measured, tools)
+    with device_answers.answering(facts, request.current_device), padding.asking(answers):
+        yield answers
+
+
+def _library(tools: str | None) -> str:
+    """Path of the library that answers torch's C++, made if it is not there."""
+    version: Any = torch.version
+    tool_facts = sorted(toolchain.toolchain_facts(tools).items())
+    wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
+    name = hashlib.sha256(repr(wanted).encode()).hexdigest()[:32]
+    if tools is None:
+        return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
+    directory = os.path.join(tools, "devices")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
+        return _kept(directory, name) or _made(directory, name)
+
+
+def _kept(directory: str, name: str) -> str | None:
+    path = os.path.join(directory, f"{name}.so")
+    try:
+        digest = blobs.read_private(os.path.join(directory, f"{name}.sha256"))[0].decode()
+        held = hashlib.sha256(blobs.read_private(path)[0]).hexdigest()
+    except (OSError, StoreError, ValueError):
+        return None
+    return path if digest == held else None
+
+
+def _made(directory: str, name: str) -> str:
+    compiler = toolchain.require_compiler()
+    path = os.path.join(directory, f"{name}.so")
+    with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
+        source, made = os.path.join(scratch, "devices.cpp"), os.path.join(scratch, "devices.so")
+        with open(source, "w") as file:
+            file.write(device_guard.SOURCE)
+        command = device_guard.command(compiler.path, source, made)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            from fxpool.lowering.kernels import CppCompileError
+
+            raise CppCompileError(command, done.stderr[-4000:])
+        with open(made, "rb") as library:
+            data = library.read()
+    blobs.write_private(path, data)
+    blobs.write_private(os.path.join(directory, f"{name}.sha256"), hashlib.sha256(data).hexdigest().encode())
+    return path

@@ -1,0 +1,182 @@
+"""A process without a GPU that has graphs compiled for one, in workers: prints what came of it as JSON.
+
+    gpu_child.py MODEL DEVICE...        (a function of this module, names of `common_devices`)
+
+Dynamo traces on the CPU; the captured request is then rewritten to be for the device. What it reports is read from the
+entries: the binaries' own headers say what they are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from capturing import captured
+
+import fxpool
+from fxpool.codecache import key
+from fxpool.codecache.store import LocalStore
+from fxpool.lowering import service, triton_kernels
+from fxpool.lowering.artifact import TRITON, decode_answer, generated_code
+from fxpool.lowering.devices import Placement
+from fxpool.lowering.ladder import _place
+from fxpool.lowering.request import COMPILE_JOB, CompileRequest
+from fxpool.torch_compat.common_devices import COMMON
+from fxpool.torch_compat.padding import Question
+
+Model = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def mlp() -> Model:
+    layers = [torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128), torch.nn.Linear(128, 64)]
+    return torch.nn.Sequential(*layers), (torch.randn(32, 64),)
+
+
+def convolution() -> Model:
+    layers = [
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(16, 8, 3, stride=2),
+    ]  # fmt: skip
+    return torch.nn.Sequential(*layers), (torch.randn(4, 3, 32, 32),)
+
+
+def attention() -> Model:
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+
+    return attend, tuple(torch.randn(2, 4, 64, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+
+def _language(make: Callable[[Any], Any]) -> Model:
+    import transformers
+
+    model = make(transformers)
+
+    def loss(tokens: Any) -> Any:
+        return model(input_ids=tokens)[0].float().square().mean()
+
+    return loss, (torch.randint(0, 500, (2, 32)),)
+
+
+def gpt2() -> Model:
+    return _language(
+        lambda t: t.GPT2Model(t.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=521, use_cache=False))
+    )
+
+
+def llama() -> Model:
+    return _language(
+        lambda t: t.LlamaModel(
+            t.LlamaConfig(
+                num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+                intermediate_size=128, vocab_size=521, use_cache=False,
+            )
+        )
+    )  # fmt: skip
+
+
+def bert() -> Model:
+    return _language(
+        lambda t: t.BertModel(
+            t.BertConfig(
+                num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=521
+            )
+        )
+    )
+
+
+def product() -> Model:
+    """One that lowering wants to measure padded."""
+
+    def multiply(a: Any, b: Any) -> Any:
+        return (a @ b).relu()
+
+    return multiply, (torch.randn(4095, 4095, dtype=torch.bfloat16), torch.randn(4095, 4095, dtype=torch.bfloat16))
+
+
+# ------------------------------------------------------------------------------
+
+
+def moved(data: Any) -> Any:
+    """An encoded graph or input, on CUDA device 0 instead of the CPU."""
+    if isinstance(data, list):
+        if len(data) == 2 and data[0] == "cpu" and data[1] is None:
+            return ["cuda", 0]
+        if len(data) == 3 and data[:2] == ["device", "cpu"]:
+            return ["device", "cuda", 0]
+        return [moved(part) for part in data]
+    return "cuda" if data == "cpu" else data
+
+
+def for_device(request: CompileRequest, name: str) -> CompileRequest:
+    """The request of a CPU graph as one for a device of the table."""
+    facts = COMMON[name]
+    graph, inputs = (
+        msgspec.msgpack.encode(moved(msgspec.msgpack.decode(data))) for data in (request.graph, request.inputs)
+    )
+    parts: dict[str, Any] = dict.fromkeys(key.ORDER, "")
+    parts |= {"graph": graph, "inputs": inputs, "system": Placement((0,), (facts,)).key_part()}
+    made = key.GraphKey.of(parts)
+    return dataclasses.replace(request, graph=graph, inputs=inputs, devices=(facts,), key=made)
+
+
+def architecture(binary: bytes) -> int:
+    """The compute capability, times ten, that the header of a CUDA binary names."""
+    (flags,) = struct.unpack_from("<I", binary, 48)
+    # Binaries of the newer ABI (version 8) have it in the second byte.
+    return flags >> 8 & 0xFF if binary[8] >= 8 else flags & 0xFF
+
+
+def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
+    asked: list[Question] = []
+    while True:
+        job = service.pool().submit(COMPILE_JOB, request.dump(), label="graph", **_place(request))
+        answer = decode_answer(job.result())
+        if not answer.questions:
+            break
+        assert not set(asked) & set(answer.questions), "asked twice"
+        asked += answer.questions
+        request.measured = [(question, answers) for question in asked]
+    assert answer.reference is not None, answer.artifact and answer.artifact.unkept
+    assert request.store is not None
+    store = LocalStore(request.store)
+    (entry,) = store.entries(answer.reference.key)
+    data = store.read_blob(entry.blobs[TRITON])
+    assert data is not None
+    candidates = [(k.name, c) for k in triton_kernels.decode(data) for c in k.candidates]
+    texts = [text for _, text in generated_code(entry, store)]
+    return {
+        "kernels": sorted({name for name, _ in candidates}), "graphs": len(texts), "bytes": len(data),
+        "targets": sorted({architecture(candidate.binary) for _, candidate in candidates}),
+        "calls": sorted({line.split("(")[0].strip().split()[-1] for t in texts for line in t.splitlines()
+                         if "extern_kernels." in line or "torch.ops." in line}),
+        "questions": [msgspec.to_builtins(question) for question in asked],
+        "measured": entry.effects.get("measured"),
+    }  # fmt: skip
+
+
+def main(name: str, devices: list[str]) -> None:
+    torch.manual_seed(0)
+    function, inputs = globals()[name]()
+    (only,) = captured(function, *inputs)
+    only.to_be_compiled()
+    report = {}
+    with tempfile.TemporaryDirectory() as place:
+        only.request.store = os.path.join(place, "store")
+        only.request.tools = os.path.join(place, "store", "toolchain")
+        for device in devices:
+            report[device] = compiled(for_device(only.request, device), answers=True)
+        fxpool.close()
+    print(json.dumps({"cuda": torch.cuda.is_available(), "devices": report}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
