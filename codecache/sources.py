@@ -411,7 +411,7 @@ class _Digester:
                 self.add(function, f"{part} of the operator {name}")
 
     def _add_triton(self, value: Any) -> bool:
-        """Kernels (`JITFunction`: `fn`, `src`), what autotunes them (`fn`, `configs`), `constexpr` values and dtypes."""
+        """Kernels (`JITFunction`: `fn`, `src`), what autotunes them (`fn`, `configs`), `constexpr`s and dtypes."""
         kind = type(value)
         if kind.__name__ == "constexpr" and hasattr(value, "value"):
             self.token("constexpr")
@@ -426,11 +426,6 @@ class _Digester:
                 for name in ("noinline", "debug", "do_not_specialize", "do_not_specialize_on_alignment"):
                     self.add(_plain_or_text(getattr(value, name, None)), name)
                 self.add(value.fn, "the kernel's function")
-                # Whether a plain global is a constant for Triton is said by its annotation only.
-                annotations = value.fn.__globals__.get("__annotations__", {})
-                for name in sorted(annotations.keys() & set(value.fn.__code__.co_names)):
-                    annotation = annotations[name]
-                    self.token("annotated", f"{name} {getattr(annotation, '__qualname__', annotation)}")
         elif hasattr(value, "fn") and kind.__name__ in ("Autotuner", "Heuristics"):
             if not self._met(value):
                 self.token("triton", kind.__name__)

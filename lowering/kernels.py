@@ -90,7 +90,7 @@ class Linking:
                 self._waiting.append((number, kernel))
         if last:
             self._start()
-        elif not self._patient or precompiled_header.is_ready(self._tools):
+        elif self._waiting and (not self._patient or precompiled_header.is_ready(self._tools)):
             beside = self._units() - 1
             if beside > 0:
                 self._start(beside)

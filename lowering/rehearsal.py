@@ -7,16 +7,11 @@ Nothing of the small graph is kept; no C++ is compiled and no thread is started.
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from fxpool.lowering import compile as compiling
 from fxpool.torch_compat import aot, cpp, instruction_sets, preload, tensors, tracing
 from fxpool.torch_compat.shape_env import ShapeEnv
-
-# Patterns are traced once for each kind of device, and the zygote sees no GPU: where there is one, its workers do it.
-_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/dxg")
 
 
 def _block(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -27,14 +22,16 @@ def _block(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias
     return (hidden @ weight.t()).softmax(-1).sum(0)
 
 
+def warm() -> None:
+    """Half a second of every process that compiles a Triton kernel."""
+    preload.warm_triton()
+
+
 def rehearse() -> None:
     """Compile a small block for the CPU, inference only: tracing a backward starts autograd's threads in torch 2.11.
 
     A failure costs the workers time, and nothing else.
     """
-    preload.hash_triton()
-    if any(os.path.exists(path) for path in _GPU_DRIVERS):
-        return
     fake_mode = tensors.new_fake_mode(ShapeEnv())
     with (
         compiling.scratch_directory(),

@@ -69,7 +69,7 @@ def pool() -> PoolClient:
                 PoolConfig(
                     workers=settings.workers,
                     preload=_PRELOAD,
-                    idle="fxpool.lowering.rehearsal:rehearse",
+                    idle="fxpool.lowering.rehearsal:warm,fxpool.lowering.rehearsal:rehearse",
                     environment=environment,
                     # A module of one program's must not be in the way of another's.
                     sys_path=() if shared else tuple(path for path in sys.path if path),

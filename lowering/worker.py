@@ -15,7 +15,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, devices, host_facts, kernels, lookup, precompiled_header
+from fxpool.lowering import ambient, devices, host_facts, kernels, lookup, precompiled_header, triton_kernels
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -95,8 +95,9 @@ def prepare_job(payload: bytes) -> bytes:
 def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
     job = current_job()
     assert job is not None
-    # The compiler is a process of its own: nothing of a unit stays in ours.
-    return job.submit(function, payload, label=label, reuse=function == kernels.COMPILE_UNIT)
+    # C++ is compiled by a process of its own. Of a Triton kernel its generated module stays, under a name of its own.
+    reuse = function in (kernels.COMPILE_UNIT, triton_kernels.COMPILE_KERNEL)
+    return job.submit(function, payload, label=label, reuse=reuse)
 
 
 preload.import_compiler()

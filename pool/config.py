@@ -19,8 +19,9 @@ class PoolConfig:
     """What a client's own server is started with.
 
     `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
-    CPU affinity and CPU quota allow. `idle` (``module:function``) is called once in the zygote when it has nothing else
-    to do, for what makes later workers start warmer. `start_timeout` is in seconds.
+    CPU affinity and CPU quota allow. `idle` (``module:function``, several with commas between) is called once in the
+    zygote when it has nothing else to do, for what makes later workers start warmer; the first also while workers run,
+    where there are cores to spare. `start_timeout` is in seconds.
 
     Limits: of a job that names none, `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
     (bytes of all its processes; None: half of what this host or its cgroup has); no job is begun while more than

@@ -270,7 +270,8 @@ class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """First message to the zygote: import these, in this order; call `idle` (``module:function``) once nobody waits."""
+    """First message to the zygote: import these, in this order; call `idle` (``module:function``, several with
+    commas between) once nobody waits."""
 
     preload: list[str]
     sys_path: list[str]

@@ -47,7 +47,8 @@ class Zygote:
         self.process = psutil.Process()
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
-        self.idle = ""  # what is still to be called when there is nothing else to do
+        self.idle: list[str] = []  # what is still to be called when there is nothing else to do
+        self.first = ""
 
     def prepare(self) -> bool:
         """Import what the server names; False if that can't be done (the server has been told why)."""
@@ -74,18 +75,30 @@ class Zygote:
             )
         # Descriptors that preloaded modules opened belong to them; workers close all others but their own.
         self.foreign = _descriptors() - before
-        self.idle = order.idle
+        self.idle = [name for name in order.idle.split(",") if name]
+        self.first = self.idle[0] if self.idle else ""
         _freeze()
         seconds = time.perf_counter() - start
         self.send(m.Prepared(os.getpid(), seconds, threads, failure))
         return not failure
 
+    def is_idle(self) -> bool:
+        """Whether to call what is to be called, if no order comes. A job that runs goes first: it wants the core.
+
+        Not where there are more cores than it and we need; but while we are at it no worker can be forked, so that
+        holds for the first call only, which is a short one.
+        """
+        if not self.idle:
+            return False
+        spare = self.idle[0] == self.first and len(self.workers) + 1 < len(os.sched_getaffinity(0))
+        return spare or not self.workers
+
     def use_idle_time(self) -> None:
-        """Call what is to be called once. A failure costs workers time and nothing else.
+        """Call what is next of what is to be called once. A failure costs workers time and nothing else.
 
         Where it starts a thread, this process ends, and the server starts another that does not call it.
         """
-        name, self.idle = self.idle, ""
+        name = self.idle.pop(0)
         module, _, function = name.partition(":")
         gc.disable()
         # Our end does not wait for it: what it leaves goes with the pool's own directory, in which we are.
@@ -114,8 +127,7 @@ class Zygote:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                # A job that waits goes first, and so does one that runs: it wants the core.
-                found = selector.select(_IDLE_AFTER if self.idle and not self.workers else None)
+                found = selector.select(_IDLE_AFTER if self.is_idle() else None)  # a job that waits goes first
                 if not found:
                     self.use_idle_time()
                 for key, _ in found:
@@ -142,8 +154,9 @@ class Zygote:
                     processes.kill_group(pid)
         elif isinstance(order, m.Fork):
             return self.fork(order, descriptors[0])
-        elif isinstance(order, m.UseTime) and self.idle:
-            self.use_idle_time()
+        elif isinstance(order, m.UseTime):
+            while self.idle:
+                self.use_idle_time()
         return None
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 
@@ -51,6 +52,11 @@ def import_compiler() -> None:
     forget_devices()
 
 
+# Where Triton looks for its assembler.
+_ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+_asked_of: list[str | None] = []
+
+
 def settle_assembler() -> None:
     """Let Triton ask the assembler that Inductor chooses for its version.
 
@@ -62,27 +68,48 @@ def settle_assembler() -> None:
     from torch._inductor.runtime import compile_tasks
 
     compile_tasks._set_triton_ptxas_path()
+    chosen = [os.environ.get(name) for name in _ASSEMBLERS]
+    if chosen == _asked_of:
+        return
+    _asked_of[:] = chosen
     compiler = sys.modules.get("triton.backends.nvidia.compiler")
     forget = getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)
     if forget is not None:
         forget()
 
 
-def hash_triton() -> None:
-    """Let Triton read its own sources, a third of a second, whose digest is part of every kernel's key."""
+# What Triton imports when it compiles its first kernel.
+_TRITON = ("triton.compiler.code_generator", "triton.backends.nvidia.compiler", "triton.experimental.gluon",
+           "torch._inductor.runtime.triton_heuristics", "torch._inductor.runtime.triton_helpers")  # fmt: skip
+# Compute capabilities for which Triton has an assembler of its own each, as far as it has several.
+_CAPABILITIES = (80, 90, 100)
+
+
+def warm_triton() -> None:
+    """What each process that compiles Triton kernels does first: half a second.
+
+    Triton reads its own sources, whose digest is part of every kernel's key, and asks its assemblers for their
+    versions.
+    """
     if importlib.util.find_spec("triton") is None:
         return
     from torch._inductor.runtime import triton_compat
 
     triton_compat.triton_key()
+    _import(_TRITON, of=("torch", "triton"))
+    settle_assembler()
+    compiler = sys.modules["triton.backends.nvidia.compiler"]
+    for capability in _CAPABILITIES:
+        with contextlib.suppress(Exception):  # said again, and better, where a kernel is compiled
+            compiler.get_ptxas_version(capability)
 
 
-def _import(names: tuple[str, ...]) -> None:
+def _import(names: tuple[str, ...], of: tuple[str, ...] = ("torch",)) -> None:
     for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("torch"):
+            if not (error.name or "").startswith(of):
                 raise
 
 

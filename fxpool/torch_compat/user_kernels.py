@@ -130,7 +130,8 @@ def _tuning(tuner: Any) -> list[Any]:
             raise NotDescribedError("triton_kernel_kind", f"{type(config).__name__} of {_name(tuner.fn)}")
         if config.pre_hook is not None:
             raise NotDescribedError("triton_kernel_hook", f"pre_hook of a configuration of {_name(tuner.fn)}")
-        rows.append(_plain(vars(config), f"a configuration of {_name(tuner.fn)}"))
+        # By name: which attribute was set first means nothing, the order of the kernel's own arguments may.
+        rows.append(_plain(dict(sorted(vars(config).items())), f"a configuration of {_name(tuner.fn)}"))
     return [
         rows,
         _plain(list(tuner.reset_to_zero), "reset_to_zero"),

@@ -1,6 +1,6 @@
 """A process without a GPU that has graphs compiled for one, in workers: prints what came of it as JSON.
 
-    gpu_child.py MODEL DEVICE...        (a function of this module, names of `common_devices`)
+    gpu_child.py MODEL@DEVICE...        (a function of this module, a name of `common_devices`)
 
 Dynamo traces on the CPU; the captured request is then rewritten to be for the device. What it reports is read from the
 entries: the binaries' own headers say what they are for.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -33,11 +34,6 @@ from fxpool.torch_compat.common_devices import COMMON
 from fxpool.torch_compat.padding import Question
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
-
-
-def mlp() -> Model:
-    layers = [torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128), torch.nn.Linear(128, 64)]
-    return torch.nn.Sequential(*layers), (torch.randn(32, 64),)
 
 
 def convolution() -> Model:
@@ -156,27 +152,28 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     return {
         "kernels": sorted({name for name, _ in candidates}), "graphs": len(texts), "bytes": len(data),
         "targets": sorted({architecture(candidate.binary) for _, candidate in candidates}),
-        "calls": sorted({line.split("(")[0].strip().split()[-1] for t in texts for line in t.splitlines()
-                         if "extern_kernels." in line or "torch.ops." in line}),
+        "calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops\.aten)\.(\w+)[\w.]*\(", "".join(texts)))),
+        "ambient": sorted(os.listdir(os.path.join(request.tools or "", "devices"))),
         "questions": [msgspec.to_builtins(question) for question in asked],
         "measured": entry.effects.get("measured"),
     }  # fmt: skip
 
 
-def main(name: str, devices: list[str]) -> None:
-    torch.manual_seed(0)
-    function, inputs = globals()[name]()
-    (only,) = captured(function, *inputs)
-    only.to_be_compiled()
-    report = {}
+def main(wanted: list[str]) -> None:
+    report: dict[str, Any] = {"cuda": torch.cuda.is_available()}
     with tempfile.TemporaryDirectory() as place:
-        only.request.store = os.path.join(place, "store")
-        only.request.tools = os.path.join(place, "store", "toolchain")
-        for device in devices:
-            report[device] = compiled(for_device(only.request, device), answers=True)
+        for name in wanted:
+            model, device = name.split("@")
+            torch.manual_seed(0)
+            function, inputs = globals()[model]()
+            (only,) = captured(function, *inputs)
+            only.to_be_compiled()
+            only.request.store = os.path.join(place, "store")
+            only.request.tools = os.path.join(place, "store", "toolchain")
+            report[name] = compiled(for_device(only.request, device), answers=True)
         fxpool.close()
-    print(json.dumps({"cuda": torch.cuda.is_available(), "devices": report}))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

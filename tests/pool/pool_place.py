@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -53,6 +54,15 @@ class Place:
                         found.append(process)
             except (OSError, psutil.Error):
                 continue
+        return found
+
+    def called(self, name: str) -> list[psutil.Process]:
+        """Those of them with this name; others may end while we look."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == name:
+                    found.append(process)
         return found
 
     def config(self, **settings: object) -> PoolConfig:

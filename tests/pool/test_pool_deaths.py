@@ -93,7 +93,7 @@ def test_logs_are_kept_for_failures_only(client: PoolClient) -> None:
 
 def test_cancel_kills_everything_the_worker_started(client: PoolClient, place: Place) -> None:
     job = sleeping(client, place, "spawn")
-    assert until(lambda: len([p for p in place.processes() if p.name() == "sleep"]) == 3)
+    assert until(lambda: len(place.called("sleep")) == 3)
     job.cancel()
     with pytest.raises(JobCancelledError):
         job.result()
@@ -106,7 +106,7 @@ def test_the_end_of_a_job_is_the_end_of_what_it_started(client: PoolClient, plac
     assert job.worker_pid or until(lambda: job.worker_pid)
     os.kill(job.worker_pid or 0, signal.SIGKILL)
     assert until(lambda: job.attempts == 2)
-    assert until(lambda: len([p for p in place.processes() if p.name() == "sleep"]) == 3)
+    assert until(lambda: len(place.called("sleep")) == 3)
     assert until(lambda: len(place.processes()) == 6)
     job.cancel()
 
@@ -182,14 +182,14 @@ def test_a_killed_zygote_leaves_no_grandchildren(client: PoolClient, place: Plac
     job = sleeping(client, place, "spawn_first")
     os.kill(client.status()["zygote"]["pid"], signal.SIGKILL)
     assert job.result() == b"again"
-    assert until(lambda: not [p for p in place.processes() if p.name() == "sleep"])
+    assert until(lambda: not place.called("sleep"))
 
 
 def test_a_stopped_zygote_takes_its_workers_along(client: PoolClient, place: Place) -> None:
     job = sleeping(client, place, "spawn_first")
     os.kill(client.status()["zygote"]["pid"], signal.SIGTERM)
     assert job.result() == b"again"
-    assert until(lambda: not [p for p in place.processes() if p.name() == "sleep"])
+    assert until(lambda: not place.called("sleep"))
     assert run(client, "echo", b"x").result() == b"x"
 
 
