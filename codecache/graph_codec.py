@@ -172,7 +172,7 @@ class GraphEncoder:
             self._kernels[place] = ["kernel", len(self._kernels), sources.digest_value(kernel.function), kernel.data]
         return self._kernels[place]
 
-    def _attention(self, node: torch.fx.Node, called: list[Any]) -> list[Any]:
+    def _attention(self, node: torch.fx.Node, called: Any) -> Any:
         number = attention.implementation(node, self._attentions)
         return called if number is None else ["attention", number]
 

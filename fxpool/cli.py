@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import fxpool
-from fxpool import config, server_commands
+from fxpool import config, device_command, server_commands
 from fxpool.errors import FxpoolError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def stats(as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
-for command in (server_commands.serve, server_commands.status, server_commands.stop):
+for command in (server_commands.serve, server_commands.status, server_commands.stop, device_command.device):
     main.add_command(command)
 
 

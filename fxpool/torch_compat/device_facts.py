@@ -47,6 +47,11 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join([self.name, self.target, *(f"{name}={value}" for name, value in sorted(rest.items()))])
 
 
+def plain(facts: DeviceFacts) -> dict[str, Any]:
+    """As JSON has it."""
+    return {**msgspec.to_builtins(facts), "target": facts.target, "described": facts.described()}
+
+
 # Memory differs by what the driver keeps for itself; the rest says which device it is, or where.
 _OF_ONE_DEVICE = frozenset(("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory"))
 

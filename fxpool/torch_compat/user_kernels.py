@@ -92,7 +92,7 @@ def _place(function: Any) -> tuple[str, str]:
     if _found(module, qualified) is function:
         return module, qualified
     known = vars(sys.modules[module]) if module in sys.modules else {}
-    for name, value in known.items():  # decorated under another name, or made by a function
+    for name, value in list(known.items()):  # decorated under another name, or made by a function
         if _innermost(value) is function:
             return module, name
     raise NotDescribedError("triton_kernel_without_name", f"{module}.{qualified}")

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import fxpool
 from fxpool.cli import main
 from fxpool.codecache.entry import Component, Entry, Metadata
 from fxpool.codecache.store import LocalStore
+from fxpool.torch_compat import common_devices, device_facts
 
 
 def run(*arguments: str, **kwargs: Any) -> Result:
@@ -108,3 +110,24 @@ def test_python_dash_m(python: str, tmp_path: Path) -> None:
     done = subprocess.run([python, "-m", "fxpool", "cache", "show", "ab"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("fxpool: no entry") and "Traceback" not in done.stderr
+
+
+def test_device_says_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run("device")
+    assert result.exit_code == 1
+    assert "sees no CUDA device" in result.output
+
+
+def test_device_tells_facts_and_which_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [common_devices.COMMON[name] for name in ("NVIDIA H200", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
+    monkeypatch.setattr(device_facts, "capture", kinds.__getitem__)
+    lines = run("device").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
+    assert ["sm_90" in line for line in lines] == [True, True, False]
+    assert ["shares what is compiled with device 0" in line for line in lines] == [False, True, False]
+    facts = [json.loads(line) for line in run("device", "--json").output.splitlines()]
+    assert [fact["capability"] for fact in facts] == [[9, 0], [9, 0], [8, 0]]
+    assert facts[0]["driver"]["max_shared_mem"] == 227 << 10

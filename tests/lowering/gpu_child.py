@@ -46,7 +46,8 @@ def convolution() -> Model:
 
 def attention() -> Model:
     def attend(query: Any, key: Any, value: Any) -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        return torch.nn.functional.gelu(attended)
 
     return attend, tuple(torch.randn(2, 4, 64, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
 

@@ -137,6 +137,12 @@ def test_workers_compile_them_for_a_gpu(tmp_path: Path) -> None:
     }
     assert {name: made["graphs"] for name, made in report.items()} == {"several": 1, "differentiable": 2, "dynamic": 1}
     assert report["several"]["written"]["tuned"] == ["out"]  # measured on a copy
+    # Triton's intermediate code says what a kernel writes to; where nobody answers, torch takes it to be everything.
+    assert {name: made["mutated"] for name, made in report.items()} == {
+        "several": [1],
+        "differentiable": [],
+        "dynamic": [],
+    }
     for name, made in report.items():
         assert made["targets"] == [90]
         assert made["launches"] == dict.fromkeys(kernels[name], True)

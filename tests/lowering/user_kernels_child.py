@@ -316,7 +316,7 @@ def compiled(place: Path) -> dict[str, Any]:
             data = store.read_blob(entry.blobs[TRITON])
             assert data is not None
             report[name]["written"] = {k.name: k.written for k in triton_kernels.decode(data)}
-            report[name]["effects"] = entry.effects
+            report[name]["mutated"] = entry.effects["mutated_inputs"]
             report[name]["launches"] = launches([text for _, text in generated_code(entry, store)])
     finally:
         fxpool.close()
