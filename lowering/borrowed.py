@@ -52,7 +52,10 @@ class _Sent(Protocol):
     def add_done_callback(self, function: Callable[[Any], object]) -> None: ...
 
 
-Send = Callable[[str, bytes, str], _Sent]
+class Send(Protocol):
+    """Sends a job: its function, payload and label, and whether no GPU is to be seen where it runs."""
+
+    def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> _Sent: ...
 
 
 def install() -> None:
@@ -80,14 +83,16 @@ def uninstall() -> None:
 # ------------------------------------------------------------------------------ in the process that asks
 
 
-def _to_pool(function: str, payload: bytes, label: str) -> _Sent:
-    """Send a job to this process's pool. Raises PoolError."""
+def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) -> _Sent:
+    """Send a job to this process's pool; with `unseen` no GPU is to be seen there. Raises PoolError."""
     if config.current().pool == "off":
         raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
     from fxpool.torch_compat import borrowing
 
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
     environment["TORCHINDUCTOR_CACHE_DIR"] = borrowing.cache_directory()
+    if unseen:
+        environment |= dict.fromkeys(service.DEVICES, "")
     return service.pool().submit(
         function,
         payload,
@@ -141,9 +146,11 @@ class KernelPool:
             future.set_result(borrowing.READY)
             return future
         call = pickle.dumps(functools.partial(function, *args, **kwargs), pickle.HIGHEST_PROTOCOL)
+        unseen = borrowing.compiles_only(function)
         here = functools.partial(contextvars.copy_context().run, self._call, call, future)
         try:
-            sent = self._send(KERNEL_JOB, pickle.dumps((call, configs.capture())), _kernel_name(args))
+            payload = pickle.dumps((call, configs.capture(), unseen))
+            sent = self._send(KERNEL_JOB, payload, _kernel_name(args), unseen=unseen)
         except PoolError as error:
             self._without_pool(error, here, future)
         else:
@@ -241,13 +248,17 @@ class GraphPool:
 
     def _send(self, graph: bytes) -> _Sent:
         """Raises PoolError, and CannotTravelError for a process whose state exists here only."""
-        from fxpool.lowering import ambient
+        from fxpool.lowering import ambient, devices
         from fxpool.torch_compat import instruction_sets
 
         state = ambient.capture(before_autograd=False)
+        tools = service.tools_directory(service.store())
+        facts = devices.visible(tools)
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
-        sent = _to_pool(GRAPH_JOB, pickle.dumps((graph, state, known)), "graph")
+        current = devices.current() if facts else 0
+        payload = pickle.dumps((graph, state, known, facts, current, tools))
+        sent = _to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts))
         statistics.count("borrowed", "fx")
         return sent
 
@@ -257,31 +268,31 @@ class GraphPool:
 
 def run_kernel(payload: bytes) -> bytes:
     """Job: call a function that Inductor wants called elsewhere; answers with what it returns or raises."""
-    from fxpool.torch_compat import configs, preload
+    from fxpool.torch_compat import configs, preload, triton_compile
 
-    call, configuration = pickle.loads(payload)
+    call, configuration, unseen = pickle.loads(payload)
     preload.settle_assembler()
-    with configs.entered(configuration):
+    with configs.entered(configuration), triton_compile.no_driver() if unseen else contextlib.nullcontext():
         return _answer(lambda: pickle.loads(call)())
 
 
 def run_graph(payload: bytes) -> bytes:
     """Job: compile one graph; its kernels on the cores that are free now, without a pool in the pool."""
-    from fxpool.lowering import ambient
+    from fxpool.lowering import ambient, devices
     from fxpool.pool import current_job
     from fxpool.torch_compat import borrowing, instruction_sets, preload
 
-    graph, state, known = pickle.loads(payload)
+    graph, state, known, facts, current, tools = pickle.loads(payload)
     job = current_job()
     assert job is not None, "run_graph runs in a pool"
     preload.settle_assembler()
 
-    def send(function: str, data: bytes, label: str) -> _Sent:
+    def send(function: str, data: bytes, label: str, *, unseen: bool = False) -> _Sent:
         return job.submit(function, data, label=label)
 
     borrowing.take_in_worker(KernelPool(send), 1 + job.slots_free())
     answers = instruction_sets.instruction_sets_known(known) if known is not None else contextlib.nullcontext()
-    with ambient.entered(state), answers:
+    with ambient.entered(state), answers, devices.unseen(facts, current, tools):
         return _answer(lambda: borrowing.compile_graph(graph))
 
 

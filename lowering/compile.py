@@ -97,7 +97,7 @@ def _compile(
         lowered = time.perf_counter()
         phase("kernels")
         linked = triton.part()
-        result, recorded = made.pack(context, _name(request), linking.names, linked)
+        result, recorded = made.pack(context, _name(request), linking.names, linked, range(len(request.devices)))
         found = effects.encoded_guards(env, set(request.symbols))
         try:
             library = linking.library()
@@ -164,9 +164,9 @@ class _Result:
         self._result, self._sources = result, sources
 
     def pack(
-        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
     ) -> tuple[bytes, dict[str, Any]]:
-        """Linked, and as bytes; and the compile's effects.
+        """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
 
         Raises:
             CannotReturnError: there is no result, it does not pickle, or an effect can't be replayed.
@@ -177,7 +177,7 @@ class _Result:
         for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
             if not output_code.is_compiled_graph(graph):
                 raise CannotReturnError("output_code", type(graph).__name__)
-            _link(graph, f"<{name} {part}>", names, triton)
+            _link(graph, f"<{name} {part}>", names, triton, indices)
         output_code.link_result(result)
         mutated = aot.mutated_inputs(result)
         written = list(range(len(self._sources))) if mutated is None else mutated
@@ -191,20 +191,21 @@ class _Output:
         self._output = output
 
     def pack(
-        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
     ) -> tuple[bytes, dict[str, Any]]:
         """As `_Result.pack`; such a graph has no effects."""
         if not output_code.is_compiled_graph(self._output):
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)
-        _link(graph, f"<{name}>", names, triton)
+        _link(graph, f"<{name}>", names, triton, indices)
         return _pickled(inner.dump, graph), {}
 
 
-def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton) -> None:
+def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]) -> None:
     triton.give_files(graph)
+    output_code.compiled_for(graph, indices)
     try:
-        linked = wrapper.link(graph.source_code, name, names, triton.names)
+        linked = wrapper.link(graph.source_code, name, names, triton.names, indices)
     except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
         log.warning("the wrapper of %s is not linked: %s", name, error)
     else:
@@ -254,7 +255,8 @@ def compile_live(
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)
-        result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton())
+        indices = captured.placement.indices
+        result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton(), indices)
         found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
     return Artifact(request.level, result, library, None, found, recorded, time.perf_counter() - started)

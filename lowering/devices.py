@@ -16,7 +16,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import filelock
@@ -46,6 +46,13 @@ class Placement:
     facts: tuple[DeviceFacts, ...] = ()
     current: int = 0
     needed: str = ""
+
+    def visible(self) -> str | None:
+        """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
+        if not self.needed or self.indices == tuple(range(len(self.indices))):
+            return None
+        seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)
 
     def key_part(self) -> dict[str, str]:
         if not self.facts:
@@ -77,6 +84,31 @@ def _needed(encoded: EncodedGraph, tools: str | None) -> str:
     return "" if toolchain.find_compiler(tools) is not None else "no_compiler"
 
 
+def visible(tools: str | None) -> tuple[DeviceFacts, ...]:
+    """Facts of all devices of this process, if it uses any and they can be answered for."""
+    if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(tools) is None:
+        return ()
+    return tuple(map(device_facts.capture, range(torch.cuda.device_count())))
+
+
+def current() -> int:
+    """The index of this thread's current device."""
+    return torch.cuda.current_device()
+
+
+@contextlib.contextmanager
+def unseen(facts: Sequence[DeviceFacts], current: int, tools: str | None) -> Iterator[None]:
+    """Compile for devices with these facts without seeing them. Does nothing without facts. Errors as `answered`."""
+    if not facts:
+        yield
+        return
+    from fxpool.torch_compat import device_answers
+
+    device_guard.install(_library(tools), len(facts), facts[0].capability[0], facts[0].cudnn)
+    with device_answers.answering(facts, current):
+        yield
+
+
 @contextlib.contextmanager
 def answered(request: CompileRequest) -> Iterator[Answers | None]:
     """In a worker: compile for the request's devices without seeing them. Gives None for a graph without.
@@ -89,11 +121,8 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
     if not facts:
         yield None
         return
-    from fxpool.torch_compat import device_answers
-
-    device_guard.install(_library(tools), len(facts), facts[0].capability[0], facts[0].cudnn)
     answers = Answers(facts[0], request.measured, tools)
-    with device_answers.answering(facts, request.current_device), padding.asking(answers):
+    with unseen(facts, request.current_device, tools), padding.asking(answers):
         yield answers
 
 

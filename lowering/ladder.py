@@ -288,9 +288,11 @@ def _referred(
 
 
 def _place(request: CompileRequest) -> dict[str, Any]:
-    state = request.ambient.elsewhere() if request.devices else request.ambient
+    environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
+    if request.visible is not None:
+        environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
     return {
-        "environment": service.job_environment(state.environment),
+        "environment": service.job_environment(environment),
         "sys_path": service.import_path(),
         "cwd": service.working_directory(),
     }

@@ -39,7 +39,7 @@ class CompileRequest:
     symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values of symbols where
     the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers for instead of
     seeing them, in the graph's order, `current_device` is the number of the current one, and `measured` answers what
-    lowering would have measured on them.
+    lowering would have measured on them. `visible` is what a worker that has to see devices is to see.
     """
 
     level: str
@@ -67,6 +67,7 @@ class CompileRequest:
     hints: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: tuple[DeviceFacts, ...] = ()
     current_device: int = 0
+    visible: str | None = None
     measured: Measured = dataclasses.field(default_factory=list)
 
     def dump(self) -> bytes:

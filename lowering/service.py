@@ -33,8 +33,8 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
                 "PYTHONPYCACHEPREFIX")  # fmt: skip
 
-# Devices are hidden while the zygote imports; each job gets what its asker sees.
-_HIDDEN_FROM_ZYGOTE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# Where devices are named. They are hidden while the zygote imports, and from jobs that can do without.
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 _lock = threading.RLock()
 _pool: PoolClient | None = None
@@ -129,7 +129,7 @@ def _environment() -> dict[str, str]:
     # A GPU that is looked for is found through NVML (a CUDA call would mark the process as one that
     # can't be forked), and is not seen while the zygote imports: NVML's first call starts a thread.
     found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    found.update(dict.fromkeys(_HIDDEN_FROM_ZYGOTE, ""))
+    found.update(dict.fromkeys(DEVICES, ""))
     # Where Triton is installed, importing Inductor starts a compile pool of its own, and threads with it.
     found.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
     path = _import_path_of_libraries()
@@ -206,7 +206,7 @@ def forget_stores() -> None:
 
 def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
     """Variables a job's worker gets besides its zygote's; None takes one away."""
-    return {**dict.fromkeys(_HIDDEN_FROM_ZYGOTE), **wanted}
+    return {**dict.fromkeys(DEVICES), **wanted}
 
 
 def import_path() -> tuple[str, ...]:

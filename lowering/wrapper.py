@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import marshal
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -48,15 +48,23 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     devices: list[int] = []
 
 
-def link(source: str, name: str, kernels: Mapping[str, str], triton: Mapping[str, str] | None = None) -> LinkedWrapper:
+def link(
+    source: str,
+    name: str,
+    kernels: Mapping[str, str],
+    triton: Mapping[str, str] | None = None,
+    indices: Sequence[int] = (),
+) -> LinkedWrapper:
     """Link the generated module `source`. `kernels` and `triton` map digests to the functions of the libraries.
+
+    `indices` are those of the graph's devices, in the graph's order; without them the text has the order's numbers.
 
     Raises:
         SyntaxError: the text is no Python.
     """
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _is_for_people(statement)]
-    linker = _Linker(kernels, triton or {})
+    linker = _Linker(kernels, triton or {}, {index: number for number, index in enumerate(indices)})
     module = linker.visit(module)
     module.body = _reachable(module.body)
     module.body = linker.definitions() + module.body
@@ -87,8 +95,8 @@ def _is_for_people(statement: ast.stmt) -> bool:
 class _Linker(ast.NodeTransformer):
     """Puts names of the library and of torch in the place of what has to be compiled or imported."""
 
-    def __init__(self, kernels: Mapping[str, str], triton: Mapping[str, str]) -> None:
-        self._kernels, self._triton = kernels, triton
+    def __init__(self, kernels: Mapping[str, str], triton: Mapping[str, str], numbers: Mapping[int, int]) -> None:
+        self._kernels, self._triton, self._numbers = kernels, triton, numbers
         self.taken = {_LIBRARY: 0, _TRITON: 0}
         self.unresolved: set[str] = set()
         self.devices: set[int] = set()
@@ -117,15 +125,18 @@ class _Linker(ast.NodeTransformer):
     def _device(self, node: ast.expr) -> ast.expr:
         if not (isinstance(node, ast.Constant) and type(node.value) is int):
             return node
-        self.devices.add(node.value)
-        return ast.copy_location(ast.Name(f"{output_code.DEVICE}{node.value}", ast.Load()), node)
+        return ast.copy_location(ast.Name(f"{output_code.DEVICE}{self._number(node.value)}", ast.Load()), node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if not (isinstance(node.value, str) and _NAMED_DEVICE.fullmatch(node.value)):
             return node
-        number = int(node.value.removeprefix("cuda:"))
-        self.devices.add(number)
+        number = self._number(int(node.value.removeprefix("cuda:")))
         return ast.copy_location(ast.Name(f"{output_code.DEVICE_NAME}{number}", ast.Load()), node)
+
+    def _number(self, index: int) -> int:
+        number = self._numbers.get(index, index)
+        self.devices.add(number)
+        return number
 
     def _kernel(self, node: ast.Call) -> tuple[str, str | None]:
         """(library, name in it) of the kernel that a call has compiled; no name for any other call."""

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import torch
+
 
 class NotBorrowedError(Exception):
     """Nobody else compiles this graph: it is to be compiled here, as without a pool."""
@@ -201,6 +203,13 @@ def is_question(function: Callable[..., Any]) -> bool:
 
 
 READY = "ready"  # the answer
+
+
+def compiles_only(function: Callable[..., Any]) -> bool:
+    """Whether a job of Inductor's compiles a Triton kernel for a device that its text names, and asks no device."""
+    from torch._inductor.async_compile import _worker_compile_triton
+
+    return function is _worker_compile_triton and not torch.version.hip
 
 
 def compile_graph(graph: bytes) -> bytes:

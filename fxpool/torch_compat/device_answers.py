@@ -249,7 +249,7 @@ def _modules_read() -> Iterator[None]:
 def _read(text: str, path: str) -> types.ModuleType:
     from torch._inductor.async_compile import AsyncCompile
 
-    compiler = AsyncCompile()
+    compiler, made = AsyncCompile(), dict[str, Any]()
     for node in ast.walk(ast.parse(text)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -262,8 +262,8 @@ def _read(text: str, path: str) -> types.ModuleType:
             raise UnansweredError(f"a kernel of the kind {kind}")
         arguments = [ast.literal_eval(argument) for argument in node.args]
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        getattr(compiler, kind)(*arguments, **named)
-    compiler.wait({})
+        made[f"kernel {len(made)}"] = getattr(compiler, kind)(*arguments, **named)
+    compiler.wait(made)
     module = types.ModuleType("fxpool_unexecuted")
     module.__file__ = path
     module.call = _never_called  # type: ignore[attr-defined]

@@ -188,6 +188,11 @@ def is_compiled_graph(value: Any) -> bool:
     return isinstance(value, CompiledFxGraph)
 
 
+def compiled_for(graph: Any, indices: Sequence[int]) -> None:
+    """Note which CUDA devices a graph that is about to be pickled was compiled for, in the graph's order."""
+    graph._fxpool_indices = tuple(indices)
+
+
 def link(graph: Any, wrapper: Wrapper) -> None:
     """Make `graph`, which is about to be pickled, load by its linked wrapper."""
     graph.__class__ = LinkedGraph
@@ -221,11 +226,12 @@ def put_into(graph: Any, surroundings: Surroundings) -> None:
     Raises:
         ElsewhereError: the graph is for other devices than those it was compiled for, and is not linked.
     """
-    indices = surroundings.indices
+    before, now = getattr(graph, "_fxpool_indices", ()), tuple(surroundings.indices)
     linked = isinstance(graph, LinkedGraph) and not graph._fxpool_wrapper.unlinked
-    if not linked and any(number != index for number, index in enumerate(indices)):
-        raise ElsewhereError(f"code for device 0 can't be used on device {indices[0]} as torch loads it")
-    graph.device_idxs = type(graph.device_idxs)(indices[n] if n < len(indices) else n for n in graph.device_idxs)
+    if not linked and before != now:
+        raise ElsewhereError(f"code for CUDA device {before} can't be used on {now} as torch loads it")
+    moved = dict(zip(before, now, strict=False))
+    graph.device_idxs = type(graph.device_idxs)(moved.get(index, index) for index in graph.device_idxs)
     if isinstance(graph, LinkedGraph):
         graph._fxpool_surroundings = surroundings
     else:

@@ -137,7 +137,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any]) -> Compiled:
 
     with (
         config.patch(use_static_triton_launcher=False, autotune_lookup_table=lookup),
-        _no_driver(),
+        no_driver(),
         # Choices that were made here before: there are none, and to find that out torch's sources would be read.
         mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None),
     ):
@@ -159,7 +159,7 @@ def compile_for_triton(name: str, source: str, lookup: dict[str, Any]) -> bytes:
     from torch._inductor import config
     from torch._inductor.triton_bundler import TritonBundler
 
-    with config.patch(bundle_triton_into_fx_graph_cache=True, autotune_lookup_table=lookup), _no_driver():
+    with config.patch(bundle_triton_into_fx_graph_cache=True, autotune_lookup_table=lookup), no_driver():
         TritonBundler.begin_compile()
         try:
             autotuner = _load(name, source)
@@ -288,7 +288,7 @@ class _NoDriver:
 
 
 @contextlib.contextmanager
-def _no_driver() -> Iterator[None]:
+def no_driver() -> Iterator[None]:
     """Keep Triton from building and loading its driver in this process, which has no use for it."""
     from torch._inductor.runtime import triton_helpers
     from triton.runtime import driver

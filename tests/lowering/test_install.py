@@ -166,7 +166,7 @@ def test_triton_kernels_are_compiled_by_workers(run: Run) -> None:
 
 
 class Nowhere:
-    def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]:
+    def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> Future[bytes]:
         raise PoolUnavailableError("there is none")
 
 
