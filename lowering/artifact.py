@@ -71,11 +71,16 @@ class Reference(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What a worker sends back: one of them. `questions` are to be answered before the graph can be compiled."""
+    """What a worker sends back: one of them.
+
+    `questions` are to be answered before the graph can be compiled; `unanswered` is what a device was asked for that
+    only a worker which sees it can find out.
+    """
 
     artifact: Artifact | None = None
     reference: Reference | None = None
     questions: list[Question] = []
+    unanswered: str = ""
 
 
 def encode_answer(answer: Answer) -> bytes:

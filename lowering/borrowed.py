@@ -44,6 +44,10 @@ _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_
 _ending = threading.Event()
 
 
+class _DeviceNeededError(Exception):
+    """A worker that does not see the devices can't compile a graph; the text is what one was asked."""
+
+
 class _Sent(Protocol):
     """A job on its way: the client's, or a worker's sub-job."""
 
@@ -124,6 +128,9 @@ def _value(answer: bytes) -> Any:
     from fxpool.torch_compat import borrowing
 
     made, value = pickle.loads(answer)
+    if made is None:
+        statistics.count("fallbacks", "borrowed:device_needed")
+        raise _DeviceNeededError(value)
     if not made:
         raise borrowing.job_error(value)
     return value
@@ -211,7 +218,11 @@ class GraphPool:
         from fxpool.torch_compat import borrowing
 
         try:
-            answer = self._send(graph).result()
+            try:
+                answer = self._send(graph).result()
+                return bytes(_value(answer))
+            except _DeviceNeededError:
+                answer = self._send(graph, seen=True).result()
         except (PoolError, CannotTravelError) as error:
             _step_down(error)
             raise borrowing.NotBorrowedError from error
@@ -234,7 +245,10 @@ class GraphPool:
 
         def take(sent: _Sent) -> None:
             try:
-                future.set_result(_value(sent.result()))
+                try:
+                    future.set_result(_value(sent.result()))
+                except _DeviceNeededError:
+                    self._send(graph, seen=True).add_done_callback(take)
             except PoolError as error:
                 without_pool(error)
             except BaseException as error:
@@ -246,14 +260,17 @@ class GraphPool:
             without_pool(error)
         return future
 
-    def _send(self, graph: bytes) -> _Sent:
-        """Raises PoolError, and CannotTravelError for a process whose state exists here only."""
+    def _send(self, graph: bytes, *, seen: bool = False) -> _Sent:
+        """To a worker that does not see this process's GPUs unless they are to be `seen`.
+
+        Raises PoolError, and CannotTravelError for a process whose state exists here only.
+        """
         from fxpool.lowering import ambient, devices
         from fxpool.torch_compat import instruction_sets
 
         state = ambient.capture(before_autograd=False)
         tools = service.tools_directory(service.store())
-        facts = devices.visible(tools)
+        facts = devices.visible(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
         current = devices.current() if facts else 0
@@ -299,5 +316,9 @@ def run_graph(payload: bytes) -> bytes:
 def _answer(work: Callable[[], Any]) -> bytes:
     try:
         return pickle.dumps((True, work()), pickle.HIGHEST_PROTOCOL)
-    except Exception:
+    except Exception as error:
+        from fxpool.torch_compat import device_answers
+
+        if asked := device_answers.unanswered(error):
+            return pickle.dumps((None, asked))
         return pickle.dumps((False, traceback.format_exc()))

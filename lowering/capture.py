@@ -206,7 +206,7 @@ def _finish(
         tools=tools,
         devices=placement.facts if not placement.needed else (),
         current_device=placement.current,
-        visible=placement.visible(),
+        visible=placement.visible() if placement.needed else None,
         **request_fields,
     )
     captured = Captured(request, context, env, fakes, lifted, sources, layout, placement)

@@ -49,7 +49,7 @@ class Placement:
 
     def visible(self) -> str | None:
         """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
-        if not self.needed or self.indices == tuple(range(len(self.indices))):
+        if self.indices == tuple(range(len(self.indices))):
             return None
         seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)

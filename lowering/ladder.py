@@ -40,7 +40,7 @@ log = logging.getLogger("fxpool.lowering")
 
 # How many servers a graph may lose before it is compiled here.
 _SERVERS = 3
-# How often a compile may come back with something to measure: once, unless sizes change what is asked.
+# How often a compile may come back with something that takes a device: once, unless sizes change what is asked.
 _MEASURINGS = 4
 
 
@@ -230,10 +230,13 @@ def _once(
                 quarantined.add(store, attempt.key, attempt.label, error)
                 raise
         answer = decode_answer(data)
-        if not answer.questions:
+        if answer.questions:
+            with attempt.timed("measure"):
+                _measure(captured, answer.questions)
+        elif answer.unanswered:
+            _let_see(captured, answer.unanswered)
+        else:
             break
-        with attempt.timed("measure"):
-            _measure(captured, answer.questions)
     made = answer.reference or answer.artifact
     if made is None:
         return None
@@ -265,6 +268,13 @@ def _measure(captured: Captured, questions: Sequence[Question]) -> None:
 
     facts, index = captured.placement.facts[0], captured.placement.indices[0]
     captured.request.measured += measured.measure(questions, facts, index, captured.request.tools)
+
+
+def _let_see(captured: Captured, asked: str) -> None:
+    """Let the next worker see the devices."""
+    log.warning("%s is compiled by a worker that sees its devices: one was asked %s", captured.request.label, asked)
+    statistics.count("fallbacks", "device_needed:unanswered")
+    captured.request.devices, captured.request.visible = (), captured.placement.visible()
 
 
 def _referred(

@@ -20,7 +20,7 @@ from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
 from fxpool.pool import current_job
-from fxpool.torch_compat import preload
+from fxpool.torch_compat import device_answers, preload
 from fxpool.torch_compat.padding import NotMeasuredError
 
 log = logging.getLogger("fxpool.lowering")
@@ -52,6 +52,11 @@ def compile_job(payload: bytes) -> bytes:
             )
     except NotMeasuredError as error:
         return encode_answer(Answer(questions=error.questions))
+    except Exception as error:
+        if request.devices and (asked := device_answers.unanswered(error)):
+            log.info("%s is not compiled without a device: it was asked %s", request.label, asked, exc_info=True)
+            return encode_answer(Answer(unanswered=asked))
+        raise
     if measured is not None and measured.given:
         artifact.effects["measured"] = measured.record()
     job.phase("publishing")

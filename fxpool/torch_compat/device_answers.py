@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,15 +24,34 @@ class UnansweredError(Exception):
     """A device was asked for something that nobody captured; the text says for what."""
 
 
+class _UnansweredPropertyError(UnansweredError, AttributeError):
+    """As an attribute that is not there, for those who have another answer then."""
+
+
 class _Properties:
-    """Answers like ``torch.cuda.get_device_properties``: what the asker's object does not have, this has not."""
+    """Answers like ``torch.cuda.get_device_properties``."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.__dict__.update(facts.properties)
 
+    def __getattr__(self, name: str) -> Any:
+        raise _UnansweredPropertyError(f"a device's properties for {name}")
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
         return f"_CudaDeviceProperties({fields})"
+
+
+def unanswered(error: BaseException) -> str:
+    """What was asked and not answered, where that is behind an error; empty where it is not."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, UnansweredError):
+            return str(found)
+        seen.append(found)
+        found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
+    return ""
 
 
 class _Utilities:
@@ -263,7 +281,10 @@ def _read(text: str, path: str) -> types.ModuleType:
         arguments = [ast.literal_eval(argument) for argument in node.args]
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         made[f"kernel {len(made)}"] = getattr(compiler, kind)(*arguments, **named)
-    compiler.wait(made)
+    for kernel in made.values():  # as torch hands them out where nobody collects them: compiled, not loaded
+        if (compiling := getattr(kernel, "future", None)) is not None:
+            compiling.result()
+    compiler.wait({})
     module = types.ModuleType("fxpool_unexecuted")
     module.__file__ = path
     module.call = _never_called  # type: ignore[attr-defined]
@@ -272,8 +293,3 @@ def _read(text: str, path: str) -> types.ModuleType:
 
 def _never_called(*args: Any) -> Any:
     raise RuntimeError("a graph was called in the process that compiled it")
-
-
-def in_force() -> bool:
-    """Whether this process answers from facts."""
-    return isinstance(getattr(sys.modules.get("triton.runtime.driver"), "_active", None), _Driver)

@@ -3,8 +3,8 @@
     python tests/gpu/two_devices.py [--out results.json]
 
 Needs two CUDA devices and fxpool with its dependencies importable. Both ranks start together, on one empty cache and
-one pool; the second part is two ranks under DistributedDataParallel; the third one process that uses both devices in turn.
-Exits 1 when something that must hold does not.
+one pool; the second part is two ranks under DistributedDataParallel; the third is one process that uses both devices in
+turn. Exits 1 when something that must hold does not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,17 @@ def model(width: int, device: int) -> tuple[Any, Any]:
     import torch
 
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.LayerNorm(width), torch.nn.Linear(width, 8)]
-    module = torch.nn.Sequential(*layers).to(f"cuda:{device}")
+
+    class Block(torch.nn.Module):  # what is torch's own and called by DDP, Dynamo does not trace
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.LayerNorm(width)]
+            self.layers, self.last = torch.nn.Sequential(*layers), torch.nn.Linear(width, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.layers(x))
+
+    module = Block().to(f"cuda:{device}")
     return module, torch.randn(32, 64).to(f"cuda:{device}")
 
 

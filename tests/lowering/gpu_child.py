@@ -160,6 +160,15 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def unanswered(request: CompileRequest) -> str:
+    """What a worker says to a request that lacks a fact."""
+    (facts,) = request.devices
+    properties = {name: value for name, value in facts.properties.items() if name != "multi_processor_count"}
+    lacking = dataclasses.replace(request, devices=(msgspec.structs.replace(facts, properties=properties),), store=None)
+    job = service.pool().submit(COMPILE_JOB, lacking.dump(), label="graph", **_place(lacking))
+    return decode_answer(job.result()).unanswered
+
+
 def main(wanted: list[str]) -> None:
     report: dict[str, Any] = {"cuda": torch.cuda.is_available()}
     with tempfile.TemporaryDirectory() as place:
@@ -172,6 +181,8 @@ def main(wanted: list[str]) -> None:
             only.request.store = os.path.join(place, "store")
             only.request.tools = os.path.join(place, "store", "toolchain")
             report[name] = compiled(for_device(only.request, device), answers=True)
+        if "unanswered" not in report:
+            report["unanswered"] = unanswered(for_device(only.request, device))
         fxpool.close()
     print(json.dumps(report))
 

@@ -87,6 +87,10 @@ def test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry(compiled: di
     assert len(found["kernels"]) == 2, "padded, as the answer was: a kernel that pads, and one that takes it off again"
 
 
+def test_what_nobody_captured_is_named_and_not_guessed(compiled: dict[str, Any]) -> None:
+    assert compiled["unanswered"] == "a device's properties for multi_processor_count"
+
+
 def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
     assert len([name for name in compiled[f"bert@{B200}"]["ambient"] if name.endswith(".so")]) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import types
 from typing import Any
@@ -146,3 +147,54 @@ def test_operators_besides_atens_are_listed() -> None:
 def test_text_that_is_no_python_is_refused() -> None:
     with pytest.raises(SyntaxError):
         wrapper.link("def (", "<w>", {})
+
+
+# ------------------------------------------------------------------------------ devices
+
+OF_DEVICES = """
+from torch import device
+def call(args):
+    with torch.cuda._DeviceGuard(1):
+        torch.cuda.set_device(1)
+        stream1 = get_raw_stream(1)
+        made = torch.device('cuda', 3), device(type='cuda', index=1), device(type='cpu', index=0), 'cuda:3'
+    return made, stream1
+"""
+
+
+def test_devices_are_those_of_who_loads() -> None:
+    linked = wrapper.link(OF_DEVICES, "<graph>", {}, {}, indices=(3, 1))
+    assert linked.devices == [0, 1], "by number in the graph"
+    told: list[Any] = []
+
+    class Cuda:
+        _DeviceGuard = staticmethod(lambda index: told.append(index) or contextlib.nullcontext())
+        set_device = staticmethod(told.append)
+
+    class Torch:
+        cuda, device = Cuda, torch.device
+
+    names = {"_fxpool_device_0": 5, "_fxpool_device_1": 6, "_fxpool_device_name_0": "cuda:5"}
+    space: dict[str, Any] = {"torch": Torch, "get_raw_stream": lambda index: 100 + index, **names}
+    exec(marshal.loads(linked.code), space)
+    made, stream = space["call"]([])
+    assert told == [6, 6]
+    assert stream == 106
+    assert made == (torch.device("cuda", 5), torch.device("cuda", 6), torch.device("cpu", 0), "cuda:5")
+
+
+def test_a_graph_that_torch_loads_stays_where_it_was_compiled() -> None:
+    class Graph:
+        device_idxs = {1}
+
+    class Surroundings:
+        indices = (2,)
+        missed = staticmethod(lambda what: None)
+
+    graph = Graph()
+    output_code.compiled_for(graph, (1,))
+    with pytest.raises(output_code.ElsewhereError, match="CUDA device"):
+        output_code.put_into(graph, Surroundings())  # type: ignore[arg-type]
+    Surroundings.indices = (1,)
+    output_code.put_into(graph, Surroundings())  # type: ignore[arg-type]
+    assert graph.device_idxs == {1}
