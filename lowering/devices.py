@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 import subprocess
 import tempfile
@@ -29,6 +30,8 @@ from fxpool.lowering.measured import Answers
 from fxpool.lowering.request import CompileRequest
 from fxpool.torch_compat import configs, device_facts, device_guard, padding
 from fxpool.torch_compat.device_facts import DeviceFacts
+
+log = logging.getLogger("fxpool.lowering")
 
 # Longest wait, in seconds, for another process that makes the same library.
 _PATIENCE = 120.0
@@ -115,7 +118,7 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
 
     Raises:
         NotMeasuredError: something is to be measured first.
-        NoCompilerError, CompileError: the library that stands for the devices could not be made.
+        UnansweredError: the library that stands for the devices does not compile here.
     """
     facts, tools = request.devices, request.tools
     if not facts:
@@ -132,12 +135,15 @@ def _library(tools: str | None) -> str:
     tool_facts = sorted(toolchain.toolchain_facts(tools).items())
     wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
     name = hashlib.sha256(repr(wanted).encode()).hexdigest()[:32]
-    if tools is None:
-        return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
-    directory = os.path.join(tools, "devices")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
-        return _kept(directory, name) or _made(directory, name)
+    if tools is not None:
+        directory = os.path.join(tools, "devices")
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
+                return _kept(directory, name) or _made(directory, name)
+        except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
+            log.warning("the library that stands for GPUs is not kept: %s", error)
+    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
 
 
 def _kept(directory: str, name: str) -> str | None:
@@ -160,9 +166,10 @@ def _made(directory: str, name: str) -> str:
         command = device_guard.command(compiler.path, source, made)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            from fxpool.lowering.kernels import CppCompileError
+            from fxpool.torch_compat.device_answers import UnansweredError
 
-            raise CppCompileError(command, done.stderr[-4000:])
+            said = f"{' '.join(command)}\n{done.stderr[-4000:]}"
+            raise UnansweredError(f"torch's C++ for devices, and what would answer does not compile:\n{said}")
         with open(made, "rb") as library:
             data = library.read()
     blobs.write_private(path, data)

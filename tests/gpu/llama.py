@@ -4,7 +4,7 @@
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
 a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
-something that must hold does not. (In this version a worker opens a CUDA context of its own.)
+something that must hold does not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""Which devices a graph is for: numbered by the graph, not by the process. Facts stand in for GPUs that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
+from fxpool.lowering import devices
+from fxpool.lowering.devices import Placement
+from fxpool.torch_compat import configs, device_facts
+from fxpool.torch_compat.common_devices import COMMON
+
+H200, A100 = COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"]
+HERE = [H200, H200, H200, A100]
+
+
+@pytest.fixture(autouse=True)
+def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(device_facts, "capture", HERE.__getitem__)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    current(monkeypatch, 0)
+
+
+def current(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: index)
+
+
+def encoded(*named: torch.device | str) -> EncodedGraph:
+    """A graph of nothing but these devices."""
+    encoder = GraphEncoder()
+    for device in named:
+        encoder.value(device)
+    return encoder.encode(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
+
+
+def placed(*named: torch.device | str, default: str | None = None) -> Placement:
+    return devices.placement(encoded(*named), default, None)
+
+
+def test_devices_are_numbered_as_the_graph_names_them() -> None:
+    encoder = GraphEncoder()
+    rows = [encoder.value(device) for device in (torch.device("cuda", 3), torch.device("cuda", 1), "cuda:3", "cuda")]
+    assert rows == [["device", "cuda", 0], ["device", "cuda", 1], "cuda:0", "cuda"]
+    assert encoder.value(torch.device("cpu")) == ["device", "cpu", None]
+
+
+def test_ranks_on_devices_of_one_kind_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rank in range(4):
+        current(monkeypatch, rank)
+        found.append(placed(torch.device("cuda", rank), "cuda"))
+    assert [one.indices for one in found] == [(0,), (1,), (2,), (3,)]
+    assert found[0].key_part() == found[1].key_part() == found[2].key_part()
+    assert found[3].key_part() != found[0].key_part(), "another kind of device"
+    assert [one.needed for one in found] == [""] * 4
+
+
+def test_several_devices_keep_their_relation(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = placed(torch.device("cuda", 2), torch.device("cuda", 1), torch.device("cuda", 2))
+    assert (pair.indices, pair.current) == ((2, 1), 0)
+    assert pair.key_part() != placed(torch.device("cuda", 2)).key_part()
+    other_kind = placed(torch.device("cuda", 2), torch.device("cuda", 3))
+    assert other_kind.key_part() != pair.key_part()
+
+
+def test_the_current_device_counts_where_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    current(monkeypatch, 1)
+    assert placed(torch.device("cuda", 2)).indices == (2,), "a graph elsewhere than on the current device"
+    both = placed(torch.device("cuda", 2), torch.device("cuda"))
+    assert (both.indices, both.current) == ((2, 1), 1)
+    assert placed("cuda").indices == (1,)
+    assert placed(torch.device("cuda", 2), default="cuda:1").indices == (2, 1)
+
+
+def test_a_graph_without_cuda_has_no_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placed(torch.device("cpu")) == Placement()
+    assert Placement().key_part() == {}
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert placed(torch.device("cuda", 0)) == Placement(), "facts are of NVIDIA's devices"
+
+
+@pytest.mark.parametrize("option", ["max_autotune", "benchmark_fusion", "triton.multi_kernel"])
+def test_what_lowering_measures_takes_a_worker_that_sees_the_device(option: str) -> None:
+    with configs.patched({option: True if option != "triton.multi_kernel" else 1}):
+        assert placed(torch.device("cuda", 0)).needed == option
+    assert placed(torch.device("cuda", 0)).needed == ""
+
+
+def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placed(torch.device("cuda", 0), default="cuda:2").needed == "default_device"
+    graph = dataclasses.replace(encoded(torch.device("cuda", 0)), constants=[torch.ones(1, device="meta")])
+    assert devices.placement(graph, None, None).needed == "constant"
+    monkeypatch.setattr(devices.toolchain, "find_compiler", lambda tools: None)
+    assert placed(torch.device("cuda", 0)).needed == "no_compiler"
+
+
+def test_who_sees_devices_sees_them_in_the_graphs_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Placement((0, 1)).visible() is None
+    assert Placement((2, 0)).visible() == "2,0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,GPU-7")
+    assert Placement((2, 0)).visible() == "GPU-7,4"
