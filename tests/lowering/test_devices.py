@@ -1,4 +1,4 @@
-"""Which devices a graph is for: numbered by the graph, not by the process. Facts stand in for GPUs that are not here."""
+"""Which devices a graph is for: numbered by the graph, not by the process. Facts stand in for GPUs."""
 
 from __future__ import annotations
 
