@@ -38,13 +38,16 @@ _KNOWN = frozenset(
 )  # fmt: skip
 
 
-def check(gm: torch.fx.GraphModule, context: Any | None) -> None:
-    """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept."""
+def check(gm: torch.fx.GraphModule, context: Any | None, *, after_autograd: bool = False) -> None:
+    """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept.
+
+    `after_autograd`: AOTAutograd made it, and will make it again for whoever is served.
+    """
     if configs.caches_disabled():
         raise Bypass("caches_disabled", "force_disable_caches is set")
     if configs.freezing():
         raise Bypass("freezing", "parameters' values are part of a frozen graph")
-    if tracing.real_inputs_expected(context):
+    if not after_autograd and tracing.real_inputs_expected(context):
         raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
     for name, value in configs.code_values().items():
         pass_uuid(name, value)

@@ -158,7 +158,7 @@ def capture_inner(
         lifted=[],
         sources=[],
         request_fields={"sources": [], "parameter_sources": {}, "from_dynamo": False, "arguments": arguments},
-        check=(lambda: cacheable.check(gm, context)) if keep else None,
+        check=(lambda: cacheable.check(gm, context, after_autograd=True)) if keep else None,
         store=store,
         tools=tools,
     )

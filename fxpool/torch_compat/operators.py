@@ -169,13 +169,6 @@ def triton_kernels_of(target: Any) -> list[Any]:
     return [kernel for overload in overloads for kernel in get_triton_kernels_for_op(overload.name().split(".")[0])]
 
 
-def triton_kernel_by_index(index: int) -> Any:
-    """The kernel a ``triton_kernel_wrapper`` node names by its place in this process's table."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    return kernel_side_table.get_kernel(index)
-
-
 def module_of_file(path: str) -> str | None:
     """The importable name of the module loaded from `path`; None for a script or an anonymous module."""
     for name, module in list(sys.modules.items()):
