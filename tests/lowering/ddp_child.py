@@ -1,6 +1,6 @@
 """One of two ranks under DistributedDataParallel (gloo, CPU): trains two steps, prints what became of its graphs.
 
-    ddp_child.py WIDTH        (of a layer; DDPOptimizer splits the graph of a model with more than 1 MB of parameters)
+ddp_child.py WIDTH        (of a layer; DDPOptimizer splits the graph of a model with more than 1 MB of parameters)
 """
 
 from __future__ import annotations
