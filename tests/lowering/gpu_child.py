@@ -166,7 +166,8 @@ def unanswered(request: CompileRequest) -> str:
     properties = {name: value for name, value in facts.properties.items() if name != "multi_processor_count"}
     lacking = dataclasses.replace(request, devices=(msgspec.structs.replace(facts, properties=properties),), store=None)
     job = service.pool().submit(COMPILE_JOB, lacking.dump(), label="graph", **_place(lacking))
-    return decode_answer(job.result()).unanswered
+    answer = decode_answer(job.result())
+    return answer.unanswered or repr(answer)[:2000]
 
 
 def main(wanted: list[str]) -> None:
@@ -181,8 +182,8 @@ def main(wanted: list[str]) -> None:
             only.request.store = os.path.join(place, "store")
             only.request.tools = os.path.join(place, "store", "toolchain")
             report[name] = compiled(for_device(only.request, device), answers=True)
-        if "unanswered" not in report:
-            report["unanswered"] = unanswered(for_device(only.request, device))
+            if "unanswered" not in report:
+                report["unanswered"] = unanswered(for_device(only.request, device))
         fxpool.close()
     print(json.dumps(report))
 
