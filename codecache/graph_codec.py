@@ -61,7 +61,7 @@ class EncodedGraph:
 
     Which of several equal devices a graph is for does not decide what is compiled: in the description they are
     numbered in order of appearance. `indices` holds this process's index of each, `current_named` says that the
-    current device is meant somewhere.
+    current device is meant somewhere, `attention_open` that only there is found out how attention is computed.
     """
 
     description: list[Any]
@@ -72,6 +72,7 @@ class EncodedGraph:
     devices: set[str]
     indices: list[int]
     current_named: bool
+    attention_open: bool
 
 
 class GraphEncoder:
@@ -86,6 +87,7 @@ class GraphEncoder:
         self._indices: dict[int, int] = {}
         self._current_named = False
         self._attentions: dict[str, int] = {}
+        self._attention_open = self._changes_switches = False
         self._constant_ids: dict[int, int] = {}
         self._calls_kernels = False
         self._kernels: dict[int, list[Any]] = {}
@@ -103,16 +105,11 @@ class GraphEncoder:
         attributes to their fake twins; only their metadata travels. Other tensors are constants."""
         lifted = lifted or {}
         description = self._module(gm, lifted)
+        is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
-            description,
-            self.constants,
-            self._debug,
-            self.dependencies,
-            self.symbols,
-            self.devices,
-            list(self._indices),
-            self._current_named,
-        )
+            description, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
+            list(self._indices), self._current_named, is_open,
+        )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
         codegen = type(gm.graph._codegen)  # a flattened calling convention is not a graph of Dynamo's
@@ -174,7 +171,10 @@ class GraphEncoder:
 
     def _attention(self, node: torch.fx.Node, called: Any) -> Any:
         number = attention.implementation(node, self._attentions)
-        return called if number is None else ["attention", number]
+        if number is None:
+            self._attention_open |= attention.is_on_cuda(node)
+            return called
+        return ["attention", number]
 
     def _meta(self, about: dict[str, Any]) -> Sequence[Any]:
         names = tuple(about)
@@ -379,6 +379,7 @@ class GraphEncoder:
         wrapped = operators.numpy_wrapper(target)
         if wrapped is not None:
             return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]
+        self._changes_switches |= attention.changes_switches(target)
         module, qualified = name_of(target)
         if not _comes_with_torch(module):
             self.dependencies[f"function:{module}.{qualified}"] = target

@@ -82,6 +82,8 @@ def placement(encoded: EncodedGraph, default: str | None, tools: str | None) -> 
 def _needed(encoded: EncodedGraph, tools: str | None) -> str:
     if any(constant.device.type != "cpu" for constant in encoded.constants):
         return "constant"
+    if encoded.attention_open:
+        return "attention"
     if measured := configs.measures():
         return measured
     return "" if toolchain.find_compiler(tools) is not None else "no_compiler"

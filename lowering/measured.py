@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import filelock
@@ -72,11 +72,18 @@ def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, tools
     return found
 
 
-def _alone(tools: str | None) -> Any:
-    if tools is None:
-        return contextlib.nullcontext()
-    os.makedirs(tools, mode=0o700, exist_ok=True)
-    return filelock.FileLock(os.path.join(tools, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
+@contextlib.contextmanager
+def _alone(tools: str | None) -> Iterator[None]:
+    """Wait until nobody else measures on this host, as far as that can be known: a figure too many is no failure."""
+    with contextlib.ExitStack() as stack:
+        if tools is not None:
+            try:
+                os.makedirs(tools, mode=0o700, exist_ok=True)
+                lock = filelock.FileLock(os.path.join(tools, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
+                stack.enter_context(lock)
+            except OSError as error:  # full, read-only, or somebody who measures for ever
+                log.warning("measured while others may be: %s", error)
+        yield
 
 
 def _path(tools: str, facts: DeviceFacts, question: Question) -> str:

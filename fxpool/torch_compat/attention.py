@@ -26,6 +26,21 @@ _IMPLEMENTATIONS = {
 }
 
 
+def changes_switches(target: Any) -> bool:
+    """Whether a function in a graph changes, for the calls after it, what decides on an implementation.
+
+    They are traced one by one, under the switches that are in force when the graph is captured.
+    """
+    return getattr(target, "__name__", "") in ("_sdpa_kernel", "_sdpa_kernel_variadic", "_enter_autocast")
+
+
+def is_on_cuda(node: torch.fx.Node) -> bool:
+    """Whether a call is, or may be, on a CUDA device."""
+    query = node.args[0] if node.args else node.kwargs.get("query")
+    value = query.meta.get("example_value") if isinstance(query, torch.fx.Node) else None
+    return not isinstance(value, torch.Tensor) or value.device.type == "cuda"
+
+
 class _Noting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
 
 
 def measure(question: Question, device: int) -> bool:
-    """Whether padding pays on this CUDA device, by Inductor's measurement. Takes some tens of milliseconds."""
+    """Whether padding pays on this CUDA device, by Inductor's measurement. Imports Inductor."""
     from torch._inductor.fx_passes import pad_mm
     from torch._subclasses import FakeTensorMode
 

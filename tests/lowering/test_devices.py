@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.lowering import devices
 from fxpool.lowering.devices import Placement
-from fxpool.torch_compat import configs, device_facts
+from fxpool.torch_compat import attention, configs, device_facts
 from fxpool.torch_compat.common_devices import COMMON
 
 H200, A100 = COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"]
@@ -89,6 +91,35 @@ def test_what_lowering_measures_takes_a_worker_that_sees_the_device(option: str)
     with configs.patched({option: True if option != "triton.multi_kernel" else 1}):
         assert placed(torch.device("cuda", 0)).needed == option
     assert placed(torch.device("cuda", 0)).needed == ""
+
+
+def attending(*before: Any, known: bool = True) -> EncodedGraph:
+    """A graph that calls attention on a CUDA device after calls of `before`."""
+    graph = torch.fx.Graph()
+    query = graph.placeholder("query")
+    if known:
+        with FakeTensorMode():
+            query.meta["example_value"] = torch.empty(2, 2, 8, 16, device="cuda:0")
+    for function, *arguments in before:
+        graph.call_function(function, tuple(arguments))
+    graph.output(graph.call_function(attention.FUNCTION, (query, query, query)))
+    encoder = GraphEncoder()
+    encoder.value(torch.device("cuda", 0))
+    return encoder.encode(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -> None:
+    def needed(graph: EncodedGraph) -> str:
+        return devices.placement(graph, None, None).needed
+
+    plain = attending()
+    (row,) = [row for row in plain.description[1] if row[0] == "call_function"]
+    assert row[2] == ["attention", 0], "asked here, and sent along"
+    assert needed(plain) == ""
+    assert needed(attending(known=False)) == "attention"
+    autocast = (torch.amp.autocast_mode._enter_autocast, "cuda", torch.bfloat16, True, None)
+    assert needed(attending(autocast)) == "attention"
+    assert needed(attending((torch.nn.attention._sdpa_kernel, []))) == "attention"
 
 
 def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
