@@ -207,6 +207,7 @@ def _finish(
         devices=placement.facts if not placement.needed else (),
         current_device=placement.current,
         visible=placement.visible() if placement.needed else None,
+        timing=placement.names() if placement.indices else None,
         **request_fields,
     )
     captured = Captured(request, context, env, fakes, lifted, sources, layout, placement)

@@ -52,8 +52,10 @@ class Placement:
 
     def visible(self) -> str | None:
         """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
-        if self.indices == tuple(range(len(self.indices))):
-            return None
+        return None if self.indices == tuple(range(len(self.indices))) else self.names()
+
+    def names(self) -> str:
+        """The graph's devices, in its order, as ``CUDA_VISIBLE_DEVICES`` names them."""
         seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)
 

@@ -3,7 +3,7 @@
 worker: lowering asks ──▶ `Answers` ──▶ kept, or a question ──▶ back to who asked for the compile: `measure`
                                                                    one at a time ──▶ kept ──▶ compiled again
 
-<tools>/measured/<digest of device, torch and question>    "1" or "0"
+<tools>/measured/<digest of device, torch and question>    "1" or "0"; times of candidates (`tuning`)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, tools
             if answer is None:
                 answer = padding.measure(question, index)
                 log.info("padding %s is %s", question, "faster" if answer else "no faster")
-                _keep(tools, facts, question, answer)
+                keep(tools, facts, question, b"1" if answer else b"0")
             found.append((question, answer))
     return found
 
@@ -86,25 +86,32 @@ def _alone(tools: str | None) -> Iterator[None]:
         yield
 
 
-def _path(tools: str, facts: DeviceFacts, question: Question) -> str:
+def _path(tools: str, facts: DeviceFacts, asked: Any) -> str:
     version: Any = torch.version
-    asked = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(question)]
-    return os.path.join(tools, "measured", hashlib.sha256(repr(asked).encode()).hexdigest()[:32])
+    about = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(asked)]
+    return os.path.join(tools, "measured", hashlib.sha256(repr(about).encode()).hexdigest()[:32])
 
 
-def _kept(tools: str | None, facts: DeviceFacts, question: Question) -> bool | None:
+def kept(tools: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
+    """What was found out about `asked` (plain data) on such a device before, if it is kept."""
     if tools is None:
         return None
     try:
-        return {b"1": True, b"0": False}.get(blobs.read_private(_path(tools, facts, question))[0])
+        return blobs.read_private(_path(tools, facts, asked))[0]
     except (OSError, StoreError):
         return None
 
 
-def _keep(tools: str | None, facts: DeviceFacts, question: Question, answer: bool) -> None:
+def keep(tools: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
+    """Keep what was found out. Raises nothing: it is measured again otherwise."""
     if tools is None:
         return
     try:
-        blobs.write_private(_path(tools, facts, question), b"1" if answer else b"0")
+        blobs.write_private(_path(tools, facts, asked), answer)
     except StoreError as error:
         log.warning("the next process will measure again: %s", error)
+
+
+def _kept(tools: str | None, facts: DeviceFacts, question: Question) -> bool | None:
+    found = kept(tools, facts, question)
+    return {b"1": True, b"0": False}.get(found) if found is not None else None

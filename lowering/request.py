@@ -39,7 +39,8 @@ class CompileRequest:
     symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values of symbols where
     the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers for instead of
     seeing them, in the graph's order, `current_device` is the number of the current one, and `measured` answers what
-    lowering would have measured on them. `visible` is what a worker that has to see devices is to see.
+    lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
+    `timing` what one that times candidates is to; None where there is no device.
     """
 
     level: str
@@ -68,6 +69,7 @@ class CompileRequest:
     devices: tuple[DeviceFacts, ...] = ()
     current_device: int = 0
     visible: str | None = None
+    timing: str | None = None
     measured: Measured = dataclasses.field(default_factory=list)
 
     def dump(self) -> bytes:

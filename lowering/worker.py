@@ -15,7 +15,7 @@ import torch
 
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering import ambient, devices, host_facts, kernels, lookup, precompiled_header, triton_kernels
+from fxpool.lowering import ambient, devices, host_facts, kernels, lookup, precompiled_header, triton_kernels, tuning
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.artifact import Answer, Reference, encode_answer, publish
 from fxpool.lowering.request import CompileRequest
@@ -41,7 +41,11 @@ def compile_job(payload: bytes) -> bytes:
         return encode_answer(Answer(reference=reference))
     preload.settle_assembler()
     try:
-        with compiling.scratch_directory(), devices.answered(request) as measured:
+        with (
+            compiling.scratch_directory(),
+            devices.answered(request) as measured,
+            tuning.tuned(request, _submit) as tuned,
+        ):
             artifact = compiling.compile_request(
                 request,
                 _submit,
@@ -59,6 +63,8 @@ def compile_job(payload: bytes) -> bytes:
         raise
     if measured is not None and measured.given:
         artifact.effects["measured"] = measured.record()
+    if tuned is not None and tuned.record:
+        artifact.effects["tuned"] = tuned.record
     job.phase("publishing")
     if request.key is None or request.store is None:
         artifact.unkept = "not asked for"
@@ -97,12 +103,19 @@ def prepare_job(payload: bytes) -> bytes:
     return b""
 
 
-def _submit(function: str, payload: bytes, label: str) -> Future[bytes]:
+# C++ is compiled by a process of its own. Of a Triton kernel its generated module stays, under a name of its own, and
+# of what was timed the CUDA context.
+_REUSED = (kernels.COMPILE_UNIT, triton_kernels.COMPILE_KERNEL, tuning.COMPILE_CANDIDATE, tuning.TIME_CANDIDATES)
+
+
+def _submit(function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
     job = current_job()
     assert job is not None
-    # C++ is compiled by a process of its own. Of a Triton kernel its generated module stays, under a name of its own.
-    reuse = function in (kernels.COMPILE_UNIT, triton_kernels.COMPILE_KERNEL)
-    return job.submit(function, payload, label=label, reuse=reuse)
+    reuse = function in _REUSED
+    if not devices:
+        return job.submit(function, payload, label=label, reuse=reuse)
+    sees = {"CUDA_VISIBLE_DEVICES": devices}
+    return job.submit(function, payload, label=label, reuse=reuse, retries=0, environment=sees, alone=True)
 
 
 preload.import_compiler()

@@ -6,7 +6,6 @@ The server hands in what clients ask and what the zygote says; everything else t
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import shutil
 import signal
@@ -18,12 +17,13 @@ from typing import Any
 import msgspec
 
 from fxpool.errors import ProtocolError
+from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
-from fxpool.pool import processes
-from fxpool.pool import scheduler as s
+from fxpool.pool import processes, report
 from fxpool.pool.connection import Connection
 from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
 from fxpool.pool.protocol import encode
+from fxpool.pool.scheduler import Scheduler
 from fxpool.pool.steps import Steps
 from fxpool.pool.watch import Limits, Watch
 
@@ -32,6 +32,8 @@ __all__ = ["GRACE_SECONDS", "Dispatcher"]
 # A worker that answered, or whose socket closed, is killed if it is not gone after this.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
+# A job that is to run alone (it measures) is not kept waiting for longer by those that run.
+ALONE_SECONDS = 20.0
 # How long a worker that may run other jobs waits for one.
 PARKED_SECONDS = 5.0
 # A limit that the event loop's clock can count to.
@@ -40,8 +42,6 @@ _LONGEST = 1e9
 _SHOWN = 500
 # With so many more jobs than slots it pays to make the zygote's workers start warmer, though it forks none meanwhile.
 _MANY = 3
-# Of a longer queue only the beginning is shown.
-_LISTED = 1000
 
 log = logging.getLogger("fxpool.pool.server")
 
@@ -55,7 +55,7 @@ class Dispatcher:
     def __init__(self, directory: Path, slots: int, limits: Limits, to_zygote: ToZygote) -> None:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
-        self.scheduler = s.Scheduler(slots)
+        self.scheduler = Scheduler(slots)
         self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "reused": 0, "retries": 0, "deaths": 0}
         self.fork_seconds = 0.0
         self.limits = limits
@@ -118,6 +118,7 @@ class Dispatcher:
                 kind=work.kind,
                 retries=max(0, work.ask.retries),
                 priority=work.ask.priority,
+                alone=work.ask.alone,
             )
         )
 
@@ -128,19 +129,19 @@ class Dispatcher:
 
     # ------------------------------------------------------------ what the scheduler decides
 
-    def do(self, actions: list[s.Action]) -> None:
+    def do(self, actions: list[d.Action]) -> None:
         for action in actions:
-            if isinstance(action, s.Fork):
+            if isinstance(action, d.Fork):
                 self._fork(action)
-            elif isinstance(action, s.Assign):
+            elif isinstance(action, d.Assign):
                 self._assign(action)
-            elif isinstance(action, s.Deliver):
+            elif isinstance(action, d.Deliver):
                 self._deliver(action)
             elif action.worker not in self._workers:
                 continue
-            elif isinstance(action, s.Park):
+            elif isinstance(action, d.Park):
                 self._park(self._workers[action.worker])
-            elif isinstance(action, s.Kill):
+            elif isinstance(action, d.Kill):
                 if self._workers[action.worker].exited is None:
                     self._to_zygote(m.Kill(action.worker), None)
             else:
@@ -160,12 +161,17 @@ class Dispatcher:
             self._to_zygote(m.UseTime(), None)
 
     def _watch_for_stall(self) -> None:
-        if not self.scheduler.stalled:
+        stalled = self.scheduler.stalled
+        if not stalled and not self.scheduler.waits_to_be_alone:
             if self._stall is not None:
                 self._stall.cancel()
                 self._stall = None
-        elif self._stall is None:
-            self._stall = self.loop.call_later(STALL_SECONDS, self._relieve)
+            return
+        at = self.loop.time() + (STALL_SECONDS if stalled else ALONE_SECONDS)
+        if self._stall is None or self._stall.when() > at:
+            if self._stall is not None:
+                self._stall.cancel()
+            self._stall = self.loop.call_at(at, self._relieve)
 
     def _relieve(self) -> None:
         self._stall = None
@@ -175,7 +181,7 @@ class Dispatcher:
         if self._steps and worker.pid is not None and self.scheduler.asks_of(worker.job):
             self._steps.tell(self._listening(worker.job), worker.work, what, self.loop.time(), worker.pid, name)
 
-    def _deliver(self, action: s.Deliver) -> None:
+    def _deliver(self, action: d.Deliver) -> None:
         work = self._jobs.pop(action.job)
         self._steps.forget(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
@@ -193,7 +199,7 @@ class Dispatcher:
             work.client.keys.pop(work.ask.job, None)
             work.client.connection.send(message, payload)
 
-    def _fork(self, action: s.Fork) -> None:
+    def _fork(self, action: d.Fork) -> None:
         # Whoever asked first may have left; any of those who wait will do.
         work = self._asking(action.job)[0]
         path = self._logs.path(action.job, action.attempt)
@@ -248,7 +254,7 @@ class Dispatcher:
             timer.cancel()
         worker.timers = [self.loop.call_later(PARKED_SECONDS, lambda: self.do(self.scheduler.dismiss(worker.number)))]
 
-    def _assign(self, action: s.Assign) -> None:
+    def _assign(self, action: d.Assign) -> None:
         worker = self._workers[action.worker]
         for timer in worker.timers:
             timer.cancel()
@@ -302,7 +308,7 @@ class Dispatcher:
         above = worker.work.ask
         inherited = msgspec.structs.replace(
             message,
-            environment=above.environment,
+            environment={**above.environment, **message.environment},
             sys_path=above.sys_path,
             cwd=above.cwd,
             timeout=None,
@@ -455,39 +461,21 @@ class Dispatcher:
         # A worker that was killed could not tidy up, nor could the compilers it had started.
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
-    # ------------------------------------------------------------ what a watcher sees
-
     def status(self) -> dict[str, Any]:
+        """What a watcher sees."""
+        works, workers = self._jobs.items(), self._workers.values()
+        scheduler, now = self.scheduler, self.loop.time()
         return {
-            "slots_free": self.scheduler.free,
-            "queued": self.scheduler.queued,
-            "waiting": [
-                {
-                    "label": work.ask.label,
-                    "client": work.client.pid,
-                    "priority": work.ask.priority,
-                    "seconds": round(self.loop.time() - work.asked, 3),
-                    "joined": work.joined,
-                    "running": any(worker.job == self.scheduler.job_of(key) for worker in self._workers.values()),
-                }
-                for key, work in itertools.islice(self._jobs.items(), _LISTED)
-                if work.client is not None
-            ],
+            "slots_free": scheduler.free,
+            "queued": scheduler.queued,
+            "waiting": report.waiting(works, {worker.job for worker in workers}, scheduler.job_of, now),
             "limits": {**self.limits.facts(), "pressed": self.watch.pressed},
             "running": [
-                {
-                    "label": worker.work.ask.label,
-                    "pid": worker.pid,
-                    "attempt": worker.attempt,
-                    "phase": worker.phase,
-                    "seconds": round(self.loop.time() - worker.begun, 3),
-                    "sub_job": worker.work.worker is not None,
-                    "wanted_by": [work.client.pid for work in self._listening(worker.job) if work.client is not None],
-                }
-                for worker in self._workers.values()
-                if self.scheduler.asks_of(worker.job)
+                report.running(worker, self._listening(worker.job), now)
+                for worker in workers
+                if scheduler.asks_of(worker.job)
             ],
-            "workers": [worker.pid for worker in self._workers.values() if worker.pid is not None],
+            "workers": [worker.pid for worker in workers if worker.pid is not None],
             "fork_seconds": self.fork_seconds,
         }
 

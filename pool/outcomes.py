@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
-from fxpool.pool import scheduler as s
 from fxpool.pool.connection import Connection
 
 __all__ = ["Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "describe", "outcome"]
@@ -113,19 +113,19 @@ class JobLogs:
                 path.unlink()
 
 
-def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
+def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
     number, outcome = work.ask.job, action.outcome
     pid = worker.pid if worker is not None else None
     log_path = str(worker.log_path) if worker is not None else None
     failed = m.Failed(number, "cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
-    if isinstance(outcome, s.Answered):
+    if isinstance(outcome, d.Answered):
         answer = outcome.answer
         assert isinstance(answer, Answer)
         if answer.ok:
             return m.Done(number, answer.pid, action.attempts, answer.seconds, work.joined), answer.payload
         failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
         return failed, answer.payload
-    if isinstance(outcome, s.Died):
+    if isinstance(outcome, d.Died):
         failed.phase = worker.phase if worker is not None else ""
         how = outcome.how
         if isinstance(how, Exceeded):
@@ -135,7 +135,7 @@ def outcome(action: s.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
             failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
             said = (worker.broken or tail(worker.log_path)) if worker is not None else ""
             failed.reason = how.failure or said
-    elif isinstance(outcome, s.Unavailable):
+    elif isinstance(outcome, d.Unavailable):
         failed.kind, failed.reason = "unavailable", outcome.reason
     else:
         failed.reason = outcome.reason

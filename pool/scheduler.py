@@ -13,13 +13,15 @@ its slot is free only then. Sub-jobs belong to the worker that asked for them: t
 A job of a **kind** may run in a worker that ran others of that kind, which is then **parked**, without a job or slot,
 for the next one. As many are kept as there are slots, the latest.
 
-While `admit` says so, no job is begun beside those that run: the caller's host is short of something.
+While `admit` says so, no job is begun beside those that run: the caller's host is short of something. A job that is to
+run **alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
 Why there is no deadlock, with any number of slots: a worker that waits for sub-jobs gives its slot back. One that waits
-without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run.
+without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run. So it does
+with one that is to run alone and `waits_to_be_alone` for longer than its caller likes.
 """
 
 from __future__ import annotations
@@ -45,21 +47,7 @@ from fxpool.pool.decisions import (
     Unavailable,
 )
 
-__all__ = [
-    "Action",
-    "Answered",
-    "Assign",
-    "Cancelled",
-    "Deliver",
-    "Died",
-    "Fork",
-    "Grant",
-    "Kill",
-    "Outcome",
-    "Park",
-    "Scheduler",
-    "Unavailable",
-]
+__all__ = ["Scheduler"]
 
 
 # ---------------------------------------------------------------- state
@@ -83,6 +71,7 @@ class _Job:
     retries: int
     priority: int
     age: int
+    alone: bool
     attempt: int = 0
     losses: int = 0
     worker: int | None = None
@@ -156,9 +145,16 @@ class Scheduler:
     @property
     def stalled(self) -> bool:
         """All slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
-        if self._used < self.slots or not self._ready or self._next_helper() is None:
+        waiting = self._used >= self.slots or self.waits_to_be_alone
+        if not waiting or not self._ready or self._next_helper() is None:
             return False
         return all(w.children and w.job is not None for w in self._workers.values() if w.slot is Slot.HELD)
+
+    @property
+    def waits_to_be_alone(self) -> bool:
+        """It is the turn of a job that is to run alone, and others run."""
+        head = self._head() if self._ready and self._used and not self._wanting and not self._held_alone() else None
+        return head is not None and head.alone
 
     # -- jobs
 
@@ -180,9 +176,10 @@ class Scheduler:
         kind: Hashable | None = None,
         retries: int = 1,
         priority: int = 0,
+        alone: bool = False,
     ) -> list[Action]:
         """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal, equal
-        `kind` that one worker may run both."""
+        `kind` that one worker may run both, `alone` that nothing else is to run meanwhile."""
         actions: list[Action] = []
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
@@ -200,7 +197,7 @@ class Scheduler:
             return actions
         elif flight is not None:
             self._flights[flight] = job
-        self._jobs[job] = _Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages))
+        self._jobs[job] = _Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages), alone)
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)
@@ -305,10 +302,11 @@ class Scheduler:
         return actions
 
     def relieve(self) -> list[Action]:
-        """Let one more run than there are slots, if that is what everything waits for (see `stalled`)."""
+        """Let one more run than there are slots, or beside one that wants to be alone, if that is what everything waits
+        for (see `stalled`, `waits_to_be_alone`)."""
         actions: list[Action] = []
-        if self.stalled:
-            self._run_next(actions)
+        if self.stalled or self.waits_to_be_alone:
+            self._run_next(actions, beside=True)
         return actions
 
     # -- the zygote
@@ -387,7 +385,15 @@ class Scheduler:
         while self._used < self.slots and self._run_next(actions):
             pass
 
-    def _run_next(self, actions: list[Action]) -> bool:
+    def _held_alone(self) -> bool:
+        return any(
+            worker.slot is Slot.HELD and worker.job is not None and self._jobs[worker.job].alone
+            for worker in self._workers.values()
+        )
+
+    def _run_next(self, actions: list[Action], beside: bool = False) -> bool:
+        if not beside and self._held_alone():
+            return False
         if self._wanting:
             worker = self._workers[self._wanting.popleft()]
             worker.slot = Slot.HELD
@@ -395,7 +401,7 @@ class Scheduler:
             actions.append(Grant(worker.worker))
             return True
         job = self._head() if self._ready else None
-        if job is None:
+        if job is None or (job.alone and self._used and not beside):
             return False
         del self._queue[job.job]
         job.attempt += 1

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -181,15 +181,25 @@ class JobContext:
         self.label = run.label
         self.attempt = run.attempt
         self.slots = run.slots
+        self.spoiled = False
         self._link = link
 
     def submit(
-        self, function: str, payload: bytes, *, label: str, retries: int = 1, reuse: bool = False
+        self,
+        function: str,
+        payload: bytes,
+        *,
+        label: str,
+        retries: int = 1,
+        reuse: bool = False,
+        environment: Mapping[str, str | None] | None = None,
+        alone: bool = False,
     ) -> concurrent.futures.Future[bytes]:
         """Run `function` ("package.module:qualname") on `payload` in another worker; see `SubJob`.
 
-        The sub-job has this job's environment, sys_path, cwd and log levels, and ends with it. `reuse` as in
-        `PoolClient.submit`.
+        The sub-job has this job's environment with what `environment` puts over it, sys_path, cwd and log levels, and
+        ends with it. `reuse` as in `PoolClient.submit`. `alone`: while it runs, the pool runs nothing else, as far as
+        that can be had within seconds; this job has to be waiting for it.
         """
         link = self._link
         link.listen()
@@ -197,7 +207,8 @@ class JobContext:
         future = SubJob(link, number, label)
         link.futures[number] = future
         try:
-            link.send(m.Submit(number, function, label, retries=retries, reuse=reuse), payload)
+            order = m.Submit(number, function, label, dict(environment or {}), retries=retries, reuse=reuse, alone=alone)
+            link.send(order, payload)
         except ProtocolError:
             del link.futures[number]
             raise
@@ -206,6 +217,10 @@ class JobContext:
     def phase(self, name: str) -> None:
         """Say what is done from now on: if it ends this worker, who asked is told that it was this."""
         self._link.send(m.Phase(name))
+
+    def spoil(self) -> None:
+        """Have this process run no other job: it is not as it was found."""
+        self.spoiled = True
 
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
         """Around work that runs beside what the slots are for: the worker holds none meanwhile.
@@ -244,7 +259,7 @@ def main(sock: socket.socket) -> None:
             del payload, frame
             _flush()
             # With a thread of its own that reads, or any other, this one can't go on as if it were the first time.
-            stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1
+            stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
             try:
                 link.channel.send(answer, result)
             except ProtocolError as error:
@@ -283,6 +298,10 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
         # Our own frame says nothing; keep it only if there is no other.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
         return m.Answer(False, seconds, os.getpid()), exceptions.dump(error, skip=skip)
+
+
+def _spoiled() -> bool:
+    return _current is not None and _current.spoiled
 
 
 def _settle(run: m.Run) -> None:

@@ -209,20 +209,34 @@ def freezing() -> bool:
 
 
 # Options under which lowering itself runs code on the device to choose by time, or needs it for anything else.
-_MEASURING = ("max_autotune", "max_autotune_gemm", "max_autotune_custom_op", "benchmark_fusion",
-              "benchmark_combo_kernel", "benchmark_template_fusion", "runtime_estimations_mms_benchmark",
+_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion", "runtime_estimations_mms_benchmark",
               "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth",
               "benchmark_kernel")  # fmt: skip
+# Options under which templates are timed in other ways than `autotuning` knows, and the back ends whose templates it does.
+_TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
+_BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
+
+
+def times_templates() -> bool:
+    """Whether lowering chooses between templates by time."""
+    return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
 
 
 def measures() -> str:
-    """The first option in force that has lowering measure on a device; empty if none has."""
-    for name in _MEASURING:
+    """The first option in force that has lowering measure on a device in a way that only it can; empty if none has."""
+    names = [*_MEASURING, *(_TIMED_OTHERWISE if times_templates() else ())]
+    for name in names:
         value: Any = inductor_config
         for part in name.split("."):
             value = getattr(value, part, None)
         if value:
             return name
+    if times_templates():
+        if not inductor_config.benchmark_epilogue_fusion:  # registers decide then, which a loaded kernel knows
+            return "benchmark_epilogue_fusion"
+        for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
+            if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
+                return name
     return ""
 
 

@@ -239,8 +239,12 @@ def put_into(graph: Any, surroundings: Surroundings) -> None:
 
 
 def kernel_digest(argument_types: Sequence[str], source: str) -> str:
-    """What a kernel is found by: its C++ source and the types of its arguments."""
-    return hashlib.sha256("\0".join((*argument_types, source)).encode()).hexdigest()
+    """What a kernel is found by: its source and the types of its arguments.
+
+    Not by the blanks at the ends of its lines: a template that is asked for early still has them.
+    """
+    lines = [line.rstrip() for line in source.strip().splitlines()]
+    return hashlib.sha256("\0".join((*argument_types, "\n".join(lines))).encode()).hexdigest()
 
 
 def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:

@@ -141,7 +141,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any]) -> Compiled:
         # Choices that were made here before: there are none, and to find that out torch's sources would be read.
         mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None),
     ):
-        autotuner = _load(name, source)
+        autotuner = load(name, source)
         if reason := _keeps_triton(autotuner):
             raise NotLaunchableError(reason)
         autotuner._precompile_worker()
@@ -162,7 +162,7 @@ def compile_for_triton(name: str, source: str, lookup: dict[str, Any]) -> bytes:
     with config.patch(bundle_triton_into_fx_graph_cache=True, autotune_lookup_table=lookup), no_driver():
         TritonBundler.begin_compile()
         try:
-            autotuner = _load(name, source)
+            autotuner = load(name, source)
             autotuner.precompile(warm_cache_only=True)
             bundle, _ = TritonBundler.collect()
         finally:
@@ -196,7 +196,8 @@ def lookup_table() -> dict[str, Any]:
     return dict(config.autotune_lookup_table)
 
 
-def _load(name: str, source: str) -> Any:
+def load(name: str, source: str) -> Any:
+    """The autotuner that a generated module defines. Executes the module."""
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 

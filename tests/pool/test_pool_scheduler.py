@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fxpool.pool.scheduler import (
+from fxpool.pool.decisions import (
     Action,
     Answered,
     Assign,
@@ -18,9 +18,9 @@ from fxpool.pool.scheduler import (
     Grant,
     Kill,
     Park,
-    Scheduler,
     Unavailable,
 )
+from fxpool.pool.scheduler import Scheduler
 
 
 def ready(slots: int = 1) -> Scheduler:
@@ -333,6 +333,42 @@ def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
     assert scheduler.answered(fork.worker, None, stays=True)[-1] == Kill(fork.worker)
 
 
+def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
+    scheduler = ready(3)
+    parent, other = start(scheduler, 1), start(scheduler, 2)
+    assert scheduler.submit(3, parent=parent, alone=True) == []
+    assert scheduler.waits_to_be_alone
+    assert scheduler.submit(4, owner="a") == []  # a slot is free, but it is the other's turn
+    assert scheduler.waiting(parent) == []
+    scheduler.answered(other, None)
+    assert scheduler.exited(other, None) == [Fork(3, 3, 1)]
+    assert not scheduler.waits_to_be_alone
+    scheduler.forked(3)
+    assert scheduler.resume(parent) == []
+    assert scheduler.answered(3, None) == [Deliver(3, Answered(None), 1, 3), Grant(parent), Fork(4, 4, 1)]
+
+
+def test_who_is_to_run_alone_is_let_in_when_its_caller_is_out_of_patience() -> None:
+    scheduler = ready(2)
+    parent, other = start(scheduler, 1), start(scheduler, 2)
+    scheduler.submit(3, parent=parent, alone=True)
+    scheduler.waiting(parent)
+    assert scheduler.waits_to_be_alone and not scheduler.stalled
+    assert scheduler.relieve() == [Fork(3, 3, 1)]
+    assert not scheduler.waits_to_be_alone
+    scheduler.answered(other, None)
+    assert scheduler.submit(4, owner="a") == []
+    assert scheduler.exited(other, None) == []
+
+
+def test_a_wait_nobody_told_of_is_no_reason_to_wait_to_be_alone() -> None:
+    scheduler = ready(2)
+    parent = start(scheduler, 1)
+    scheduler.submit(2, parent=parent, alone=True)
+    assert scheduler.stalled
+    assert scheduler.relieve() == [Fork(2, 2, 1)]
+
+
 class Machine(RuleBasedStateMachine):
     """Any order of events. The model knows what was asked for, what lives, and who holds a slot."""
 
@@ -351,12 +387,17 @@ class Machine(RuleBasedStateMachine):
         self.killed: set[int] = set()
         self.parked: set[int] = set()
         self.kinds: dict[int, str] = {}  # of jobs
+        self.alone: set[int] = set()  # jobs
         self.kind: dict[int, str] = {}  # of workers
         self.over = 0  # how many `relieve` let in and that may still hold a slot
         self.admitted: int | None = None
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
+            if isinstance(action, (Fork, Assign, Grant)):
+                assert not self.measuring(), "it is to be alone"
+                held = [w for w in self.live if self.slot[w] == "held"]
+                assert isinstance(action, Grant) or action.job not in self.alone or not held, "it is not alone"
             if isinstance(action, Fork):
                 assert self.ready
                 assert action.worker not in self.live
@@ -392,6 +433,9 @@ class Machine(RuleBasedStateMachine):
                 assert self.slot[action.worker] == "wanted"
                 self.slot[action.worker] = "held"
 
+    def measuring(self) -> list[int]:
+        return [w for w, job in self.live.items() if job in self.alone and self.slot[w] == "held"]
+
     def gone(self, worker: int) -> None:
         self.live.pop(worker, None)
         self.slot.pop(worker, None)
@@ -426,14 +470,16 @@ class Machine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: any(self.running()))
-    @rule(data=st.data())
-    def submit_sub_job(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), alone=st.booleans())
+    def submit_sub_job(self, data: st.DataObject, alone: bool) -> None:
         worker = self.some(data, self.running())
         self.next += 1
+        if alone:
+            self.alone.add(self.next)
         self.open[self.next] = worker
         self.job[self.next] = self.next
         self.kinds[self.next] = "k"
-        self.take(self.scheduler.submit(self.next, parent=worker, flight="x", kind="k"))
+        self.take(self.scheduler.submit(self.next, parent=worker, flight="x", kind="k", alone=alone))
 
     def running(self) -> list[int]:
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
@@ -537,10 +583,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_idle_while_something_waits(self) -> None:
-        if not hasattr(self, "scheduler") or not self.scheduler.free:
+        if not hasattr(self, "scheduler") or not self.scheduler.free or self.measuring():
             return
         assert not [w for w in self.live if self.slot[w] == "wanted"]
-        if self.ready and self.scheduler.queued:
+        if self.ready and self.scheduler.queued and not self.scheduler.waits_to_be_alone:
             assert self.admitted is not None and self.scheduler.begun >= self.admitted
             begun = set(self.live.values())
             assert not [ask for ask, job in self.job.items() if job not in begun and self.open[ask] is not None]

@@ -1,0 +1,192 @@
+"""Templates chosen by time (`max_autotune`): compiled by workers without a GPU, timed by one that is given it.
+
+    lowering ──▶ candidates ──▶ sub-jobs that compile, side by side, no GPU ──▶ binaries in the job's directory
+        └──▶ a question ──▶ kept from before, or a sub-job that sees the device and runs alone ──▶ milliseconds ──▶ kept
+
+<tools>/measured/<digest of device, torch, switches and question>    milliseconds
+
+The process that times holds a CUDA context for as long as there is something to time, and some seconds longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+
+from fxpool.codecache.key import canonical
+from fxpool.errors import WorkerDiedError
+from fxpool.lowering import ambient, measured
+from fxpool.lowering.ambient import AmbientState
+from fxpool.lowering.request import CompileRequest
+from fxpool.torch_compat import autotuning, benchmarks, configs
+from fxpool.torch_compat.autotuning import Fused, Question, Selection
+
+log = logging.getLogger("fxpool.lowering")
+
+COMPILE_CANDIDATE = "fxpool.lowering.tuning:compile_candidate"
+TIME_CANDIDATES = "fxpool.lowering.tuning:time_candidates"
+
+
+class Submit(Protocol):
+    def __call__(self, function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
+        """Begin a sub-job. With `devices` (as in ``CUDA_VISIBLE_DEVICES``) it sees these, and runs alone."""
+
+
+class _Source(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of the sub-job that compiles a candidate into `directory`."""
+
+    name: str
+    source: str
+    directory: str
+
+
+class _Asked(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of the sub-job that times; `state` is that of the process that asks, pickled."""
+
+    question: Question
+    state: bytes
+    directory: str
+
+
+class Tuning:
+    """What one compile has timed. `directory` is the job's own, for files of both sub-jobs."""
+
+    def __init__(self, request: CompileRequest, submit: Submit, directory: str) -> None:
+        self._submit, self._directory = submit, directory
+        self._facts, self._tools, self._devices = request.devices[request.current_device], request.tools, request.timing
+        self._state = pickle.dumps(request.ambient)
+        # What was decided under other switches (precision of products, say) was decided for others.
+        self._surroundings = [one.described() for one in request.devices] + [_digest(request.ambient)]
+        self._compiling: dict[str, Future[bytes]] = {}
+        self.record: list[list[Any]] = []
+
+    def compile(self, name: str, source: str) -> Future[bytes]:
+        """See `autotuning.Measure`."""
+        if source not in self._compiling:
+            payload = msgspec.msgpack.encode(_Source(name, source, self._directory))
+            self._compiling[source] = self._submit(COMPILE_CANDIDATE, payload, f"candidate {name}")
+        return self._compiling[source]
+
+    def times(self, question: Question) -> list[float] | None:
+        """See `autotuning.Measure`."""
+        asked = [self._surroundings, question.identity()]
+        kept = measured.kept(self._tools, self._facts, asked)
+        times = _decoded(kept, question) if kept is not None else None
+        if times is None:
+            times = self._timed(question)
+            if times is not None:
+                measured.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(times))
+        self._note(question, times)
+        return times
+
+    def _timed(self, question: Question) -> list[float] | None:
+        if self._devices is None:
+            return None
+        whole = question.choices if isinstance(question, Selection) else [None]
+        times: list[float | None] = [None] * len(whole)
+        left = list(range(len(whole)))
+        step = len(left)
+        while left:
+            some = left[:step]
+            part = _part(question, some)
+            try:
+                found = self._ask(part)
+            except WorkerDiedError as error:
+                if step > 1:  # one of them is deadly; which one is found by asking for each alone
+                    step = 1
+                else:
+                    log.warning("%s: the worker that timed a candidate died: %s", question.describe(), error)
+                    times[some[0]] = math.inf
+                    left = left[1:]
+                continue
+            if not found.device:
+                log.warning("%s is not timed: the pool's workers see no device %s", question.describe(), self._devices)
+                return None
+            for number, milliseconds in zip(some, found.milliseconds, strict=True):
+                times[number] = milliseconds
+            left = [number for number in left if times[number] is None]
+        return [math.inf if one is None else one for one in times]
+
+    def _ask(self, question: Question) -> benchmarks.Times:
+        payload = msgspec.msgpack.encode(_Asked(question, self._state, self._directory))
+        answer = self._submit(TIME_CANDIDATES, payload, f"timing of {question.describe()}", self._devices or "").result()
+        return msgspec.msgpack.decode(answer, type=benchmarks.Times)
+
+    def _note(self, question: Question, times: list[float] | None) -> None:
+        """For people who look at the entry: what was timed, and the fastest."""
+        row: list[Any] = [question.describe()]
+        if times is None:
+            row.append("not timed")
+        else:
+            best = min(range(len(times)), key=times.__getitem__)
+            name = question.choices[best].identity if isinstance(question, Selection) else ""
+            row += [len(times), name, times[best] if math.isfinite(times[best]) else None]
+        self.record.append(row)
+
+
+def _digest(state: AmbientState) -> str:
+    about = [state.switches, configs.key_values(state.configuration)]
+    return hashlib.sha256(canonical(about)).hexdigest()
+
+
+def _part(question: Question, numbers: Sequence[int]) -> Question:
+    if isinstance(question, Fused) or len(numbers) == len(question.choices):
+        return question
+    return msgspec.structs.replace(question, choices=[question.choices[number] for number in numbers])
+
+
+def _decoded(data: bytes, question: Question) -> list[float] | None:
+    try:
+        times = msgspec.msgpack.decode(data, type=list[float])
+    except msgspec.DecodeError:
+        return None
+    return times if len(times) == (len(question.choices) if isinstance(question, Selection) else 1) else None
+
+
+@contextlib.contextmanager
+def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
+    """In a worker without devices: choose templates by time, and elsewhere. Gives None for a graph without a device."""
+    if not request.devices:
+        yield None
+        return
+    tuning = Tuning(request, submit, os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    with autotuning.measuring(tuning):
+        yield tuning
+
+
+def compile_candidate(payload: bytes) -> bytes:
+    """Job: compile a candidate for who will time it. Raises what Triton raises."""
+    from fxpool.lowering.compile import in_directory
+    from fxpool.torch_compat import preload
+
+    wanted = msgspec.msgpack.decode(payload, type=_Source)
+    preload.settle_assembler()
+    with in_directory(wanted.directory):
+        benchmarks.compile_candidate(wanted.name, wanted.source)
+    return b""
+
+
+def time_candidates(payload: bytes) -> bytes:
+    """Job: time what the payload asks for on this process's device; answers with `Times`."""
+    from fxpool.lowering.compile import in_directory
+    from fxpool.pool import current_job
+    from fxpool.torch_compat import preload
+
+    asked = msgspec.msgpack.decode(payload, type=_Asked)
+    preload.settle_assembler()
+    state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
+    with in_directory(asked.directory), ambient.entered(state), benchmarks.quiet_caches():
+        found = benchmarks.times(asked.question)
+    job = current_job()
+    if found.spoiled and job is not None:
+        job.spoil()
+    return msgspec.msgpack.encode(found)
