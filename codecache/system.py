@@ -29,6 +29,9 @@ _X86_EXTENSIONS = re.compile(
 )
 
 
+#: facts on which nothing depends that runs on another device
+OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
+
 _found: Facts = {}
 
 

@@ -32,7 +32,8 @@ _NOT_IN_KEY = frozenset(
 # Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
 _FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
-                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH",
+                "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS))
 
 

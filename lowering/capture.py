@@ -7,16 +7,17 @@ Dynamo goes on using them when the backend has returned.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolchain
+from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering import ambient, devices, overlap
 from fxpool.lowering.request import AOT, FX, CompileRequest
-from fxpool.torch_compat import aot, configs, operators, shape_env, tracing
+from fxpool.torch_compat import aot, configs, operators, shape_env, switches, tracing
 
 
 @dataclasses.dataclass
@@ -38,15 +39,28 @@ class Captured:
     placement: devices.Placement
     bypass: cacheable.Bypass | None = None
     describe: Callable[[], key.GraphKey] | None = None
+    describe_with_host: Callable[[], key.GraphKey] | None = None
 
     @property
     def key(self) -> key.GraphKey | None:
         return self.request.key
 
+    def all_keys(self) -> Iterator[GraphKey]:
+        """What entries of this graph are under: for any host, and for hosts like this one."""
+        if self.request.key is None:
+            return
+        yield self.request.key
+        if self.request.host_key is None and self.describe_with_host is not None:
+            self.request.host_key, self.describe_with_host = self.describe_with_host(), None
+        if self.request.host_key is not None:
+            yield self.request.host_key
+
     def to_be_compiled(self) -> None:
         """Complete the request: an entry that is written explains its key."""
         if self.describe is not None:
             self.request.key, self.describe = self.describe(), None
+        if self.describe_with_host is not None:
+            self.request.host_key, self.describe_with_host = self.describe_with_host(), None
         self.request.values = self.values()
 
     def values(self) -> dict[str, Any]:
@@ -219,12 +233,17 @@ def _finish(
             parts = key_parts(
                 level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, placement, tools
             )
-            made = request.key = key.GraphKey.of(parts)
+            portable = without_host(parts) if request.devices else parts
+            made = request.key = key.GraphKey.of(portable)
         except (TypeError, ValueError) as error:
             raise cacheable.Bypass("configuration", str(error)) from error
-        captured.describe = lambda: made.described(
-            parts, {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
-        )
+
+        def texts() -> dict[str, str]:
+            return {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
+
+        captured.describe = lambda: made.described(portable, texts())
+        if portable is not parts:
+            captured.describe_with_host = lambda: key.GraphKey.of(parts).described(parts, texts())
     except cacheable.Bypass as bypass:
         captured.bypass = bypass
     return captured
@@ -268,6 +287,16 @@ def key_parts(
             **placement.key_part(),
         },
         "toolchain": toolchain.toolchain_facts(tools),
+    }
+
+
+def without_host(parts: dict[str, Any]) -> dict[str, Any]:
+    """The components of a key for code that runs on GPUs only: without what shapes C++."""
+    return {
+        **parts,
+        "ambient": {name: value for name, value in parts["ambient"].items() if name not in switches.OF_CPU},
+        "system": {name: value for name, value in parts["system"].items() if name not in system.OF_CPU},
+        "toolchain": {},
     }
 
 

@@ -277,10 +277,11 @@ def publish_if_kept(
     artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
 ) -> None:
     """Publish what may be kept; a store that can't be written is a bypass, not an error."""
-    if request.key is None or store is None:
+    key = request.key_of(artifact.library is not None)
+    if key is None or store is None:
         return
     try:
-        publish(artifact, request.key, store, label=request.label, created=time.time(), torch=str(torch.__version__))
+        publish(artifact, key, store, label=request.label, created=time.time(), torch=str(torch.__version__))
     except StoreError as error:
         artifact.unkept = str(error)
         bypass("store_write_failed")

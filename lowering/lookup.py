@@ -35,8 +35,9 @@ def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], 
     if captured.key is None or store is None:
         return None
     values = captured.values()
-    found = store.entries(captured.key.digest)
-    for entry in found:
+    found = False
+    for entry in (entry for key in captured.all_keys() for entry in store.entries(key.digest)):
+        found = True
         if not effects.guards_hold(entry.guards, values):
             continue
         if entry.effects.get("restart"):  # loading it raises Dynamo's restart
@@ -104,7 +105,8 @@ def present(request: CompileRequest) -> Entry | None:
         store = LocalStore(request.store)
     except StoreError:
         return None
-    for entry in store.entries(request.key.digest):
+    keys = [key for key in (request.key, request.host_key) if key is not None]
+    for entry in (entry for key in keys for entry in store.entries(key.digest)):
         fits = entry.name not in request.unfit and effects.guards_hold(entry.guards, request.values)
         if fits and store.complete(entry):
             return entry

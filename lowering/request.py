@@ -35,11 +35,12 @@ class CompileRequest:
     """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
     where there is none, None travels.
 
-    `key` is None for a graph that may not be kept. `store` is the directory an entry goes to. `values` are those of the
-    symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values of symbols where
-    the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers for instead of
-    seeing them, in the graph's order, `current_device` is the number of the current one, and `measured` answers what
-    lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
+    `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
+    one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to. `values`
+    are those of the symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values
+    of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers
+    for instead of seeing them, in the graph's order, `current_device` is the number of the current one, and `measured`
+    answers what lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
     `timing` what one that times candidates is to; None where there is no device.
     """
 
@@ -69,8 +70,13 @@ class CompileRequest:
     devices: tuple[DeviceFacts, ...] = ()
     current_device: int = 0
     visible: str | None = None
-    timing: str | None = None
     measured: Measured = dataclasses.field(default_factory=list)
+    timing: str | None = None
+    host_key: GraphKey | None = None
+
+    def key_of(self, has_cpp: bool) -> GraphKey | None:
+        """What an entry is published under; `has_cpp` is whether there are C++ kernels in it."""
+        return self.host_key if has_cpp and self.key is not None and self.host_key is not None else self.key
 
     def dump(self) -> bytes:
         names = list(self.parameter_sources)

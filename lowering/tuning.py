@@ -118,8 +118,8 @@ class Tuning:
 
     def _ask(self, question: Question) -> benchmarks.Times:
         payload = msgspec.msgpack.encode(_Asked(question, self._state, self._directory))
-        answer = self._submit(TIME_CANDIDATES, payload, f"timing of {question.describe()}", self._devices or "").result()
-        return msgspec.msgpack.decode(answer, type=benchmarks.Times)
+        timing = self._submit(TIME_CANDIDATES, payload, f"timing of {question.describe()}", self._devices or "")
+        return msgspec.msgpack.decode(timing.result(), type=benchmarks.Times)
 
     def _note(self, question: Question, times: list[float] | None) -> None:
         """For people who look at the entry: what was timed, and the fastest."""

@@ -66,13 +66,14 @@ def compile_job(payload: bytes) -> bytes:
     if tuned is not None and tuned.record:
         artifact.effects["tuned"] = tuned.record
     job.phase("publishing")
-    if request.key is None or request.store is None:
+    key = request.key_of(artifact.library is not None)
+    if key is None or request.store is None:
         artifact.unkept = "not asked for"
         return encode_answer(Answer(artifact=artifact))
     try:
         entry = publish(
             artifact,
-            request.key,
+            key,
             LocalStore(request.store),
             label=request.label,
             created=time.time(),

@@ -54,9 +54,10 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
 
     `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
     waits for the first, whoever asks. `timeout` is in seconds, `memory` in bytes of its processes together; None: the
-    server's. A sub-job inherits environment (what it names itself is put over it), sys_path, cwd, levels and limits from
-    its parent; what a worker writes into the other fields is ignored. `reuse`: the job leaves its process as it found it,
-    and may run in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run meanwhile.
+    server's. A sub-job inherits environment (what it names itself is put over it), sys_path, cwd, levels and limits
+    from its parent; what a worker writes into the other fields is ignored. `reuse`: the job leaves its process as it
+    found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run
+    meanwhile.
     """
 
     job: int

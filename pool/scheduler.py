@@ -20,8 +20,8 @@ Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked
 before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
 Why there is no deadlock, with any number of slots: a worker that waits for sub-jobs gives its slot back. One that waits
-without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run. So it does
-with one that is to run alone and `waits_to_be_alone` for longer than its caller likes.
+without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run; when its
+caller is out of patience, one that `waits_to_be_alone`, too.
 """
 
 from __future__ import annotations

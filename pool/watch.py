@@ -14,8 +14,8 @@ from typing import Any
 
 from fxpool.pool import memory
 from fxpool.pool.config import PoolConfig
-from fxpool.pool.outcomes import Exceeded, Worker
 from fxpool.pool.decisions import Action
+from fxpool.pool.outcomes import Exceeded, Worker
 from fxpool.pool.scheduler import Scheduler
 
 __all__ = ["Limits", "Watch"]

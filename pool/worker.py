@@ -207,8 +207,10 @@ class JobContext:
         future = SubJob(link, number, label)
         link.futures[number] = future
         try:
-            order = m.Submit(number, function, label, dict(environment or {}), retries=retries, reuse=reuse, alone=alone)
-            link.send(order, payload)
+            surroundings = dict(environment or {})
+            link.send(
+                m.Submit(number, function, label, surroundings, retries=retries, reuse=reuse, alone=alone), payload
+            )
         except ProtocolError:
             del link.futures[number]
             raise

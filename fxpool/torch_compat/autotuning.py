@@ -4,7 +4,7 @@ Under `max_autotune` lowering compiles candidates for a matrix product or convol
 fused with what follows. In a worker both leave the process: candidates are compiled by others, and what is to be timed
 goes as plain data to a process that has the device (`benchmarks`). What can't be handed out is an `UnansweredError`.
 
-Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache) and scheduler.py (speedup_by_fusion), 2.11 and 2.13.
+Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache), scheduler.py (speedup_by_fusion), 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import pickle
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 from unittest import mock
@@ -23,7 +23,6 @@ from unittest import mock
 import msgspec
 
 from fxpool.torch_compat.device_answers import UnansweredError
-
 
 log = logging.getLogger("fxpool.lowering")
 

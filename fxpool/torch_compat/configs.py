@@ -209,10 +209,10 @@ def freezing() -> bool:
 
 
 # Options under which lowering itself runs code on the device to choose by time, or needs it for anything else.
-_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion", "runtime_estimations_mms_benchmark",
-              "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth",
-              "benchmark_kernel")  # fmt: skip
-# Options under which templates are timed in other ways than `autotuning` knows, and the back ends whose templates it does.
+_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion",
+              "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
+              "profile_bandwidth", "benchmark_kernel")  # fmt: skip
+# Options under which templates are timed in other ways than `autotuning` knows; whose templates it does know.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
 

@@ -18,6 +18,10 @@ Reader = Callable[[], Any]
 Writer = Callable[[Any], None]
 
 
+#: switches that shape nothing but C++
+OF_CPU = frozenset(("num_threads",))
+
+
 def _attribute(owner: Any, name: str) -> tuple[Reader, Writer]:
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 

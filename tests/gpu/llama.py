@@ -1,6 +1,7 @@
 """Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
 
-    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5] [--out results.json]
+    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5 [--states warm,known,server,bare]]
+                              [--out results.json]
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
 a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,11 @@ def child(asked: dict[str, Any]) -> None:
     work = Llama(asked["layers"], asked["what"] == "train")
     import torch
 
+    if asked.get("server"):
+        from fxpool.lowering import service
+
+        service.pool().start()
+        service.pool().submit("builtins:bytes", b"", label="is it ready?").result()
     before = set(sys.modules)
     started = time.perf_counter()
     compiled = torch.compile(work.model, backend=asked["backend"])
@@ -77,7 +84,8 @@ def main() -> None:
     parser.add_argument("--child")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--what", choices=["infer", "train"], action="append")
-    parser.add_argument("--pairs", type=int, default=1, help="rounds of warm first calls, each back end in turn")
+    parser.add_argument("--pairs", type=int, default=1, help="rounds of first calls, each back end in turn")
+    parser.add_argument("--states", default="warm", help="warm, known (to the host, the graph is not), server, bare")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.child:
@@ -86,7 +94,7 @@ def main() -> None:
 
     failures: list[str] = []
     rows: list[dict[str, Any]] = []
-    warm: dict[str, dict[str, list[float]]] = {}
+    again: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         for what in options.what or ("infer", "train"):
             for backend in ("eager", "inductor", "fxpool"):
@@ -115,9 +123,9 @@ def main() -> None:
                         check(row, failures)
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-            if options.pairs > 1:
-                warm[what] = rounds(root, what, options.layers, options.pairs)
-                print(what, json.dumps(warm[what]), flush=True)
+            for state in options.states.split(",") if options.pairs > 1 else ():
+                again[what, state] = rounds(root, what, options.layers, options.pairs, state)
+                print(what, state, json.dumps(again[what, state]), flush=True)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama of {options.layers} layers, bf16\n")
     print("| | back end | state | first call, s | per call, ms | difference from Inductor |")
     print("|---|---|---|---|---|---|")
@@ -127,11 +135,13 @@ def main() -> None:
             f"| {row['what']} | {row['backend']} | {row['state']} | {row['first']:.2f} | {row['call'] * 1e3:.2f} "
             f"| {shown} |"
         )
-    for what, firsts in warm.items():
-        for rival in ("inductor", "eager"):
-            ratio = statistics.median(a / b for a, b in zip(firsts["fxpool"], firsts[rival], strict=True))
-            medians = [f"{side} {statistics.median(firsts[side]):.2f} s" for side in ("fxpool", rival)]
-            print(f"{what}, warm, median of {options.pairs} pairs: {', '.join(medians)}, ratio {ratio:.2f}")
+    for (what, state), found in again.items():
+        for rival, kind in (("inductor", "first"), ("eager", "first"), ("inductor", "call")):
+            sides = {side: [one[kind] for one in found[side]] for side in ("fxpool", rival)}
+            ratios = [mine / theirs for mine, theirs in zip(*sides.values(), strict=True)]
+            medians = ", ".join(f"{side} {statistics.median(times):.4g} s" for side, times in sides.items())
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+            print(f"{what}, {state}, {kind} call, median of {options.pairs} pairs: {medians}, ratio {spread}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(
@@ -142,21 +152,29 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def rounds(root: str, what: str, layers: int, pairs: int) -> dict[str, list[float]]:
-    """Seconds of warm first calls, the back ends in turn; fxpool's Inductor and Triton directories empty each time."""
-    found: dict[str, list[float]] = {"eager": [], "inductor": [], "fxpool": []}
+def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[str, list[dict[str, Any]]]:
+    """First and later calls of each back end in turn. fxpool's Inductor and Triton directories are empty each time.
+
+    Unless it is `warm`, so are stock's, and fxpool's store: it knows the host's tool chain in the states `known` and
+    `server` (which has a server running before the clock starts), and nothing where it is `bare`.
+    """
+    found: dict[str, list[dict[str, Any]]] = {"eager": [], "inductor": [], "fxpool": []}
     for number in range(pairs):
-        for backend, firsts in found.items():
-            empty = f"-{number}" if backend == "fxpool" else ""
+        for backend, rows in found.items():
+            kept = f"{root}/{backend}-{what}"
+            mine = f"{kept}-{state}-{number}" if state != "warm" or backend == "fxpool" else kept
+            store = f"{kept}/c" if state == "warm" else f"{mine}/c"
+            if backend == "fxpool" and state in ("known", "server"):
+                shutil.copytree(f"{kept}/c/toolchain", f"{store}/toolchain")
+                os.chmod(store, 0o700)
             place = {
-                "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i{empty}",
-                "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t{empty}",
-                "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
+                "TORCHINDUCTOR_CACHE_DIR": f"{mine}/i", "TRITON_CACHE_DIR": f"{mine}/t", "FXPOOL_CACHE_DIR": store,
                 "FXPOOL_RUNTIME_DIR": f"{root}/r",
                 "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-            }
+            }  # fmt: skip
             asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
-            firsts.append(run(asked, place)["first"])
+            row = run({**asked, "server": state == "server" and backend == "fxpool"}, place)
+            rows.append({name: row[name] for name in ("first", "call", "graphs") if name in row})
     return found
 
 

@@ -155,6 +155,7 @@ class Watch:
     def __init__(self) -> None:
         self.seen: dict[int, str] = {}
         self.guilty: dict[int, str] = {}
+        self.most = 0  # with a device, at one moment
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -168,6 +169,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.02):
+            now = 0
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 try:
                     with open(f"/proc/{pid}/comm") as file:
@@ -181,6 +183,8 @@ class Watch:
                 # A context is made through these. CUDA's driver is mapped by whoever imports Triton.
                 if opened := [link for link in links if link.startswith("/dev/nvidia")]:
                     self.guilty[int(pid)] = f"{name} has {opened} open"
+                    now += 1
+            self.most = max(self.most, now)
 
 
 def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import Future
+from pathlib import Path
 
 import msgspec
 
@@ -34,7 +35,7 @@ def made_up(function: str, payload: bytes, label: str, devices: str = "") -> Fut
         return answer
     times: list[float | None] = []
     for choice in asked.question.choices:
-        sources = [] if choice.extern else [open(path).read() for path in _paths(choice.request)]
+        sources = [] if choice.extern else [Path(path).read_text() for path in _paths(choice.request)]
         times.append(1.0 if not any(fastest() in source for source in sources) else 0.01)
     answer.set_result(msgspec.msgpack.encode(Times(times)))
     return answer
