@@ -19,7 +19,7 @@ from fxpool.errors import CannotTravelError
 from fxpool.torch_compat import configs, switches
 
 # Read by torch while it generates or compiles, and no part of its configuration modules.
-_IN_KEY = ("ATEN_CPU_CAPABILITY", "TORCH_CUDA_ARCH_LIST", "TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION",
+_IN_KEY = ("ATEN_CPU_CAPABILITY", "TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION",
            "DISABLE_MMA_V3", "TRITON_INTERPRET", "PYTORCH_ROCM_ARCH")  # fmt: skip
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
 # Say where things are or how many processes to use. Configuration that comes from such a variable
@@ -32,7 +32,7 @@ _NOT_IN_KEY = frozenset(
 # Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
 _FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
-                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH",
+                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_CUDA_ARCH_LIST",
                 "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS))
 

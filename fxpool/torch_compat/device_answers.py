@@ -42,6 +42,11 @@ class _Properties:
         return f"_CudaDeviceProperties({fields})"
 
 
+# What torch's C++ says of a device that is not there. It is asked where an operator has no rule for fake tensors, and
+# is run on small real ones instead.
+_NO_DEVICE = ("CUDA error", "CUDA driver", "NVIDIA driver", "No CUDA GPUs", "'CUDA' backend", "compiled with CUDA")
+
+
 def unanswered(error: BaseException) -> str:
     """What was asked and not answered, where that is behind an error; empty where it is not."""
     seen: list[BaseException] = []
@@ -49,6 +54,8 @@ def unanswered(error: BaseException) -> str:
     while found is not None and found not in seen:
         if isinstance(found, UnansweredError):
             return str(found)
+        if isinstance(found, RuntimeError | AssertionError) and any(words in str(found) for words in _NO_DEVICE):
+            return f"torch's C++, which found none: {str(found).partition('For debugging')[0].strip()}"
         seen.append(found)
         found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
     return ""
@@ -134,6 +141,7 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,  # ``torch.tensor(0.0, device=...)`` in a graph does that first
         "_is_compiled": lambda: True,
         "device_count": lambda: len(facts),
         "current_device": lambda: current,
@@ -152,7 +160,7 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
 
 
 # What asks the device itself: where it is called on a device's behalf, somebody asked for what is not answered above.
-_REFUSED = ("_lazy_init", "current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
+_REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
 
 
 @contextlib.contextmanager
@@ -228,10 +236,20 @@ class _OnCpu(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _constants_on_cpu() -> Iterator[None]:
-    """Inductor folds constants that are the same everywhere by computing one element of them on their device."""
+    """Constants are computed on their device twice: Inductor folds what is the same everywhere by one element of it,
+    and what follows from a ``torch.tensor(0.0)`` in the graph is known while that is traced."""
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch.fx.experimental import proxy_tensor
+
+    real = proxy_tensor.unset_fake_temporarily
+
+    @contextlib.contextmanager
+    def real_on_cpu() -> Iterator[Any]:
+        with real() as outer, _OnCpu():
+            yield outer
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(proxy_tensor, "unset_fake_temporarily", real_on_cpu))
         for name in ("__init__", "run"):
             original = getattr(UniformValueConstantFolder, name)
 
