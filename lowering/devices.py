@@ -10,6 +10,7 @@ from travelling so: it is compiled by a worker that sees the devices, which is c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -17,6 +18,7 @@ import logging
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -148,6 +150,26 @@ def _library(tools: str | None) -> str:
         except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
             log.warning("the library that stands for GPUs is not kept: %s", error)
     return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
+
+
+def library_ahead(tools: str | None) -> None:
+    """Begin to make the library where a cold start has cores to spare; a worker that needs it waits for what is left.
+
+    Does nothing in a process that uses no CUDA device, and nothing where the library is kept.
+    """
+    if tools is None or torch.version.hip or not torch.cuda.is_initialized() or len(os.sched_getaffinity(0)) <= 2:
+        return
+
+    def make() -> None:
+        try:
+            if toolchain.find_compiler(tools) is not None:
+                _library(tools)
+        except Exception as error:  # who needs it says what is wrong
+            log.debug("no library ahead of the first graph: %s", error)
+
+    thread = threading.Thread(target=make, name="fxpool-devices", daemon=True)
+    thread.start()
+    atexit.register(thread.join)
 
 
 def _kept(directory: str, name: str) -> str | None:

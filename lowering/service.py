@@ -107,6 +107,9 @@ def start_ahead() -> None:
             return
         directory = store()
         if directory is None or directory.is_empty():
+            from fxpool.lowering import devices
+
+            devices.library_ahead(tools_directory(directory))
             pool().start()
             _ahead = True
     except FxpoolError as error:

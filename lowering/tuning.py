@@ -109,7 +109,8 @@ class Tuning:
                     left = left[1:]
                 continue
             if not found.device:
-                log.warning("%s is not timed: the pool's workers see no device %s", question.describe(), self._devices)
+                log.warning("templates are not timed: the pool's workers see no device %s", self._devices)
+                self._devices = None
                 return None
             for number, milliseconds in zip(some, found.milliseconds, strict=True):
                 times[number] = milliseconds

@@ -40,6 +40,8 @@ def compile_job(payload: bytes) -> bytes:
         reference = Reference(request.store, entry.key, entry.name, entry.metadata.compile_seconds, found=True)
         return encode_answer(Answer(reference=reference))
     preload.settle_assembler()
+    if request.devices:
+        job.phase("standing in for devices")
     try:
         with (
             compiling.scratch_directory(),

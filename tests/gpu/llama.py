@@ -21,7 +21,7 @@ import tempfile
 import time
 from typing import Any
 
-from workload import Llama, save, saved_difference
+from workload import Llama, parts, save, saved_difference
 
 #: Modules that a hit has no use for.
 COMPILER = (
@@ -173,8 +173,11 @@ def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[st
                 "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
             }  # fmt: skip
             asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
+            place["FXPOOL_TRACE"] = f"{root}/trace.json" if backend == "fxpool" else ""
             row = run({**asked, "server": state == "server" and backend == "fxpool"}, place)
-            rows.append({name: row[name] for name in ("first", "call", "graphs") if name in row})
+            rows.append({name: row[name] for name in ("first", "call") if name in row})
+            if backend == "fxpool":
+                rows[-1]["parts"] = parts(f"{root}/trace.json")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -52,6 +53,26 @@ def saved_difference(one: str, other: str) -> float:
     import torch
 
     return difference(torch.load(one), torch.load(other))
+
+
+def parts(trace: str) -> dict[str, float]:
+    """Seconds of what parent and worker did for one graph, of a file that ``FXPOOL_TRACE`` wrote."""
+    with open(trace) as file:
+        events = json.load(file)
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    found: dict[str, float] = {}
+    begun: dict[str, float] = {}
+    for event in events:
+        name, at = event.get("name", ""), event.get("ts", 0) / 1e6
+        if event.get("ph") == "X" and not name.startswith("graph "):
+            found[name] = found.get(name, 0.0) + event["dur"] / 1e6
+        elif event.get("ph") == "b" and name.startswith("graph "):
+            begun[name] = at
+        elif event.get("ph") == "e" and name in begun:
+            found["until there is a worker"] = found.get("until there is a worker", 0.0) + at - begun.pop(name)
+    return {
+        name: round(seconds, 2) for name, seconds in found.items() if seconds >= 0.01 and name[-7:] != "kernels"
+    } | {"kernels, after lowering": round(found.get("kernels", 0.0), 2)}
 
 
 def save(found: list[Any], path: str) -> None:

@@ -99,6 +99,16 @@ def product() -> Model:
     return multiply, (torch.randn(4095, 4095, dtype=torch.bfloat16), torch.randn(4095, 4095, dtype=torch.bfloat16))
 
 
+def constants() -> Model:
+    """Tensors that are made in the graph of numbers: what follows of them is known while it is traced."""
+
+    def made(x: Any) -> Any:
+        zero = torch.tensor(0.0, device="cpu", dtype=x.dtype)
+        return torch.where(x > zero, x * torch.tensor([1.0, 2.0, 3.0], device="cpu"), zero - 1) * zero.exp()
+
+    return made, (torch.randn(4, 3, requires_grad=True),)
+
+
 # ------------------------------------------------------------------------------
 
 

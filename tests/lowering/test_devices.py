@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from fxpool.codecache import key
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
-from fxpool.lowering import devices
+from fxpool.lowering import capture, devices
 from fxpool.lowering.devices import Placement
-from fxpool.torch_compat import attention, configs, device_facts
+from fxpool.torch_compat import attention, configs, device_answers, device_facts
 from fxpool.torch_compat.common_devices import COMMON
 
 H200, A100 = COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"]
@@ -86,7 +87,7 @@ def test_a_graph_without_cuda_has_no_placement(monkeypatch: pytest.MonkeyPatch) 
     assert placed(torch.device("cuda", 0)) == Placement(), "facts are of NVIDIA's devices"
 
 
-@pytest.mark.parametrize("option", ["max_autotune", "benchmark_fusion", "triton.multi_kernel"])
+@pytest.mark.parametrize("option", ["benchmark_kernel", "benchmark_fusion", "triton.multi_kernel"])
 def test_what_lowering_measures_takes_a_worker_that_sees_the_device(option: str) -> None:
     with configs.patched({option: True if option != "triton.multi_kernel" else 1}):
         assert placed(torch.device("cuda", 0)).needed == option
@@ -135,3 +136,62 @@ def test_who_sees_devices_sees_them_in_the_graphs_order(monkeypatch: pytest.Monk
     assert Placement((2, 0)).visible() == "2,0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,GPU-7")
     assert Placement((2, 0)).visible() == "GPU-7,4"
+
+
+# ------------------------------------------------------------------------------ which host
+
+
+def key_of(parts: dict[str, Any]) -> str:
+    return key.GraphKey.of(parts).digest
+
+
+def parts(**changed: Any) -> dict[str, Any]:
+    named: dict[str, Any] = dict.fromkeys(key.ORDER, "")
+    named["ambient"] = {"num_threads": 2, "grad": True}
+    named["system"] = {"torch": "2.13.0", "cpu_extensions": "avx2", "cpu_capability": "AVX2", "libc": "glibc 2.36"}
+    named["toolchain"] = {"compiler": "g++ 12"}
+    for name, value in changed.items():
+        for component in ("ambient", "system", "toolchain"):
+            if name in named[component]:
+                named[component] = {**named[component], name: value}
+    return named
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"num_threads": 16}, {"cpu_extensions": "avx512f"}, {"cpu_capability": "AVX512"}, {"libc": "glibc 2.39"},
+     {"compiler": "g++ 13"}],
+)  # fmt: skip
+def test_code_for_a_gpu_is_for_any_host(elsewhere: dict[str, Any]) -> None:
+    assert key_of(capture.without_host(parts(**elsewhere))) == key_of(capture.without_host(parts()))
+    assert key_of(parts(**elsewhere)) != key_of(parts()), "with C++ in it, it is not"
+
+
+@pytest.mark.parametrize("elsewhere", [{"torch": "2.11.0"}, {"grad": False}])
+def test_but_not_for_any_torch(elsewhere: dict[str, Any]) -> None:
+    assert key_of(capture.without_host(parts(**elsewhere))) != key_of(capture.without_host(parts()))
+
+
+# ------------------------------------------------------------------------------ what is not answered
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: no CUDA-capable device is detected"),
+        RuntimeError("CUDA driver version is insufficient for CUDA runtime version"),
+        AssertionError("Torch not compiled with CUDA enabled"),
+        NotImplementedError("Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend."),
+        RuntimeError("No CUDA GPUs are available"),
+    ],
+)  # fmt: skip
+def test_what_cpp_asks_of_a_device_that_is_not_there_is_a_question(error: Exception) -> None:
+    assert "torch's C++" in device_answers.unanswered(error)
+    wrapped = ValueError("a pass failed")
+    wrapped.__cause__ = error
+    assert "torch's C++" in device_answers.unanswered(wrapped)
+
+
+def test_other_errors_are_none() -> None:
+    assert device_answers.unanswered(RuntimeError("shapes differ")) == ""
+    assert device_answers.unanswered(KeyError("CUDA error")) == ""

@@ -42,7 +42,7 @@ def _report(wanted: list[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    return _report([*EVERYWHERE, *LANGUAGE, f"product@{H200}"])
+    return _report([*EVERYWHERE, *LANGUAGE, f"product@{H200}", f"constants@{H200}"])
 
 
 def _is_compiled(found: dict[str, Any], name: str) -> None:
@@ -85,6 +85,11 @@ def test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry(compiled: di
     assert question[1][:2] == [[4095, 4095], [4095, 1]]
     assert found["measured"] == [[question, True]]
     assert len(found["kernels"]) == 2, "padded, as the answer was: a kernel that pads, and one that takes it off again"
+
+
+def test_tensors_made_of_numbers_in_the_graph(compiled: dict[str, Any]) -> None:
+    """Tracing computes what follows from them, on their device where there is one."""
+    _is_compiled(compiled[f"constants@{H200}"], f"constants@{H200}")
 
 
 def test_what_nobody_captured_is_named_and_not_guessed(compiled: dict[str, Any]) -> None:

@@ -480,3 +480,42 @@ def worker_pid(data: bytes) -> bytes:
 def log_text(data: bytes) -> bytes:
     logging.getLogger("pool_jobs").info(data.decode())
     return b"%d" % os.getpid()
+
+
+def with_a_device(data: bytes) -> bytes:
+    """What a sub-job sees that is given a variable, beside one that is not."""
+    job = current_job()
+    assert job is not None
+    seen = job.submit("pool_jobs:variable", b"FXPOOL_TEST_SEES", label="one", environment={"FXPOOL_TEST_SEES": "7"})
+    unseen = job.submit("pool_jobs:variable", b"FXPOOL_TEST_SEES", label="other")
+    inherited = job.submit("pool_jobs:variable", b"FXPOOL_TEST_OURS", label="third", environment={"A": "b"})
+    return b" ".join(one.result() for one in (seen, unseen, inherited))
+
+
+def variable(data: bytes) -> bytes:
+    return os.environ.get(data.decode(), "-").encode()
+
+
+def measured(data: bytes) -> bytes:
+    """Runs some sub-jobs beside others that run alone; what ran at which time, as ``name begin end`` lines."""
+    job = current_job()
+    assert job is not None
+    count = int(data)
+    futures = []
+    for number in range(count):
+        futures.append(job.submit("pool_jobs:interval", b"any", label=f"any {number}"))
+        futures.append(job.submit("pool_jobs:interval", b"alone", label=f"alone {number}", alone=True))
+    return b"\n".join(future.result() for future in futures)
+
+
+def interval(data: bytes) -> bytes:
+    begin = time.monotonic()
+    time.sleep(0.05)
+    return f"{data.decode()} {begin} {time.monotonic()}".encode()
+
+
+def spoil(data: bytes) -> bytes:
+    job = current_job()
+    assert job is not None
+    job.spoil()
+    return str(os.getpid()).encode()

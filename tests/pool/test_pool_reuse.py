@@ -50,6 +50,12 @@ def test_what_failed_or_used_the_pool_is_alone(client: PoolClient) -> None:
     assert client.status()["slots_free"] == 2
 
 
+def test_a_process_that_a_job_spoils_is_not_used_again(client: PoolClient) -> None:
+    first = pid(client)
+    assert int(run(client, "spoil").result()) == first
+    assert pid(client) != first
+
+
 def test_each_has_its_own_limit_and_its_own_records(client: PoolClient, caplog: pytest.LogCaptureFixture) -> None:
     pid(client)
     caplog.set_level(logging.INFO, "pool_jobs")

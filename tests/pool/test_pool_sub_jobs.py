@@ -24,6 +24,22 @@ def test_results(client: PoolClient) -> None:
     assert (counters["jobs"], counters["sub_jobs"], counters["forks"]) == (1, 5, 6)
 
 
+def test_one_can_be_given_a_variable_of_its_own(client: PoolClient) -> None:
+    environment: dict[str, str | None] = {"FXPOOL_TEST_OURS": "ours"}
+    assert run(client, "with_a_device", environment=environment).result() == b"7 - ours"
+
+
+def test_what_is_to_run_alone_does(make_client: Callable[..., PoolClient]) -> None:
+    client = make_client(workers=4)
+    rows = [line.split() for line in run(client, "measured", b"6").result().decode().splitlines()]
+    intervals = [(name, float(begin), float(end)) for name, begin, end in rows]
+    assert len(intervals) == 12
+    for name, begin, end in intervals:
+        if name == "alone":
+            others = [one for one in intervals if one != (name, begin, end)]
+            assert all(ended <= begin or begun >= end for _, begun, ended in others), "somebody else ran"
+
+
 def test_they_run_at_the_same_time(client: PoolClient, place: Place) -> None:
     # Two slots, and the parent that waits needs none.
     assert run(client, "meet", str(place.files).encode()).result() == b"0 1"
