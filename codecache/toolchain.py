@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from fxpool.codecache import answers
 from fxpool.errors import NoCompilerError
 
-# Variables that lead the compiler to other headers, libraries or programs, or change its output.
-_ENVIRONMENT = (
+#: variables that lead the compiler to other headers, libraries or programs, or change its output
+ENVIRONMENT = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
 )  # fmt: skip
@@ -53,7 +53,7 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
         facts = {"compiler": "none"}
     else:
         facts = {"compiler": compiler.version, "compiler_target": compiler.target}
-    for name in _ENVIRONMENT:
+    for name in ENVIRONMENT:
         if value := os.environ.get(name):
             facts[f"env_{name}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return facts

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from fxpool.codecache import cacheable
+from fxpool.codecache import cacheable, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat import configs, switches
 
@@ -34,7 +34,7 @@ _FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
                 "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_CUDA_ARCH_LIST",
                 "NVIDIA_TF32_OVERRIDE")  # fmt: skip
-_BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS))
+_BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
 
 
 @dataclasses.dataclass

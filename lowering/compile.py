@@ -88,7 +88,7 @@ def _compile(
     ):
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
-        triton = TritonLinking(submit if apart and triton_compile.may_collect() else None)
+        triton = TritonLinking(submit if apart and triton_compile.may_collect() else None, units)
         phase("lowering")
         with _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
             made = build(request, decoder)

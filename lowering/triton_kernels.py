@@ -18,7 +18,7 @@ import msgspec
 from fxpool.torch_compat import output_code, preload, triton_compile
 
 if TYPE_CHECKING:
-    from fxpool.lowering.kernels import Submit
+    from fxpool.lowering.kernels import Submit, Units
 
 COMPILE_KERNEL = "fxpool.lowering.triton_kernels:compile_kernel"
 
@@ -51,11 +51,12 @@ class Kernel(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KernelSource(msgspec.Struct, array_like=True, frozen=True):
-    """Payload of the sub-job."""
+    """Payload of the sub-job. It may compile `width` candidates at a time."""
 
     name: str
     source: str
     lookup: dict[str, Any]
+    width: int = 1
 
 
 class CompiledKernel(msgspec.Struct, array_like=True, frozen=True):
@@ -74,10 +75,13 @@ class PendingKernel:
 
 
 class TritonLinking:
-    """The Triton kernels of one graph in the making. With nothing to submit them to, Inductor keeps them."""
+    """The Triton kernels of one graph in the making. With nothing to submit them to, Inductor keeps them.
 
-    def __init__(self, submit: Submit | None) -> None:
-        self._submit = submit
+    `units` tells how many processes may work at this moment.
+    """
+
+    def __init__(self, submit: Submit | None, units: Units = lambda: 1) -> None:
+        self._submit, self._units = submit, units
         self._pending: dict[str, tuple[str, Future[bytes]]] = {}
         self._lookup = triton_compile.lookup_table()
 
@@ -90,7 +94,7 @@ class TritonLinking:
         key = output_code.kernel_digest([name], source)
         if key not in self._pending:
             assert self._submit is not None
-            payload = msgspec.msgpack.encode(KernelSource(name, source, self._lookup))
+            payload = msgspec.msgpack.encode(KernelSource(name, source, self._lookup, self._units()))
             self._pending[key] = name, self._submit(COMPILE_KERNEL, payload, name)
         return PendingKernel()
 
@@ -144,7 +148,7 @@ def compile_kernel(payload: bytes) -> bytes:
     preload.settle_assembler()
     with scratch_directory():
         try:
-            compiled = triton_compile.compile_kernel(wanted.name, wanted.source, wanted.lookup)
+            compiled = triton_compile.compile_kernel(wanted.name, wanted.source, wanted.lookup, wanted.width)
             answer = CompiledKernel(_kernel(wanted.name, compiled))
         except triton_compile.NotLaunchableError as error:
             files = triton_compile.compile_for_triton(wanted.name, wanted.source, wanted.lookup)

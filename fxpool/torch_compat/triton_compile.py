@@ -15,7 +15,8 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -125,8 +126,9 @@ def collecting(collect: Collect) -> Iterator[None]:
         del early.use_process_pool  # type: ignore[method-assign]
 
 
-def compile_kernel(name: str, source: str, lookup: dict[str, Any]) -> Compiled:
-    """Compile all candidates of a kernel. `lookup` is Inductor's table of tuned configurations.
+def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 1) -> Compiled:
+    """Compile all candidates of a kernel, up to `width` at a time. `lookup` is Inductor's table of configurations that
+    were tuned elsewhere.
 
     Raises:
         NotLaunchableError: the binaries can't be launched without Triton.
@@ -144,6 +146,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any]) -> Compiled:
         autotuner = load(name, source)
         if reason := _keeps_triton(autotuner):
             raise NotLaunchableError(reason)
+        _compile_side_by_side(autotuner, width)
         autotuner._precompile_worker()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         if hasattr(autotuner, "_ensure_kernel_loaded"):  # kernels that are here already
@@ -152,6 +155,44 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any]) -> Compiled:
         autotuner._dynamic_scale_rblock()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         return Compiled(autotuner)
+
+
+def _compile_side_by_side(autotuner: Any, width: int) -> None:
+    """Compile candidates in up to `width` processes, which leave them in Triton's cache directory.
+
+    Says nothing of what does not compile: who takes them out of there does.
+    """
+    width = min(width, len(autotuner.configs))
+    if width < 2 or threading.active_count() > 1:
+        return
+    mine, *others = [autotuner.configs[start::width] for start in range(width)]
+    children = [pid for share in others if (pid := _forked(functools.partial(_compile_some, autotuner, share)))]
+    try:
+        _compile_some(autotuner, mine)
+    finally:
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _compile_some(autotuner: Any, configs: Sequence[Any]) -> None:
+    for config in configs:
+        with contextlib.suppress(Exception):
+            autotuner._precompile_config(config)
+
+
+def _forked(work: Callable[[], None]) -> int | None:
+    """The pid of a process that does `work` and ends; None if there can be none now."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return None
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
 
 
 def compile_for_triton(name: str, source: str, lookup: dict[str, Any]) -> bytes:

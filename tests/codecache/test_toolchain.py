@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(toolchain, "_known", {})
-    for name in toolchain._ENVIRONMENT:
+    for name in toolchain.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
 

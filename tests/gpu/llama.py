@@ -43,8 +43,9 @@ def child(asked: dict[str, Any]) -> None:
     if asked.get("server"):
         from fxpool.lowering import service
 
-        service.pool().start()
-        service.pool().submit("builtins:bytes", b"", label="is it ready?").result()
+        service.pool().start(wait=True)
+        time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+        service.pool().submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
     before = set(sys.modules)
     started = time.perf_counter()
     compiled = torch.compile(work.model, backend=asked["backend"])
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--what", choices=["infer", "train"], action="append")
     parser.add_argument("--pairs", type=int, default=1, help="rounds of first calls, each back end in turn")
     parser.add_argument("--states", default="warm", help="warm, known (to the host, the graph is not), server, bare")
+    parser.add_argument("--only-rounds", action="store_true", help="begin with the rounds; not for warm")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.child:
@@ -97,7 +99,7 @@ def main() -> None:
     again: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         for what in options.what or ("infer", "train"):
-            for backend in ("eager", "inductor", "fxpool"):
+            for backend in ("eager", "inductor", "fxpool") if not options.only_rounds else ():
                 place = {
                     "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i",
                     "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t",
@@ -164,7 +166,7 @@ def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[st
             kept = f"{root}/{backend}-{what}"
             mine = f"{kept}-{state}-{number}" if state != "warm" or backend == "fxpool" else kept
             store = f"{kept}/c" if state == "warm" else f"{mine}/c"
-            if backend == "fxpool" and state in ("known", "server"):
+            if backend == "fxpool" and state in ("known", "server") and os.path.isdir(f"{kept}/c/toolchain"):
                 shutil.copytree(f"{kept}/c/toolchain", f"{store}/toolchain")
                 os.chmod(store, 0o700)
             place = {
@@ -173,11 +175,13 @@ def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[st
                 "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
             }  # fmt: skip
             asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
-            place["FXPOOL_TRACE"] = f"{root}/trace.json" if backend == "fxpool" else ""
+            place["FXPOOL_TRACE"] = f"{root}/trace-{what}-{state}-{number}.json" if backend == "fxpool" else ""
             row = run({**asked, "server": state == "server" and backend == "fxpool"}, place)
             rows.append({name: row[name] for name in ("first", "call") if name in row})
             if backend == "fxpool":
-                rows[-1]["parts"] = parts(f"{root}/trace.json")
+                rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
+                shutil.copytree(f"{store}/toolchain", f"{kept}/c/toolchain", dirs_exist_ok=True)
+            print(what, state, backend, json.dumps(rows[-1]), flush=True)
     return found
 
 

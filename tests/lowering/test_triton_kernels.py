@@ -80,6 +80,14 @@ def test_what_choosing_needs_is_kept(compiled: dict[str, Any]) -> None:
     assert kernel["parameters"] == ["a", "n", "xnumel"]
 
 
+def test_candidates_are_compiled_side_by_side(compiled: dict[str, Any]) -> None:
+    (alone, made_alone), (beside, made_beside), (wide, made_wide) = (compiled["beside"][n] for n in ("1", "2", "8"))
+    assert alone == beside == wide
+    count = len(alone)
+    assert count > 2 and made_alone == count
+    assert (made_beside, made_wide) == ((count + 1) // 2, 1), "the others were made by processes beside this one"
+
+
 def test_no_driver_is_made_where_kernels_are_compiled(compiled: dict[str, Any]) -> None:
     assert compiled["driver"] is True
 

@@ -104,9 +104,9 @@ def main(directory: str) -> None:
 
     triton_compile.Candidate.__init__ = noted  # type: ignore[method-assign]
 
-    def compiled(name: str, source: str) -> Any:
+    def compiled(name: str, source: str, width: int = 1) -> Any:
         results.clear()
-        payload = msgspec.msgpack.encode(triton_kernels.KernelSource(name, source, {}))
+        payload = msgspec.msgpack.encode(triton_kernels.KernelSource(name, source, {}, width))
         answer = triton_kernels.compile_kernel(payload)
         return msgspec.msgpack.decode(answer, type=triton_kernels.CompiledKernel)
 
@@ -139,10 +139,30 @@ def main(directory: str) -> None:
         compiled("doubled", kernel(POINTWISE).replace("* n,", "* nobody,"))
     except Exception as error:
         report["error"] = [type(error).__name__, str(error)]
+    report["beside"] = {str(width): compiled_in(width, compiled) for width in (1, 2, 8)}
     from triton.runtime import driver
 
     report["driver"] = driver._active is None
     print(json.dumps(report))
+
+
+def compiled_in(width: int, compiled: Any) -> list[Any]:
+    """What a kernel's candidates are, and of how many this very process made the binary."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    made = []
+    original = CUDABackend.make_cubin
+
+    def make_cubin(self: Any, *args: Any) -> Any:
+        made.append(args)
+        return original(self, *args)
+
+    CUDABackend.make_cubin = make_cubin
+    try:
+        kernel = compiled("turned", KERNELS["turned"], width).kernel
+    finally:
+        CUDABackend.make_cubin = original
+    return [[[one.code, one.symbol, one.shared, one.told, len(one.binary)] for one in kernel.candidates], len(made)]
 
 
 def launched(candidate: Any, arguments: list[Any]) -> list[Any]:
