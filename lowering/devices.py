@@ -111,9 +111,15 @@ def unseen(facts: Sequence[DeviceFacts], current: int, tools: str | None) -> Ite
     if not facts:
         yield
         return
+    with _answering(facts, current, _library(tools)):
+        yield
+
+
+@contextlib.contextmanager
+def _answering(facts: Sequence[DeviceFacts], current: int, library: str) -> Iterator[None]:
     from fxpool.torch_compat import device_answers
 
-    device_guard.install(_library(tools), len(facts), facts[0].capability[0], facts[0].cudnn)
+    device_guard.install(library, len(facts), facts[0].capability[0], facts[0].cudnn)
     with device_answers.answering(facts, current):
         yield
 
@@ -131,7 +137,9 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
         yield None
         return
     answers = Answers(facts[0], request.measured, tools)
-    with unseen(facts, request.current_device, tools), padding.asking(answers):
+    with configs.entered(request.ambient.configuration):  # it says which compiler
+        library = _library(tools)
+    with _answering(facts, request.current_device, library), padding.asking(answers):
         yield answers
 
 

@@ -25,7 +25,7 @@ from capturing import captured
 import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import service, triton_kernels
+from fxpool.lowering import devices, service, triton_kernels
 from fxpool.lowering.artifact import TRITON, decode_answer, generated_code
 from fxpool.lowering.devices import Placement
 from fxpool.lowering.ladder import _place
@@ -183,6 +183,7 @@ def unanswered(request: CompileRequest) -> str:
 def main(wanted: list[str]) -> None:
     report: dict[str, Any] = {"cuda": torch.cuda.is_available()}
     with tempfile.TemporaryDirectory() as place:
+        devices._library(os.path.join(place, "store", "toolchain"))  # as `library_ahead` does, where there is a device
         for name in wanted:
             model, device = name.split("@")
             torch.manual_seed(0)
