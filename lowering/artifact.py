@@ -103,9 +103,32 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str,
         components=list(key.components),
         guards=artifact.guards,
         effects={"level": artifact.level, **artifact.effects},
-        metadata=Metadata(label=label, created=created, compile_seconds=artifact.seconds, torch_version=torch),
+        metadata=Metadata(
+            label=label,
+            created=created,
+            compile_seconds=artifact.seconds,
+            torch_version=torch,
+            extra=decided(artifact.effects),
+        ),
     )
     return store.publish(entry, blobs)
+
+
+def decided(effects: dict[str, Any]) -> dict[str, str]:
+    """What lowering decided by time, for people: what was asked, and the answer."""
+    rows: list[tuple[str, str]] = []
+    for question, pays in effects.get("measured") or ():
+        product, *operands = question
+        sizes = " ".join("x".join(map(str, operand[0])) for operand in operands if operand)
+        rows.append((f"padding {product} {sizes}", "pays" if pays else "does not pay"))
+    for asked, *answer in effects.get("tuned") or ():
+        if len(answer) < 3:
+            rows.append((asked, "not timed"))
+        else:
+            count, best, milliseconds = answer
+            took = f"{milliseconds:.4f} ms" if milliseconds is not None else "none runs"
+            rows.append((asked, f"{took}, {best}, of {count}" if best else took))
+    return {f"decided {number}, {asked}": answer for number, (asked, answer) in enumerate(rows, 1)}
 
 
 class Parts:

@@ -33,7 +33,7 @@ __all__ = ["GRACE_SECONDS", "Dispatcher"]
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
 # A job that is to run alone (it measures) is not kept waiting for longer by those that run.
-ALONE_SECONDS = 20.0
+ALONE_SECONDS = 3.0
 # How long a worker that may run other jobs waits for one.
 PARKED_SECONDS = 5.0
 # A limit that the event loop's clock can count to.

@@ -15,6 +15,7 @@ import torch
 from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
+from fxpool.lowering.artifact import decided
 from fxpool.torch_compat import configs
 from fxpool.torch_compat.autotuning import Choice, Selection, Value
 
@@ -52,6 +53,7 @@ def test_the_fastest_is_compiled_and_fused_with_what_follows(compiled: dict[str,
     (described, count, best, milliseconds), *fused = found["tuned"]
     assert described == "mm 512x512 512x512 bfloat16"
     assert count > 5 and best.startswith("triton_mm-") and milliseconds == 0.01
+    assert len(found["told"]) == 3 and found["told"][0] == f"0.0100 ms, {best}, of {count}"
     assert len(fused) == 2, "what follows alone, and fused with the fastest"
 
 
@@ -109,3 +111,21 @@ def test_times_are_those_of_sizes_types_and_candidates() -> None:
         Selection("mm", [value], value, [Choice("x", b"1"), Choice("y", b"1")]),
     ):
         assert other.identity() != one.identity()
+
+
+def test_an_entry_tells_people_what_was_decided_by_time() -> None:
+    measured = [
+        [["mm", [[4095, 4095], [4095, 1], "bfloat16", False], [[4095, 8], [8, 1], "bfloat16", True], None], True]
+    ]
+    tuned = [
+        ["mm 4x4 4x4 bfloat16", 3, "triton_mm-c1", 0.25],
+        ["a fused kernel", 1, "", None],
+        ["bmm 2x4x4", "not timed"],
+    ]
+    assert decided({"measured": measured, "tuned": tuned}) == {
+        "decided 1, padding mm 4095x4095 4095x8": "pays",
+        "decided 2, mm 4x4 4x4 bfloat16": "0.2500 ms, triton_mm-c1, of 3",
+        "decided 3, a fused kernel": "none runs",
+        "decided 4, bmm 2x4x4": "not timed",
+    }
+    assert decided({}) == {}

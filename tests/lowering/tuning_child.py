@@ -62,6 +62,7 @@ def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
     (text,) = (text for _, text in generated_code(entry, store))
     return {
         "tuned": entry.effects.get("tuned"),
+        "told": list(entry.metadata.extra.values()),
         "kernels": [kernel.name for kernel in kernels],
         "targets": sorted({architecture(one.binary) for kernel in kernels for one in kernel.candidates}),
         "calls": sorted(set(re.findall(r"(?:extern_kernels\.\w+|triton_tem_\w+\.run)\(", text))),
