@@ -290,7 +290,7 @@ def run_kernel(payload: bytes) -> bytes:
     call, configuration, unseen = pickle.loads(payload)
     preload.settle_assembler()
     with configs.entered(configuration), triton_compile.no_driver() if unseen else contextlib.nullcontext():
-        return _answer(lambda: pickle.loads(call)())
+        return _answer(lambda: pickle.loads(call)(), unseen)
 
 
 def run_graph(payload: bytes) -> bytes:
@@ -310,15 +310,16 @@ def run_graph(payload: bytes) -> bytes:
     borrowing.take_in_worker(KernelPool(send), 1 + job.slots_free())
     answers = instruction_sets.instruction_sets_known(known) if known is not None else contextlib.nullcontext()
     with ambient.entered(state), answers, devices.unseen(facts, current, tools):
-        return _answer(lambda: borrowing.compile_graph(graph))
+        return _answer(lambda: borrowing.compile_graph(graph), bool(facts))
 
 
-def _answer(work: Callable[[], Any]) -> bytes:
+def _answer(work: Callable[[], Any], unseen: bool) -> bytes:
+    """What `work` returns, what it raises, or (where devices are `unseen`) what it asked of one."""
     try:
         return pickle.dumps((True, work()), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         from fxpool.torch_compat import device_answers
 
-        if asked := device_answers.unanswered(error):
+        if unseen and (asked := device_answers.unanswered(error)):
             return pickle.dumps((None, asked))
         return pickle.dumps((False, traceback.format_exc()))

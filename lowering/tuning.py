@@ -27,8 +27,8 @@ from fxpool.errors import WorkerDiedError
 from fxpool.lowering import ambient, measured
 from fxpool.lowering.ambient import AmbientState
 from fxpool.lowering.request import CompileRequest
-from fxpool.torch_compat import autotuning, benchmarks, configs
-from fxpool.torch_compat.autotuning import Fused, Question, Selection
+from fxpool.torch_compat import autotuning, benchmarks, configs, switches
+from fxpool.torch_compat.autotuning import Fused, Question
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -78,22 +78,39 @@ class Tuning:
 
     def times(self, question: Question) -> list[float] | None:
         """See `autotuning.Measure`."""
-        asked = [self._surroundings, question.identity()]
-        kept = measured.kept(self._tools, self._facts, asked)
-        times = _decoded(kept, question) if kept is not None else None
+        times = self._kept(question)
         if times is None:
             times = self._timed(question)
-            if times is not None:
-                measured.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(times))
+            if times is not None and any(map(math.isfinite, times)):
+                self._keep(question, times)
         self._note(question, times)
         return times
+
+    def known(self, question: Question) -> bool:
+        """See `autotuning.Measure`."""
+        return self._kept(question) is not None
+
+    def _kept(self, question: Question) -> list[float] | None:
+        known = self._all_kept(question)
+        return [known[one] for one in question.candidates()] if known.keys() >= set(question.candidates()) else None
+
+    def _all_kept(self, question: Question) -> dict[str, float]:
+        data = measured.kept(self._tools, self._facts, [self._surroundings, question.identity()])
+        try:
+            return msgspec.msgpack.decode(data, type=dict[str, float]) if data is not None else {}
+        except msgspec.DecodeError:
+            return {}
+
+    def _keep(self, question: Question, times: list[float]) -> None:
+        known = {**self._all_kept(question), **dict(zip(question.candidates(), times, strict=True))}
+        asked = [self._surroundings, question.identity()]
+        measured.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(known))
 
     def _timed(self, question: Question) -> list[float] | None:
         if self._devices is None:
             return None
-        whole = question.choices if isinstance(question, Selection) else [None]
-        times: list[float | None] = [None] * len(whole)
-        left = list(range(len(whole)))
+        left = list(range(len(question.candidates())))
+        times: list[float | None] = [None] * len(left)
         step = len(left)
         while left:
             some = left[:step]
@@ -129,13 +146,13 @@ class Tuning:
             row.append("not timed")
         else:
             best = min(range(len(times)), key=times.__getitem__)
-            name = question.choices[best].identity if isinstance(question, Selection) else ""
-            row += [len(times), name, times[best] if math.isfinite(times[best]) else None]
+            row += [len(times), question.candidates()[best], times[best] if math.isfinite(times[best]) else None]
         self.record.append(row)
 
 
 def _digest(state: AmbientState) -> str:
-    about = [state.switches, configs.key_values(state.configuration)]
+    shaping = {name: value for name, value in state.switches.items() if name not in switches.OF_CPU}
+    about = [shaping, configs.key_values(state.configuration)]
     return hashlib.sha256(canonical(about)).hexdigest()
 
 
@@ -143,14 +160,6 @@ def _part(question: Question, numbers: Sequence[int]) -> Question:
     if isinstance(question, Fused) or len(numbers) == len(question.choices):
         return question
     return msgspec.structs.replace(question, choices=[question.choices[number] for number in numbers])
-
-
-def _decoded(data: bytes, question: Question) -> list[float] | None:
-    try:
-        times = msgspec.msgpack.decode(data, type=list[float])
-    except msgspec.DecodeError:
-        return None
-    return times if len(times) == (len(question.choices) if isinstance(question, Selection) else 1) else None
 
 
 @contextlib.contextmanager

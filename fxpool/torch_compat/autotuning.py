@@ -63,9 +63,12 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
     choices: list[Choice]
 
     def identity(self) -> list[Any]:
-        """What its times depend on, besides the device and what is installed."""
-        values = msgspec.to_builtins([self.inputs, self.output])
-        return [self.operation, values, [one.identity for one in self.choices]]
+        """What a candidate's time depends on, besides the candidate, the device and what is installed."""
+        return [self.operation, msgspec.to_builtins([self.inputs, self.output])]
+
+    def candidates(self) -> list[str]:
+        """What tells its candidates apart."""
+        return [one.identity for one in self.choices]
 
     def describe(self) -> str:
         sizes = " ".join("x".join(map(str, value.size)) for value in self.inputs)
@@ -81,11 +84,17 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
     def identity(self) -> list[Any]:
         return ["fused", self.source, self.spills]
 
+    def candidates(self) -> list[str]:
+        return [""]
+
     def describe(self) -> str:
         return "a fused kernel"
 
 
 Question = Selection | Fused
+
+# With more registers in memory a fused kernel is not timed; torch's number.
+_SPILLS = 8
 
 
 class Measure(Protocol):
@@ -93,6 +102,9 @@ class Measure(Protocol):
 
     def compile(self, name: str, source: str) -> Future[bytes]:
         """Begin to compile a kernel for who will time it."""
+
+    def known(self, question: Question) -> bool:
+        """Whether the answer is there, so that nothing has to be compiled for it."""
 
     def times(self, question: Question) -> list[float] | None:
         """Milliseconds, one for each candidate, infinite for those that can't run; None if no device is to be had."""
@@ -128,12 +140,12 @@ def measuring(measure: Measure) -> Iterator[None]:
         source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)
         return None, _generated(measure, source)
 
-    def benchmark_fused_nodes(self: Any, nodes: Any, n_spills_threshold: int = 8) -> tuple[float, str]:
+    def benchmark_fused_nodes(self: Any, nodes: Any, n_spills_threshold: int = _SPILLS) -> tuple[float, str]:
         source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True)
         return benchmark_codegened_module(self, _generated(measure, source), n_spills_threshold)
 
     def benchmark_codegened_module(
-        self: Any, module: Any, n_spills_threshold: int = 8, node_names: Any = None
+        self: Any, module: Any, n_spills_threshold: int = _SPILLS, node_names: Any = None
     ) -> tuple[float, str]:
         if module.compiling is not None:
             try:
@@ -163,23 +175,19 @@ class _Precompile:
     """What torch calls a precompile function: waits for the candidates, and marks those that do not compile."""
 
     def __init__(self, measure: Measure, choices: Sequence[Any]) -> None:
-        self._measure, self._choices = measure, list(choices)
-        self._begun: dict[str, Future[bytes]] | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        if self._begun is not None:
+        self._choices = list(choices)
+        self._begun: dict[str, Future[bytes]] = {}
+        templates = [choice for choice in self._choices if _module_path(choice) is not None]
+        if templates and measure.known(_selection(choices, templates[0].input_nodes, templates[0].layout, None)):
             return
-        self._begun = {}
-        for choice in self._choices:
-            path = _module_path(choice)
-            if path is not None and path not in self._begun:
+        for choice in templates:
+            path = choice.bmreq.module_path
+            if path not in self._begun:
                 with open(path, encoding="utf-8") as file:
                     source = file.read()
-                self._begun[path] = self._measure.compile(choice.bmreq.kernel_name, source)
+                self._begun[path] = measure.compile(choice.bmreq.kernel_name, source)
 
     def __call__(self) -> dict[Any, float]:
-        assert self._begun is not None
         for choice in self._choices:
             compiling = self._begun.get(_module_path(choice) or "")
             if compiling is None:
@@ -264,6 +272,7 @@ def _generated(measure: Measure, source: str) -> Any:
     """Stands for a generated module that nobody executes here."""
     from torch._inductor.codecache import PyCodeCache
 
-    module = types.SimpleNamespace(source=source, compiling=measure.compile("triton_", source))
+    known = measure.known(Fused(source, _SPILLS))
+    module = types.SimpleNamespace(source=source, compiling=None if known else measure.compile("triton_", source))
     module.__file__ = os.path.join(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), PyCodeCache.write(source)[0])
     return module

@@ -103,14 +103,15 @@ def test_what_is_timed_in_other_ways_does(name: str, value: Any) -> None:
 def test_times_are_those_of_sizes_types_and_candidates() -> None:
     value = Value("a", 0, "bfloat16", (4, 4), (4, 1), 0, (4, 4))
     one = Selection("mm", [value], value, [Choice("x", b"1")])
-    assert one.identity() == Selection("mm", [value], value, [Choice("x", b"another pickle")]).identity()
+    same = Selection("mm", [value], value, [Choice("x", b"another pickle")])
+    assert (one.identity(), one.candidates()) == (same.identity(), same.candidates())
     for other in (
         Selection("bmm", [value], value, [Choice("x", b"1")]),
         Selection("mm", [value, value], value, [Choice("x", b"1")]),
         Selection("mm", [value], value, [Choice("y", b"1")]),
         Selection("mm", [value], value, [Choice("x", b"1"), Choice("y", b"1")]),
     ):
-        assert other.identity() != one.identity()
+        assert (other.identity(), other.candidates()) != (one.identity(), one.candidates())
 
 
 def test_an_entry_tells_people_what_was_decided_by_time() -> None:

@@ -78,9 +78,9 @@ def report(what: str, words: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as place, torch._inductor.config.patch(options):
         request = request_of(what, place)
         reports.append(compiled(request, jobs.get(what, "tuning_jobs:compile_timed")))
-        if what == "template":  # what was found out is kept: nobody is asked again, and nobody is there
+        if what == "template":  # what was found out is kept: nothing is compiled for it, nobody is asked
             again = dataclasses.replace(request, store=os.path.join(place, "other"))
-            reports.append(compiled(again, COMPILE_JOB))
+            reports.append(compiled(again, "tuning_jobs:compile_known"))
     return reports
 
 
