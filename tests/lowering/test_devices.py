@@ -109,6 +109,9 @@ def attending(*before: Any, known: bool = True) -> EncodedGraph:
     return encoder.encode(torch.fx.GraphModule(torch.nn.Module(), graph))
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(), reason="a build with CUDA looks for a driver"
+)
 def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -> None:
     def needed(graph: EncodedGraph) -> str:
         return devices.placement(graph, None, None).needed

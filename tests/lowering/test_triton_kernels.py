@@ -290,7 +290,7 @@ def test_where_no_binary_is_taken_the_kernel_is_compiled_here(device: Device, mo
 
 def test_a_profiler_is_told_of_launches(device: Device) -> None:
     mine, _ = library(kernel(b"one"))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
         mine.t0.run(torch.zeros(2), 4, stream=9)
     assert len(device.launched) == 1
     assert [event.name for event in seen.events() if event.name == "k"] == ["k"]

@@ -143,6 +143,7 @@ def test_workers_compile_them_for_a_gpu(tmp_path: Path) -> None:
         "differentiable": [],
         "dynamic": [],
     }
+    assert report["differentiable"]["elsewhere"] == [[80], [100]], "forward and backward for an A100 and a B200"
     for name, made in report.items():
         assert made["targets"] == [90]
         assert made["launches"] == dict.fromkeys(kernels[name], True)

@@ -318,6 +318,11 @@ def compiled(place: Path) -> dict[str, Any]:
             report[name]["written"] = {k.name: k.written for k in triton_kernels.decode(data)}
             report[name]["mutated"] = entry.effects["mutated_inputs"]
             report[name]["launches"] = launches([text for _, text in generated_code(entry, store)])
+            if name == "differentiable":
+                others = (
+                    gpu_child.for_device(made.request, device) for device in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200")
+                )
+                report[name]["elsewhere"] = [gpu_child.compiled(other, answers=True)["targets"] for other in others]
     finally:
         fxpool.close()
     return report
