@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import pickle
 import types
 from collections.abc import Iterator, Sequence
@@ -274,5 +273,5 @@ def _generated(measure: Measure, source: str) -> Any:
 
     known = measure.known(Fused(source, _SPILLS))
     module = types.SimpleNamespace(source=source, compiling=None if known else measure.compile("triton_", source))
-    module.__file__ = os.path.join(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), PyCodeCache.write(source)[0])
+    _, module.__file__ = PyCodeCache.write(source)
     return module
