@@ -40,7 +40,7 @@ class Artifact(msgspec.Struct):
 
     `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
     `unkept` is why it is in no store, `unprepared` that its kernels were compiled without the precompiled header that
-    the host should have.
+    the host should have, `guessed` that templates were chosen without a device to time them.
     """
 
     level: str
@@ -53,6 +53,7 @@ class Artifact(msgspec.Struct):
     unkept: str = ""
     unprepared: bool = False
     phases: dict[str, float] = {}
+    guessed: bool = False
 
 
 class Reference(msgspec.Struct):
@@ -68,6 +69,7 @@ class Reference(msgspec.Struct):
     unprepared: bool = False
     found: bool = False
     phases: dict[str, float] = {}
+    guessed: bool = False
 
 
 class Answer(msgspec.Struct):

@@ -50,7 +50,7 @@ class Captured:
         if self.request.key is None:
             return
         yield self.request.key
-        if self.request.host_key is None and self.describe_with_host is not None:
+        if self.describe_with_host is not None:
             self.request.host_key, self.describe_with_host = self.describe_with_host(), None
         if self.request.host_key is not None:
             yield self.request.host_key

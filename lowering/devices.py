@@ -16,10 +16,11 @@ import dataclasses
 import hashlib
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import filelock
@@ -143,8 +144,12 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
         yield answers
 
 
-def _library(tools: str | None) -> str:
-    """Path of the library that answers torch's C++, made if it is not there."""
+Begun = Callable[["subprocess.Popen[str]"], None]
+
+
+def _library(tools: str | None, begun: Begun | None = None) -> str:
+    """Path of the library that answers torch's C++, made if it is not there. `begun` is given its compiler, which is
+    in a process group of its own then."""
     version: Any = torch.version
     tool_facts = sorted(toolchain.toolchain_facts(tools).items())
     wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
@@ -154,7 +159,7 @@ def _library(tools: str | None) -> str:
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
-                return _kept(directory, name) or _made(directory, name)
+                return _kept(directory, name) or _made(directory, name, begun)
         except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
             log.warning("the library that stands for GPUs is not kept: %s", error)
     return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
@@ -168,16 +173,33 @@ def library_ahead(tools: str | None) -> None:
     if tools is None or torch.version.hip or not torch.cuda.is_initialized() or len(os.sched_getaffinity(0)) <= 2:
         return
 
+    running: list[subprocess.Popen[str]] = []
+    ending = threading.Event()
+
+    def begun(compiler: subprocess.Popen[str]) -> None:
+        running.append(compiler)
+        if ending.is_set():
+            end()
+
     def make() -> None:
         try:
             if toolchain.find_compiler(tools) is not None:
-                _library(tools)
+                _library(tools, begun)
         except Exception as error:  # who needs it says what is wrong
             log.debug("no library ahead of the first graph: %s", error)
+
+    def end() -> None:
+        """A process that ends does not wait for it."""
+        ending.set()
+        for compiler in running:
+            if compiler.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(compiler.pid, signal.SIGKILL)
 
     thread = threading.Thread(target=make, name="fxpool-devices", daemon=True)
     thread.start()
     atexit.register(thread.join)
+    atexit.register(end)  # called before the one above
 
 
 def _kept(directory: str, name: str) -> str | None:
@@ -190,7 +212,7 @@ def _kept(directory: str, name: str) -> str | None:
     return path if digest == held else None
 
 
-def _made(directory: str, name: str) -> str:
+def _made(directory: str, name: str, begun: Begun | None = None) -> str:
     compiler = toolchain.require_compiler()
     path = os.path.join(directory, f"{name}.so")
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
@@ -198,11 +220,16 @@ def _made(directory: str, name: str) -> str:
         with open(source, "w") as file:
             file.write(device_guard.SOURCE)
         command = device_guard.command(compiler.path, source, made)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        running = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=begun is not None
+        )
+        if begun is not None:
+            begun(running)
+        _, complaint = running.communicate()
+        if running.returncode != 0:
             from fxpool.torch_compat.device_answers import UnansweredError
 
-            said = f"{' '.join(command)}\n{done.stderr[-4000:]}"
+            said = f"{' '.join(command)}\n{complaint[-4000:]}"
             raise UnansweredError(f"torch's C++ for devices, and what would answer does not compile:\n{said}")
         with open(made, "rb") as library:
             data = library.read()

@@ -246,6 +246,8 @@ def _once(
         statistics.count("compiles", "worker")
         for phase, seconds in made.phases.items():
             attempt.spent(f"worker_{phase}", seconds)
+        if made.guessed:
+            statistics.count("fallbacks", "templates_not_timed")
     if made.unprepared:
         _prepare(request, request.dump(), _place(request))
     if answer.artifact is not None:

@@ -27,7 +27,7 @@ from fxpool.errors import WorkerDiedError
 from fxpool.lowering import ambient, measured
 from fxpool.lowering.ambient import AmbientState
 from fxpool.lowering.request import CompileRequest
-from fxpool.torch_compat import autotuning, benchmarks, configs, switches
+from fxpool.torch_compat import autotuning, benchmarks, configs, switches, triton_compile
 from fxpool.torch_compat.autotuning import Fused, Question
 
 log = logging.getLogger("fxpool.lowering")
@@ -68,6 +68,8 @@ class Tuning:
         self._surroundings = [one.described() for one in request.devices] + [_digest(request.ambient)]
         self._compiling: dict[str, Future[bytes]] = {}
         self.record: list[list[Any]] = []
+        #: Whether a choice was made without a clock.
+        self.guessed = False
 
     def compile(self, name: str, source: str) -> Future[bytes]:
         """See `autotuning.Measure`."""
@@ -143,6 +145,7 @@ class Tuning:
         """For people who look at the entry: what was timed, and the fastest."""
         row: list[Any] = [question.describe()]
         if times is None:
+            self.guessed = True
             row.append("not timed")
         else:
             best = min(range(len(times)), key=times.__getitem__)
@@ -194,7 +197,7 @@ def time_candidates(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=_Asked)
     preload.settle_assembler()
     state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
-    with in_directory(asked.directory), ambient.entered(state), benchmarks.quiet_caches():
+    with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices():
         found = benchmarks.times(asked.question)
     job = current_job()
     if found.spoiled and job is not None:

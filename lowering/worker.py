@@ -66,7 +66,7 @@ def compile_job(payload: bytes) -> bytes:
     if measured is not None and measured.given:
         artifact.effects["measured"] = measured.record()
     if tuned is not None and tuned.record:
-        artifact.effects["tuned"] = tuned.record
+        artifact.effects["tuned"], artifact.guessed = tuned.record, tuned.guessed
     job.phase("publishing")
     key = request.key_of(artifact.library is not None)
     if key is None or request.store is None:
@@ -85,8 +85,9 @@ def compile_job(payload: bytes) -> bytes:
         artifact.unkept = str(error)
         return encode_answer(Answer(artifact=artifact))
     reference = Reference(
-        request.store, entry.key, entry.name, artifact.seconds, artifact.unprepared, phases=artifact.phases
-    )
+        request.store, entry.key, entry.name, artifact.seconds, artifact.unprepared, phases=artifact.phases,
+        guessed=artifact.guessed,
+    )  # fmt: skip
     return encode_answer(Answer(reference=reference))
 
 

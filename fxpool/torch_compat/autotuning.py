@@ -62,8 +62,13 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
     choices: list[Choice]
 
     def identity(self) -> list[Any]:
-        """What a candidate's time depends on, besides the candidate, the device and what is installed."""
-        return [self.operation, msgspec.to_builtins([self.inputs, self.output])]
+        """What a candidate's time depends on, besides the candidate, the device and what is installed.
+
+        Of the names of buffers only which are the same: the next layer's product takes as long.
+        """
+        numbers: dict[str, str] = {}
+        values = [_numbered(value, numbers) for value in (*self.inputs, self.output)]
+        return [self.operation, msgspec.to_builtins(values)]
 
     def candidates(self) -> list[str]:
         """What tells its candidates apart."""
@@ -72,6 +77,12 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
     def describe(self) -> str:
         sizes = " ".join("x".join(map(str, value.size)) for value in self.inputs)
         return f"{self.operation} {sizes} {self.output.dtype}"
+
+
+def _numbered(value: Value, numbers: dict[str, str]) -> Value:
+    name = numbers.setdefault(value.name, str(len(numbers)))
+    base = _numbered(value.base, numbers) if value.base is not None else None
+    return msgspec.structs.replace(value, name=name, base=base)
 
 
 class Fused(msgspec.Struct, tag=True, frozen=True):

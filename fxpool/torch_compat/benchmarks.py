@@ -151,12 +151,3 @@ def _node(value: Value) -> Any:
     if value.base is None:
         return ir.InputBuffer(name=value.name, layout=_layout(value))
     return ir.ReinterpretView(data=ir.StorageBox(_node(value.base)), layout=_layout(value))
-
-
-@contextlib.contextmanager
-def quiet_caches() -> Iterator[None]:
-    """Choices of other times are not asked for: everything is measured anew."""
-    from torch._inductor.runtime import triton_heuristics
-
-    with mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None):
-        yield

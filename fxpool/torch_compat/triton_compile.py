@@ -135,14 +135,8 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
         Exception: whatever Triton raises.
     """
     from torch._inductor import config
-    from torch._inductor.runtime import triton_heuristics
 
-    with (
-        config.patch(use_static_triton_launcher=False, autotune_lookup_table=lookup),
-        no_driver(),
-        # Choices that were made here before: there are none, and to find that out torch's sources would be read.
-        mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None),
-    ):
+    with config.patch(use_static_triton_launcher=False, autotune_lookup_table=lookup), no_driver(), no_kept_choices():
         autotuner = load(name, source)
         if reason := _keeps_triton(autotuner):
             raise NotLaunchableError(reason)
@@ -155,6 +149,16 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
         autotuner._dynamic_scale_rblock()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         return Compiled(autotuner)
+
+
+@contextlib.contextmanager
+def no_kept_choices() -> Iterator[None]:
+    """Choices that were made here before are not looked for: there are none in a directory of a job's own, and to find
+    that out torch's sources would be read."""
+    from torch._inductor.runtime import triton_heuristics
+
+    with mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None):
+        yield
 
 
 def _compile_side_by_side(autotuner: Any, width: int) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -198,3 +202,37 @@ def test_what_cpp_asks_of_a_device_that_is_not_there_is_a_question(error: Except
 def test_other_errors_are_none() -> None:
     assert device_answers.unanswered(RuntimeError("shapes differ")) == ""
     assert device_answers.unanswered(KeyError("CUDA error")) == ""
+
+
+# ------------------------------------------------------------------------------ the library, made ahead
+
+AHEAD = """
+import os, subprocess, sys, time
+import torch
+from fxpool.lowering import devices
+
+torch.cuda.is_initialized = lambda: True
+os.sched_getaffinity = lambda pid: set(range(16))
+begun = []
+popen = subprocess.Popen
+subprocess.Popen = lambda *args, **settings: begun.append(popen(*args, **settings)) or begun[-1]
+devices.library_ahead(sys.argv[1])
+while not any("devices.cpp" in " ".join(one.args) for one in begun):
+    time.sleep(0.01)
+if sys.argv[2] == "wait":
+    begun[-1].wait()
+    time.sleep(0.5)
+print(begun[-1].pid)
+"""
+
+
+@pytest.mark.parametrize("then", ["wait", "end"])
+def test_the_library_is_made_ahead_and_nobody_waits_for_it_at_the_end(tmp_path: Path, then: str) -> None:
+    tools = tmp_path / "toolchain"
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD, str(tools), then], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert not psutil.pid_exists(int(done.stdout)), "its compiler"
+    made = sorted(path.suffix for path in (tools / "devices").iterdir())
+    assert made == ([".lock", ".sha256", ".so"] if then == "wait" else [".lock"]), "and nothing half made"

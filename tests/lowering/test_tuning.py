@@ -10,6 +10,7 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from processes import HERE, run_python
@@ -42,6 +43,7 @@ def test_without_a_device_to_ask_torch_s_own_product_is_taken_and_that_is_record
     (found,) = compiled["none"]
     assert found["calls"] == ["extern_kernels.mm("]
     assert [row[1] for row in found["tuned"]] == ["not timed"] * 3
+    assert found["guessed"] and not compiled["template"][0]["guessed"]
 
 
 def test_the_fastest_is_compiled_and_fused_with_what_follows(compiled: dict[str, Any]) -> None:
@@ -105,6 +107,9 @@ def test_times_are_those_of_sizes_types_and_candidates() -> None:
     one = Selection("mm", [value], value, [Choice("x", b"1")])
     same = Selection("mm", [value], value, [Choice("x", b"another pickle")])
     assert (one.identity(), one.candidates()) == (same.identity(), same.candidates())
+    renamed = msgspec.structs.replace(value, name="b")
+    assert Selection("mm", [renamed], renamed, [Choice("x", b"1")]).identity() == one.identity(), "the next layer's"
+    assert Selection("mm", [value], renamed, [Choice("x", b"1")]).identity() != one.identity(), "not the same buffer"
     for other in (
         Selection("bmm", [value], value, [Choice("x", b"1")]),
         Selection("mm", [value, value], value, [Choice("x", b"1")]),

@@ -61,6 +61,7 @@ def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
     kernels = triton_kernels.decode(data) if data is not None else []
     (text,) = (text for _, text in generated_code(entry, store))
     return {
+        "guessed": answer.reference.guessed,
         "tuned": entry.effects.get("tuned"),
         "told": list(entry.metadata.extra.values()),
         "kernels": [kernel.name for kernel in kernels],
