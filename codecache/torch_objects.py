@@ -6,6 +6,7 @@ Torch and Triton are looked at only where they are imported.
 from __future__ import annotations
 
 import ctypes
+import dis
 import enum
 import functools
 import hashlib
@@ -121,16 +122,28 @@ def parts_of_operator(op: Any, digester: Digester) -> dict[str, str]:
 def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
     """Write a function that torch made around a program's: torch's code by name, and what is the program's in it.
 
-    Such wrappers have state of their own (what was compiled for them, whether they were called), which says nothing.
+    What such a wrapper itself writes (whether it was called, what was made for it) is its state and says nothing.
     """
+    written = _written(function.__code__)
     digester.token("wrapper", f"{function.__module__}.{function.__qualname__} {version_of('torch')}")
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             content = cell.cell_contents
         except ValueError:
             continue
+        if variable in written:
+            continue
         digester.token("holds", variable)
         _add_held(digester, content)
+
+
+def _written(code: types.CodeType) -> set[str]:
+    """Variables of a closure that code assigns to."""
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _written(constant)
+    return found
 
 
 def _add_held(digester: Digester, value: Any) -> None:

@@ -7,7 +7,7 @@ Dynamo goes on using them when the backend has returned.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -199,7 +199,7 @@ def _finish(
     tools: str | None,
 ) -> Captured:
     state = ambient.capture(before_autograd=level == AOT)
-    modules, libraries, stays = _needed(encoded.dependencies)
+    modules, libraries, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
@@ -341,10 +341,10 @@ def _readable_inputs(layout: overlap.Layout) -> str:
     return f"overlapping inputs: {[list(pair[:2]) for pair in layout]}" if layout else "no overlapping inputs"
 
 
-def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str], CannotTravelError | None]:
+def needed(dependencies: Mapping[str, Any]) -> tuple[list[str], list[str], CannotTravelError | None]:
     """Modules to import and libraries to load before a graph can be rebuilt elsewhere; and why it can't be, if so."""
     modules: set[str] = set()
-    needed: set[str] = set()
+    compiled: set[str] = set()
     for name, target in dependencies.items():
         if name.startswith("kernel:"):
             modules.add(name.split(":")[1])
@@ -356,7 +356,7 @@ def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str], CannotT
             registration = registrations.registration(target)
         except registrations.NotFoundError as error:
             return [], [], CannotTravelError("operator_of_unknown_source", str(error))
-        needed.update(registration.libraries)
+        compiled.update(registration.libraries)
         for path in registration.files:
             module = registrations.module_of_file(path)
             if module is None:
@@ -364,4 +364,4 @@ def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str], CannotT
             modules.add(module)
         if not registration.files and not registration.libraries:
             return [], [], CannotTravelError("operator_of_unknown_source", registration.name)
-    return sorted(modules), sorted(needed), None
+    return sorted(modules), sorted(compiled), None
