@@ -50,6 +50,19 @@ def write(root: str | None, question: Sequence[str], identity: Identity, answer:
         pass
 
 
+class Kept:
+    """What is kept under `root`, for those who do not know of this room."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+
+    def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
+        return read(self._root, question, identity)
+
+    def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
+        write(self._root, question, identity, answer)
+
+
 def _place(root: str, question: Sequence[str], identity: Identity) -> str:
     digest = hashlib.sha256(json.dumps([list(question), list(identity)]).encode()).hexdigest()
     return os.path.join(root, "toolchain", f"{digest}.json")

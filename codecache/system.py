@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,6 +16,7 @@ import re
 import sys
 from typing import Any
 
+from fxpool import installed
 from fxpool.codecache import answers
 
 Facts = dict[str, "str | int"]
@@ -50,21 +50,17 @@ def _system_facts(root: str | None) -> Facts:
 
     version: Any = torch.version
     facts: Facts = {
+        **installed.facts(answers.Kept(root)),
         "torch": str(torch.__version__),
         "torch_git": str(version.git_version),
-        "torch_files": distribution_digest("torch", ("torch/", "torchgen/", "functorch/"), root),
         "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
         "machine": platform.machine(),
         "libc": _libc(),
-        "fxpool": distribution_version("fxpool"),
+        "fxpool": installed.version("fxpool"),
         "fxpool_files": own_source_digest(),
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "cpu_extensions": " ".join(cpu_extensions()),
     }
-    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-xpu"):
-        if triton := distribution_version(name):
-            facts[name] = triton
-            facts[f"{name}_files"] = distribution_digest(name, ("triton/",), root)
     return facts
 
 
@@ -121,43 +117,7 @@ def _other_device_facts(kind: str) -> Facts:
     return {f"{kind}_devices": "; ".join(sorted({str(describe(index)) for index in range(count())}))}
 
 
-# ---------------------------------------------------------------- installed packages
-
-
-def distribution_version(name: str) -> str:
-    """Version of an installed distribution, or the empty text."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def distribution_digest(name: str, prefixes: tuple[str, ...], root: str | None = None) -> str:
-    """Digest of what a distribution's RECORD says of the files below `prefixes`; empty if it has none.
-
-    The RECORD holds the digest of every file installed, so two builds of one version differ in it, and reading it is
-    some milliseconds where reading the files is seconds. Lines about byte code and scripts differ between machines
-    and are left out. What it comes to is kept under `root` as long as the RECORD is the same file.
-    """
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    question = ["distribution", name, *prefixes]
-    try:
-        identity = answers.identity_of(os.path.join(getattr(distribution, "_path", ""), "RECORD"))
-    except (OSError, TypeError):  # in an archive, or made by another importer
-        root, identity = None, ()
-    kept = answers.read(root, question, identity)
-    if kept is not None and "digest" in kept:
-        return kept["digest"]
-    record = distribution.read_text("RECORD")
-    if not record:
-        return ""
-    lines = sorted(line for line in record.splitlines() if line.startswith(prefixes) and ".pyc," not in line)
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    answers.write(root, question, identity, {"digest": digest})
-    return digest
+# ---------------------------------------------------------------- our own
 
 
 @functools.cache

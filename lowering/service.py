@@ -18,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config, statistics
+from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
 
@@ -73,7 +74,7 @@ def pool() -> PoolClient:
                     environment=environment,
                     # A module of one program's must not be in the way of another's.
                     sys_path=() if shared else tuple(path for path in sys.path if path),
-                    host=identity.digest(environment, _PRELOAD) if shared else "",
+                    host=identity.digest(environment, _PRELOAD, kept=_kept(settings)) if shared else "",
                     idle_timeout=settings.idle_timeout,
                     job_timeout=settings.job_timeout,
                     job_memory=settings.job_memory,
@@ -142,22 +143,35 @@ def _environment() -> dict[str, str]:
 
 
 def _import_path_of_libraries() -> list[str]:
-    """Directories a fresh interpreter must be told of to find what this one found.
+    """Directories a fresh interpreter must be told of to find what this one found, in this one's order.
 
-    PYTHONPATH's, and those that fxpool and its dependencies were imported from, unless they are the
+    PYTHONPATH's, and those that fxpool, its dependencies and what compiles were imported from, unless they are the
     interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
     """
     own = {
         os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
     }
+    order = list(map(os.path.realpath, filter(None, sys.path)))
     wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    for module in ("fxpool", "torch", "msgspec", "psutil", "tblib", "zstandard"):
+    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:
-            place = os.path.dirname(os.path.dirname(os.path.realpath(spec.origin)))
-            if place in {os.path.realpath(p) for p in sys.path if p}:
+            # Where it was found, not where it lies: an overlay may be made of links.
+            place = os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
+            if os.path.realpath(place) in order:
                 wanted.append(place)
-    return [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
+
+    def rank(place: str) -> int:
+        real = os.path.realpath(place)
+        return order.index(real) if real in order else len(order)
+
+    found = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
+    return sorted(found, key=rank)
+
+
+def _kept(settings: config.Settings) -> answers.Kept:
+    """What this process may read of what was found out on this host before."""
+    return answers.Kept(tools_directory(_stores.get(str(settings.cache_dir))))
 
 
 def store() -> LocalStore | None:

@@ -104,9 +104,3 @@ def test_own_sources_count(monkeypatch, tmp_path):
         assert len({before, with_new, system.own_source_digest()}) == 3
     finally:
         system.own_source_digest.cache_clear()
-
-
-def test_a_distribution_that_is_not_there():
-    assert system.distribution_version("no-such-distribution") == ""
-    assert system.distribution_digest("no-such-distribution", ("x/",)) == ""
-    assert system.distribution_digest("pytest", ("_pytest/",)) != system.distribution_digest("pytest", ("pytest/",))
