@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 
 from fxpool.codecache import answers
@@ -32,15 +33,19 @@ _SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccac
 _COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
 _PASSES = ("cc1plus", "as", "ld")
 _VARIABLES = re.compile(
-    r"""\$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+) | \bENV\{["']?(\w+)""", re.X
+    r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
+    re.X,
 )
 # Set by every shell for itself, or told to every process in another way.
 _OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
 _WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
+_COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
 # A script that names more is none that a person wrote to run a compiler.
 _MOST_FILES = 200
 _LONGEST_TEXT = 256 << 10
 _TIMEOUT = 60.0
+# Seconds that a file must have been left alone before its times can stand for its content.
+_SETTLED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,30 +80,31 @@ class _Look:
 
     def __init__(self, root: str | None) -> None:
         self._root = root
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str, str]] = set()
         self.found: set[str] = set()  # a line each: what it is called, its content
         self.variables: set[str] = set()
         self.unknown = ""
 
     def at(self, path: str, places: tuple[str, ...]) -> None:
         """Take up a file; `places` are directories that scripts on the way to it named."""
-        if path in self._seen or self.unknown:
+        real = os.path.realpath(path)
+        called = (os.path.basename(path), real)  # by what name counts: fronts and compilers look at it
+        if called in self._seen or self.unknown:
             return
-        self._seen.add(path)
+        self._seen.add(called)
         if len(self._seen) > _MOST_FILES:
             self.unknown = f"a script names more than {_MOST_FILES} files"
             return
         try:
-            real = os.path.realpath(path)
             text = _text(real)
-            content = _digest(real, self._root)
+            content = hashlib.sha256(text).hexdigest() if text is not None else _digest(real, self._root)
         except OSError as error:
             if os.path.exists(path):  # it can be run, and not read
                 self.unknown = f"{os.path.basename(path)}: {error.strerror}"
             return
         self.found.add(f"{os.path.basename(path)} {content}")
         if text is not None:
-            self._script(path, real, text, places)
+            self._script(path, real, text.decode("utf-8", "surrogateescape"), places)
         elif os.path.basename(real) in FRONTS:
             self._front(path, os.path.basename(real), places)
         elif _COMPILER.search(os.path.basename(real)):
@@ -106,6 +112,9 @@ class _Look:
                 self.at(place, places)
 
     def _script(self, path: str, real: str, text: str, places: tuple[str, ...]) -> None:
+        if len(text) >= _LONGEST_TEXT:
+            self.unknown = f"{os.path.basename(path)} is too long to be read"
+        text = _COMMENT.sub("", text)
         named = {name for found in _VARIABLES.findall(text) for name in found if name}
         self.variables |= named - _OF_THE_SHELL
         words = {os.path.expandvars(os.path.expanduser(word)) for word in _words(text)}
@@ -124,7 +133,7 @@ class _Look:
         self.variables |= {name for name in settings if not _OF_THE_PLACE.search(name)}
         files = [os.path.expanduser(name) for name in _SETTINGS] if front == "ccache" else []
         for name in sorted(settings):  # CCACHE_CONFIGPATH, CCACHE_COMPILER, CCACHE_PREFIX, ...
-            for word in os.environ[name].split():
+            for word in (os.environ[name], *os.environ[name].split()):
                 files.append(word if os.path.isabs(word) else shutil.which(word) or "")
         directory = os.environ.get(f"{begins}DIR", "")
         for file in (*files, os.path.join(directory, "ccache.conf") if directory else ""):
@@ -157,25 +166,39 @@ def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> 
             yield os.path.join(place, word[word.index("/") :].lstrip("/"))
             yield os.path.join(place, word)
         return
-    for place in (*beside, *places, *_search_path()):
+    for place in (*beside, *places):
         yield os.path.join(place, word.lstrip("@"))
+    for place in _search_path():
+        candidate = os.path.join(place, word)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            yield candidate
+            # A script may run the next of its own name.
+            if os.path.basename(os.path.realpath(candidate)) not in FRONTS and not _runs_others(candidate):
+                return
+
+
+def _runs_others(path: str) -> bool:
+    try:
+        return is_script(path)
+    except OSError:
+        return False
 
 
 def _search_path() -> list[str]:
     return [place for place in os.environ.get("PATH", os.defpath).split(os.pathsep) if place]
 
 
-def _text(path: str) -> str | None:
+def _text(path: str) -> bytes | None:
     """What is in a file that a shell may read; None for a program."""
     with open(path, "rb") as file:
         start = file.read(4096)
         if b"\0" in start or (not start.startswith(b"#!") and os.fstat(file.fileno()).st_size > _LONGEST_TEXT):
             return None
-        return (start + file.read(_LONGEST_TEXT)).decode("utf-8", "surrogateescape")
+        return start + file.read(_LONGEST_TEXT)
 
 
 def _digest(path: str, root: str | None) -> str:
-    """Digest of a file's content, kept as long as it is the same file. Raises OSError."""
+    """Digest of a program's content, kept as long as it is the same file. Raises OSError."""
     identity = answers.identity_of(path)
     known = _digests.get(identity) or (answers.read(root, ["content"], identity) or {}).get("digest")
     if known is None:
@@ -184,6 +207,8 @@ def _digest(path: str, root: str | None) -> str:
             while block := file.read(1 << 20):
                 whole.update(block)
         known = whole.hexdigest()
+        if os.stat(path).st_ctime > time.time() - _SETTLED:
+            return known
         answers.write(root, ["content"], identity, {"digest": known})
     _digests[identity] = known
     return known

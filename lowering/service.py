@@ -9,6 +9,8 @@ What a pool needs is imported when there is to be one: a process whose graphs ar
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib.util
 import logging
 import os
@@ -148,13 +150,15 @@ def _import_path_of_libraries() -> list[str]:
     PYTHONPATH's, and those that fxpool, its dependencies and what compiles were imported from, unless they are the
     interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
     """
-    own = {
-        os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
-    }
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    own = {os.path.realpath(p) for p in (*sites, *_named_by(sites), os.path.dirname(os.__file__))}
     order = list(map(os.path.realpath, filter(None, sys.path)))
     wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
-        spec = importlib.util.find_spec(module)
+        try:
+            spec = importlib.util.find_spec(module)
+        except ValueError:  # imported, by something that makes modules
+            continue
         if spec is not None and spec.origin is not None:
             # Where it was found, not where it lies: an overlay may be made of links.
             place = os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
@@ -167,6 +171,20 @@ def _import_path_of_libraries() -> list[str]:
 
     found = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
     return sorted(found, key=rank)
+
+
+def _named_by(sites: list[str]) -> list[str]:
+    """Directories that every interpreter puts behind its own, because a ``.pth`` file there says so.
+
+    In front of its own they would change which of two modules of one name is found.
+    """
+    found = []
+    for place in sites:
+        for path in sorted(glob.glob(os.path.join(glob.escape(place), "*.pth"))):
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+                lines = [line.strip() for line in file]
+                found += [os.path.join(place, line) for line in lines if line and not line.startswith(("#", "import"))]
+    return found
 
 
 def _kept(settings: config.Settings) -> answers.Kept:
