@@ -33,6 +33,7 @@ _X86_EXTENSIONS = re.compile(
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 
 _found: Facts = {}
+_installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
@@ -50,7 +51,7 @@ def _system_facts(root: str | None) -> Facts:
 
     version: Any = torch.version
     facts: Facts = {
-        **installed.facts(answers.Kept(root)),
+        **installed_facts(root),
         "torch": str(torch.__version__),
         "torch_git": str(version.git_version),
         "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
@@ -62,6 +63,13 @@ def _system_facts(root: str | None) -> Facts:
         "cpu_extensions": " ".join(cpu_extensions()),
     }
     return facts
+
+
+def installed_facts(root: str | None = None) -> dict[str, str]:
+    """What is installed of the code that compiles. Found out once for a process and the children that it forks."""
+    if not _installed:
+        _installed.update(installed.facts(answers.Kept(root)))
+    return dict(_installed)
 
 
 def device_facts(device_types: set[str], *, named: bool = False) -> Facts:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("fxpool.lowering")
 
 _PRELOAD = ("fxpool.lowering.worker",)
+# What a zygote does when nobody asks for anything, the most useful first.
+_IDLE = ",".join(
+    f"fxpool.lowering.rehearsal:{name}" for name in ("warm", "rehearse_devices", "rehearse", "rehearse_training")
+)
 # What server and zygote need to find their interpreter, libraries and temporary files. Whatever a
 # job needs beyond that travels with the job.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH",
@@ -72,7 +76,7 @@ def pool() -> PoolClient:
                 PoolConfig(
                     workers=settings.workers,
                     preload=_PRELOAD,
-                    idle="fxpool.lowering.rehearsal:warm,fxpool.lowering.rehearsal:rehearse",
+                    idle=_IDLE,
                     environment=environment,
                     # A module of one program's must not be in the way of another's.
                     sys_path=() if shared else tuple(path for path in sys.path if path),
