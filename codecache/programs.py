@@ -218,7 +218,7 @@ _digests: dict[answers.Identity, str] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
-    """The programs that a compiler starts, and libraries that it consists of: a rebuilt one may say the same version."""
+    """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version."""
     identity = answers.identity_of(compiler)
     question = ["passes", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
     kept = answers.read(root, question, identity)

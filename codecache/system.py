@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from fxpool import installed
-from fxpool.codecache import answers
+from fxpool.codecache import answers, programs
 
 Facts = dict[str, "str | int"]
 
@@ -31,6 +31,8 @@ _X86_EXTENSIONS = re.compile(
 
 #: facts on which nothing depends that runs on another device
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
+
+_GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
 
 _found: Facts = {}
 _installed: dict[str, str] = {}
@@ -62,7 +64,26 @@ def _system_facts(root: str | None) -> Facts:
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "cpu_extensions": " ".join(cpu_extensions()),
     }
+    facts.update(_assemblers(root))
     return facts
+
+
+def _assemblers(root: str | None) -> dict[str, str]:
+    """What the environment gives Triton in place of its own, by content. Inductor's choice lies in torch's tree."""
+    found = {}
+    for name in _GIVEN_TO_TRITON:
+        path = os.environ.get(name, "")
+        within = os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep)
+        if path and not within and os.path.isfile(path):
+            program = programs.identify(path, root)
+            found[name.lower()] = program.unknown or program.digest
+    return found
+
+
+def _torch_file() -> str:
+    import torch
+
+    return os.path.realpath(str(torch.__file__))
 
 
 def installed_facts(root: str | None = None) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Which environment a host's server belongs to: what its workers would run.
 
 Clients of one environment share a server, clients of another get another: every rank runs the same compiler by
-construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`: what every key holds
-of it, too), and the variables that server and zygote see.
+construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`: what every key
+holds of it, too), and the variables that server and zygote see.
 """
 
 from __future__ import annotations

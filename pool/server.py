@@ -300,7 +300,9 @@ class Server:
         # What a zygote does in its idle time may be what ended it; often it can tell which call it was.
         guilty = zygote.code - m.EXIT_IDLE
         self._idle_calls = [
-            name for number, name in enumerate(self._idle_calls) if 0 <= guilty < len(self._idle_calls) and number != guilty
+            name
+            for number, name in enumerate(self._idle_calls)
+            if 0 <= guilty < len(self._idle_calls) and number != guilty
         ]
         self.zygote = None
         self.dispatcher.zygote_gone(reason)

@@ -114,8 +114,8 @@ def _registry() -> Any | None:
 def _guards_of_nothing() -> Iterator[None]:
     """Give CUDA the guard of meta tensors, which enters devices and leaves them, and nothing comes of it.
 
-    Autograd counts it among those that need no thread. What it remembers of that a child of this process forgets, because
-    torch makes its engine anew in one.
+    Autograd counts it among those that need no thread. What it remembers of that a child of this process forgets,
+    because torch makes its engine anew in one.
     """
     guards = _registry()
     if guards is None:

@@ -1,6 +1,6 @@
 """A process that compiles one small graph and prints the result, what fxpool counted and what its key holds, as JSON.
 
-    edited_child.py [PLACE]     PLACE is put in front of the path, before torch is imported
+edited_child.py [PLACE]     PLACE is put in front of the path, before torch is imported
 """
 
 from __future__ import annotations

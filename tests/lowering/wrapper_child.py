@@ -1,4 +1,4 @@
-"""A process that compiles one small graph with the C++ compiler that its environment names, and prints what came of it."""
+"""A process that compiles a small graph with the C++ compiler that its environment names; prints what came of it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     zygote_child.py [--fresh] MODEL@DEVICE...
 
-What is to be compiled afterwards are functions of `gpu_child`, for `cpu` or a common device. A `--fresh` zygote does not
-rehearse.
+What is to be compiled afterwards are functions of `gpu_child`, for `cpu` or a common device. A `--fresh` zygote does
+not rehearse.
 """
 
 from __future__ import annotations

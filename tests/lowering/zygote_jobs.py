@@ -15,7 +15,9 @@ __all__ = ["compile_and_count", "inherited"]
 def _tables() -> dict[str, int]:
     from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
 
-    return {m.__name__.rpartition(".")[2]: m.lazy_init.cache_info().currsize for m in (joint_graph, post_grad, pre_grad)}
+    return {
+        m.__name__.rpartition(".")[2]: m.lazy_init.cache_info().currsize for m in (joint_graph, post_grad, pre_grad)
+    }
 
 
 def inherited(data: bytes) -> bytes:
