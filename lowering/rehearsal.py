@@ -100,9 +100,15 @@ def _rehearse_on_cpu(*, training: bool) -> None:
 @contextlib.contextmanager
 def _apart() -> Iterator[Any]:
     """A fake mode, and a compile under it that leaves nothing but what is remembered."""
-    fake_mode = tensors.new_fake_mode(ShapeEnv())
+    with no_devices.out_of_reach():  # a fake mode asks for devices when it is made
+        fake_mode = tensors.new_fake_mode(ShapeEnv())
+        with _kept_apart(fake_mode):
+            yield fake_mode
+
+
+@contextlib.contextmanager
+def _kept_apart(fake_mode: Any) -> Iterator[None]:
     with (
-        no_devices.out_of_reach(),
         compiling.scratch_directory(),
         tracing.worker_context(fake_mode, None),
         instruction_sets.instruction_sets_known(instruction_sets.candidates()),
@@ -113,4 +119,4 @@ def _apart() -> Iterator[Any]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of what nobody asked for
-        yield fake_mode
+        yield

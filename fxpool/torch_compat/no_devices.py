@@ -79,6 +79,7 @@ def out_of_reach() -> Iterator[None]:
         for name in dir(torch._C):
             if name.startswith(_BINDINGS) and name not in _OF_THE_BUILD:
                 put(torch._C, name, _refusal(f"torch._C.{name}"))
+        put(torch._C, "_cuda_getDeviceCount", lambda: 0)
         put(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
         if (accelerator := getattr(torch, "accelerator", None)) is not None:
             put(accelerator, "is_available", lambda: False)
