@@ -51,7 +51,7 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
     `root` is the store's directory, where answers are kept between processes; None keeps them in this one only.
     """
     compiler = find_compiler(root)
-    names = ENVIRONMENT
+    names: tuple[str, ...] = ENVIRONMENT
     if compiler is None:
         facts = {"compiler": "none"}
     else:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 _CACHED = type(functools.cache(lambda: None))
 
@@ -153,7 +154,8 @@ def forget_devices() -> None:
         for value in list(vars(module).values()):
             if getattr(value, "__module__", None) == name:
                 _forget(value)
-    if (selecting := sys.modules.get("torch._inductor.select_algorithm")) is not None:
+    selecting: Any = sys.modules.get("torch._inductor.select_algorithm")
+    if selecting is not None:
         selecting._ALGORITHM_SELECTOR_CACHE = None  # it is told of the device when it is made
     if (forget := getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)) is not None:
         forget.cache_clear()
