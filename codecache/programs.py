@@ -215,18 +215,20 @@ def _digest(path: str, root: str | None) -> str:
 
 
 _digests: dict[answers.Identity, str] = {}
+_asked: dict[answers.Identity, dict[str, str]] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
     """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version."""
     identity = answers.identity_of(compiler)
     question = ["passes", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
-    kept = answers.read(root, question, identity)
+    kept = _asked.get((*question, *identity)) or answers.read(root, question, identity)
     if kept is None:
         kept = {name: _print_program(compiler, name) for name in _PASSES}
         for library in _own_libraries(compiler):
             kept[os.path.basename(library)] = library
         answers.write(root, question, identity, kept)
+    _asked[(*question, *identity)] = kept
     return sorted({place for place in kept.values() if place and os.path.isfile(place)})
 
 

@@ -160,9 +160,15 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
 def _is_followed(path: str) -> bool:
     """Whether a program is one that runs a compiler which is another."""
     try:
-        return os.path.basename(os.path.realpath(path)) in programs.FRONTS or programs.is_script(path)
+        return _is_such(answers.identity_of(path))
     except OSError:
         return False
+
+
+@functools.lru_cache(maxsize=64)
+def _is_such(identity: answers.Identity) -> bool:
+    real = str(identity[0])
+    return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
 
 
 def _identified(path: str, root: str | None) -> programs.Program:

@@ -26,6 +26,7 @@ def script(path: Path, text: str, interpreter: str = "/bin/sh") -> Path:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_digests", {})
+    monkeypatch.setattr(programs, "_asked", {})
 
 
 @pytest.fixture

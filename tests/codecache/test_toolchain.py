@@ -21,6 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 def as_new_process(monkeypatch):
     monkeypatch.setattr(toolchain, "_known", {})
     monkeypatch.setattr(programs, "_digests", {})
+    monkeypatch.setattr(programs, "_asked", {})
     toolchain._identified_program.cache_clear()
 
 
