@@ -2,7 +2,7 @@
 
     <root>/toolchain/<digest of what was asked, of which file>.json
 
-A file is the same while its real path, device, inode, size and modification time are. Answers hold no paths. What can't
+A file is the same while its real path, device, inode, size and times are. Answers hold no paths. What can't
 be read is asked again, what can't be written is asked again by the next process: neither is an error.
 """
 
@@ -23,7 +23,7 @@ def identity_of(path: str) -> Identity:
     """What tells a file from another, and from what it is after a change. Raises OSError."""
     real = os.path.realpath(path)
     status = os.stat(real)
-    return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
@@ -48,6 +48,19 @@ def write(root: str | None, question: Sequence[str], identity: Identity, answer:
         write_private(_place(root, question, identity), json.dumps(answer).encode())
     except StoreError:
         pass
+
+
+class Kept:
+    """What is kept under `root`, for those who do not know of this room."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+
+    def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
+        return read(self._root, question, identity)
+
+    def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
+        write(self._root, question, identity, answer)
 
 
 def _place(root: str, question: Sequence[str], identity: Identity) -> str:

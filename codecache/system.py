@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,7 +16,8 @@ import re
 import sys
 from typing import Any
 
-from fxpool.codecache import answers
+from fxpool import installed
+from fxpool.codecache import answers, programs
 
 Facts = dict[str, "str | int"]
 
@@ -32,7 +32,10 @@ _X86_EXTENSIONS = re.compile(
 #: facts on which nothing depends that runs on another device
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 
+_GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
+
 _found: Facts = {}
+_installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
@@ -50,22 +53,44 @@ def _system_facts(root: str | None) -> Facts:
 
     version: Any = torch.version
     facts: Facts = {
+        **installed_facts(root),
         "torch": str(torch.__version__),
         "torch_git": str(version.git_version),
-        "torch_files": distribution_digest("torch", ("torch/", "torchgen/", "functorch/"), root),
         "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
         "machine": platform.machine(),
         "libc": _libc(),
-        "fxpool": distribution_version("fxpool"),
+        "fxpool": installed.version("fxpool"),
         "fxpool_files": own_source_digest(),
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "cpu_extensions": " ".join(cpu_extensions()),
     }
-    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-xpu"):
-        if triton := distribution_version(name):
-            facts[name] = triton
-            facts[f"{name}_files"] = distribution_digest(name, ("triton/",), root)
+    facts.update(_assemblers(root))
     return facts
+
+
+def _assemblers(root: str | None) -> dict[str, str]:
+    """What the environment gives Triton in place of its own, by content. Inductor's choice lies in torch's tree."""
+    found = {}
+    for name in _GIVEN_TO_TRITON:
+        path = os.environ.get(name, "")
+        within = os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep)
+        if path and not within and os.path.isfile(path):
+            program = programs.identify(path, root)
+            found[name.lower()] = program.unknown or program.digest
+    return found
+
+
+def _torch_file() -> str:
+    import torch
+
+    return os.path.realpath(str(torch.__file__))
+
+
+def installed_facts(root: str | None = None) -> dict[str, str]:
+    """What is installed of the code that compiles. Found out once for a process and the children that it forks."""
+    if not _installed:
+        _installed.update(installed.facts(answers.Kept(root)))
+    return dict(_installed)
 
 
 def device_facts(device_types: set[str], *, named: bool = False) -> Facts:
@@ -121,43 +146,7 @@ def _other_device_facts(kind: str) -> Facts:
     return {f"{kind}_devices": "; ".join(sorted({str(describe(index)) for index in range(count())}))}
 
 
-# ---------------------------------------------------------------- installed packages
-
-
-def distribution_version(name: str) -> str:
-    """Version of an installed distribution, or the empty text."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def distribution_digest(name: str, prefixes: tuple[str, ...], root: str | None = None) -> str:
-    """Digest of what a distribution's RECORD says of the files below `prefixes`; empty if it has none.
-
-    The RECORD holds the digest of every file installed, so two builds of one version differ in it, and reading it is
-    some milliseconds where reading the files is seconds. Lines about byte code and scripts differ between machines
-    and are left out. What it comes to is kept under `root` as long as the RECORD is the same file.
-    """
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    question = ["distribution", name, *prefixes]
-    try:
-        identity = answers.identity_of(os.path.join(getattr(distribution, "_path", ""), "RECORD"))
-    except (OSError, TypeError):  # in an archive, or made by another importer
-        root, identity = None, ()
-    kept = answers.read(root, question, identity)
-    if kept is not None and "digest" in kept:
-        return kept["digest"]
-    record = distribution.read_text("RECORD")
-    if not record:
-        return ""
-    lines = sorted(line for line in record.splitlines() if line.startswith(prefixes) and ".pyc," not in line)
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    answers.write(root, question, identity, {"digest": digest})
-    return digest
+# ---------------------------------------------------------------- our own
 
 
 @functools.cache

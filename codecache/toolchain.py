@@ -2,14 +2,16 @@
 
 Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
 next one (see `answers`). A script or a `ccache` in the compiler's place says nothing about what it will run,
-so these are asked in every process.
+so these are asked in every process. A version is what a program says of itself: what it is and runs counts by content
+besides (`programs`).
 
-Facts hold no paths: what a search path in the environment says is in them as a digest.
+Facts hold no paths: what the environment says is in them as a digest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -18,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxpool.codecache import answers
+from fxpool.codecache import answers, cacheable, programs
 from fxpool.errors import NoCompilerError
 
 #: variables that lead the compiler to other headers, libraries or programs, or change its output
@@ -26,7 +28,6 @@ ENVIRONMENT = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
 )  # fmt: skip
-_FRONTS = ("ccache", "sccache", "distcc", "icecc")
 _TIMEOUT = 60.0
 
 
@@ -46,17 +47,37 @@ _known_lock = threading.Lock()
 def toolchain_facts(root: str | None = None) -> dict[str, str]:
     """What the key has to know of the C++ compiler; `compiler` is `none` if there is no working one.
 
+    `compiler_unknown` says why it can't be told what it runs; what it compiles may not be kept then.
     `root` is the store's directory, where answers are kept between processes; None keeps them in this one only.
     """
     compiler = find_compiler(root)
+    names: tuple[str, ...] = ENVIRONMENT
     if compiler is None:
         facts = {"compiler": "none"}
     else:
-        facts = {"compiler": compiler.version, "compiler_target": compiler.target}
-    for name in ENVIRONMENT:
+        program = _identified(compiler.path, root)
+        facts = {"compiler": compiler.version, "compiler_target": compiler.target, "compiler_files": program.digest}
+        if program.unknown:
+            facts["compiler_unknown"] = program.unknown
+        names = tuple(dict.fromkeys((*ENVIRONMENT, *program.variables)))
+    for name in names:
         if value := os.environ.get(name):
             facts[f"env_{name}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return facts
+
+
+def key_facts(root: str | None = None) -> dict[str, str]:
+    """`toolchain_facts` for a key. Raises Bypass where it can't be told what a compiler's command runs."""
+    facts = toolchain_facts(root)
+    if "compiler_unknown" in facts:
+        raise cacheable.Bypass("compiler_unknown", facts["compiler_unknown"])
+    return facts
+
+
+def variables_read() -> tuple[str, ...]:
+    """Names of further variables that a script in the compiler's place reads: workers need them, too."""
+    path = next(filter(None, map(shutil.which, _candidates())), None)
+    return _identified(path, None).variables if path is not None and _is_followed(path) else ()
 
 
 def require_compiler(root: str | None = None) -> Compiler:
@@ -117,15 +138,14 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
     """(version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
     try:
         identity = answers.identity_of(path)
-        with open(path, "rb") as file:
-            is_script = file.read(2) == b"#!"
+        followed = _is_followed(path)
     except OSError:
         return None
     name = os.path.basename(path)  # it counts: some compilers look at what they are called by
     with _known_lock:
         if (name, identity) in _known:
             return _known[name, identity]
-    kept = root if not is_script and os.path.basename(str(identity[0])) not in _FRONTS else None
+    kept = None if followed else root
     answer = _read(kept, name, identity)
     if answer is None:
         answer = _run(path)
@@ -135,6 +155,32 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
         with _known_lock:
             _known[name, identity] = answer
     return answer
+
+
+def _is_followed(path: str) -> bool:
+    """Whether a program is one that runs a compiler which is another."""
+    try:
+        return _is_such(answers.identity_of(path))
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=64)
+def _is_such(identity: answers.Identity) -> bool:
+    real = str(identity[0])
+    return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
+
+
+def _identified(path: str, root: str | None) -> programs.Program:
+    """What a compiler is and runs, looked at once per process for what can be known to be the same."""
+    if _is_followed(path):
+        return programs.identify(path, root)  # some ms: what it names can change without it
+    return _identified_program(path, answers.identity_of(path), root)
+
+
+@functools.lru_cache(maxsize=8)
+def _identified_program(path: str, identity: answers.Identity, root: str | None) -> programs.Program:
+    return programs.identify(path, root)
 
 
 def _read(root: str | None, name: str, identity: answers.Identity) -> tuple[str, str] | None:

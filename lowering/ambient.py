@@ -80,10 +80,13 @@ def capture(*, before_autograd: bool) -> AmbientState:
 
 
 def _environment() -> dict[str, str]:
+    read = toolchain.variables_read()
     wanted = [
         name
         for name in os.environ
-        if name in _BY_NAME or (name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY)
+        if name in _BY_NAME
+        or name in read
+        or (name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY)
     ]
     return {name: os.environ[name] for name in sorted(wanted)}
 

@@ -300,7 +300,7 @@ def key_parts(
             **system.device_facts(encoded.devices, named=bool(placement.facts)),
             **placement.key_part(),
         },
-        "toolchain": toolchain.toolchain_facts(tools),
+        "toolchain": toolchain.key_facts(tools),
     }
 
 

@@ -9,6 +9,8 @@ What a pool needs is imported when there is to be one: a process whose graphs ar
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib.util
 import logging
 import os
@@ -18,6 +20,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config, statistics
+from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
 
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("fxpool.lowering")
 
 _PRELOAD = ("fxpool.lowering.worker",)
+# What a zygote does when nobody asks for anything, the most useful first.
+_IDLE = ",".join(
+    f"fxpool.lowering.rehearsal:{name}" for name in ("warm", "rehearse_devices", "rehearse", "rehearse_training")
+)
 # What server and zygote need to find their interpreter, libraries and temporary files. Whatever a
 # job needs beyond that travels with the job.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH",
@@ -69,11 +76,11 @@ def pool() -> PoolClient:
                 PoolConfig(
                     workers=settings.workers,
                     preload=_PRELOAD,
-                    idle="fxpool.lowering.rehearsal:warm,fxpool.lowering.rehearsal:rehearse",
+                    idle=_IDLE,
                     environment=environment,
                     # A module of one program's must not be in the way of another's.
                     sys_path=() if shared else tuple(path for path in sys.path if path),
-                    host=identity.digest(environment, _PRELOAD) if shared else "",
+                    host=identity.digest(environment, _PRELOAD, kept=_kept(settings)) if shared else "",
                     idle_timeout=settings.idle_timeout,
                     job_timeout=settings.job_timeout,
                     job_memory=settings.job_memory,
@@ -142,22 +149,51 @@ def _environment() -> dict[str, str]:
 
 
 def _import_path_of_libraries() -> list[str]:
-    """Directories a fresh interpreter must be told of to find what this one found.
+    """Directories a fresh interpreter must be told of to find what this one found, in this one's order.
 
-    PYTHONPATH's, and those that fxpool and its dependencies were imported from, unless they are the
+    PYTHONPATH's, and those that fxpool, its dependencies and what compiles were imported from, unless they are the
     interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
     """
-    own = {
-        os.path.realpath(p) for p in (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
-    }
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    own = {os.path.realpath(p) for p in (*sites, *_named_by(sites), os.path.dirname(os.__file__))}
+    order = list(map(os.path.realpath, filter(None, sys.path)))
     wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    for module in ("fxpool", "torch", "msgspec", "psutil", "tblib", "zstandard"):
-        spec = importlib.util.find_spec(module)
+    for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
+        try:
+            spec = importlib.util.find_spec(module)
+        except ValueError:  # imported, by something that makes modules
+            continue
         if spec is not None and spec.origin is not None:
-            place = os.path.dirname(os.path.dirname(os.path.realpath(spec.origin)))
-            if place in {os.path.realpath(p) for p in sys.path if p}:
+            # Where it was found, not where it lies: an overlay may be made of links.
+            place = os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
+            if os.path.realpath(place) in order:
                 wanted.append(place)
-    return [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
+
+    def rank(place: str) -> int:
+        real = os.path.realpath(place)
+        return order.index(real) if real in order else len(order)
+
+    found = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
+    return sorted(found, key=rank)
+
+
+def _named_by(sites: list[str]) -> list[str]:
+    """Directories that every interpreter puts behind its own, because a ``.pth`` file there says so.
+
+    In front of its own they would change which of two modules of one name is found.
+    """
+    found = []
+    for place in sites:
+        for path in sorted(glob.glob(os.path.join(glob.escape(place), "*.pth"))):
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+                lines = [line.strip() for line in file]
+                found += [os.path.join(place, line) for line in lines if line and not line.startswith(("#", "import"))]
+    return found
+
+
+def _kept(settings: config.Settings) -> answers.Kept:
+    """What this process may read of what was found out on this host before."""
+    return answers.Kept(tools_directory(_stores.get(str(settings.cache_dir))))
 
 
 def store() -> LocalStore | None:

@@ -271,6 +271,10 @@ class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- server and zygote
 
 
+#: A zygote that can't be forked any more after the n-th of its idle calls, from 0, ends with this code and n.
+EXIT_IDLE = 100
+
+
 class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """First message to the zygote: import these, in this order; call `idle` (``module:function``, several with
     commas between) once nobody waits."""

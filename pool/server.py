@@ -60,6 +60,7 @@ class Server:
         self.zygotes = 0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
+        self._idle_calls = [name for name in config.idle.split(",") if name]
         self._numbers = 0
         self._had_client = False
         self._draining = False
@@ -254,9 +255,7 @@ class Server:
     def _start_zygote(self) -> None:
         self.zygotes += 1
         self.zygote_facts = {"state": "starting"}
-        # What a zygote does in its idle time may be what ended the one before.
-        idle = self.config.idle if self.zygotes == 1 else ""
-        order = m.Prepare(self.config.preload, self.config.sys_path, idle)
+        order = m.Prepare(self.config.preload, self.config.sys_path, ",".join(self._idle_calls))
         try:
             self.zygote = ZygoteLink(self, order)
         except OSError as error:
@@ -298,6 +297,13 @@ class Server:
             return
         self.dispatcher.counters["deaths"] += 1
         log.warning("%s", reason)
+        # What a zygote does in its idle time may be what ended it; often it can tell which call it was.
+        guilty = zygote.code - m.EXIT_IDLE
+        self._idle_calls = [
+            name
+            for number, name in enumerate(self._idle_calls)
+            if 0 <= guilty < len(self._idle_calls) and number != guilty
+        ]
         self.zygote = None
         self.dispatcher.zygote_gone(reason)
         if late:

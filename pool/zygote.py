@@ -32,7 +32,6 @@ PACKET = 128 << 10
 _REASON_KEPT = 32 << 10
 # Seconds without an order after which the zygote has time for itself.
 _IDLE_AFTER = 0.05
-_EXIT_THREADS = 3
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygote)
@@ -48,7 +47,7 @@ class Zygote:
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
         self.idle: list[str] = []  # what is still to be called when there is nothing else to do
-        self.first = ""
+        self.all_idle: tuple[str, ...] = ()
 
     def prepare(self) -> bool:
         """Import what the server names; False if that can't be done (the server has been told why)."""
@@ -76,7 +75,7 @@ class Zygote:
         # Descriptors that preloaded modules opened belong to them; workers close all others but their own.
         self.foreign = _descriptors() - before
         self.idle = [name for name in order.idle.split(",") if name]
-        self.first = self.idle[0] if self.idle else ""
+        self.all_idle = tuple(self.idle)
         _freeze()
         seconds = time.perf_counter() - start
         self.send(m.Prepared(os.getpid(), seconds, threads, failure))
@@ -90,7 +89,7 @@ class Zygote:
         """
         if not self.idle:
             return False
-        spare = self.idle[0] == self.first and len(self.workers) + 1 < len(os.sched_getaffinity(0))
+        spare = self.idle[0] == self.all_idle[0] and len(self.workers) + 1 < len(os.sched_getaffinity(0))
         return spare or not self.workers
 
     def use_idle_time(self) -> None:
@@ -99,6 +98,7 @@ class Zygote:
         Where it starts a thread, this process ends, and the server starts another that does not call it.
         """
         name = self.idle.pop(0)
+        start = time.perf_counter()
         module, _, function = name.partition(":")
         gc.disable()
         # Our end does not wait for it: what it leaves goes with the pool's own directory, in which we are.
@@ -113,8 +113,9 @@ class Zygote:
             print(f"{name} started {threads - 1} threads: this zygote can't be forked any more", file=sys.stderr)
             self.end()
             sys.stderr.flush()
-            os._exit(_EXIT_THREADS)
+            os._exit(m.EXIT_IDLE + self.all_idle.index(name))
         _freeze()
+        print(f"zygote {self.pid}: {name} took {time.perf_counter() - start:.2f} s", file=sys.stderr, flush=True)
 
     def serve(self) -> socket.socket | None:
         """Until the server is gone: None. In a forked worker: its socket, everything else of the zygote's closed."""

@@ -57,6 +57,7 @@ class ZygoteLink:
         self.ready = False
         self.late = False
         self.silent = False
+        self.code = 0  # what it ended with; negative: the signal
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -193,7 +194,7 @@ class ZygoteLink:
             self._drain()
         self._close()
         self._process.kill()  # the end of its socket is its end
-        code = self._process.wait()
+        code = self.code = self._process.wait()
         if self.late:
             how = "did not finish its preload in time and was killed"
         elif self.silent:

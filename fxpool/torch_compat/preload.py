@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 _CACHED = type(functools.cache(lambda: None))
 
@@ -151,5 +152,21 @@ def forget_devices() -> None:
         if name.startswith("torch._inductor.fx_passes"):
             continue
         for value in list(vars(module).values()):
-            if isinstance(value, _CACHED) and value.__module__ == name:
-                value.cache_clear()
+            if getattr(value, "__module__", None) == name:
+                _forget(value)
+    selecting: Any = sys.modules.get("torch._inductor.select_algorithm")
+    if selecting is not None:
+        selecting._ALGORITHM_SELECTOR_CACHE = None  # it is told of the device when it is made
+    if (forget := getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)) is not None:
+        forget.cache_clear()
+
+
+def _forget(value: object) -> None:
+    """What a function remembers, or the methods of a class do: one of them makes the properties of a device."""
+    if isinstance(value, _CACHED):
+        value.cache_clear()
+    elif isinstance(value, type):
+        for member in vars(value).values():
+            function = getattr(member, "__func__", member)
+            if isinstance(function, _CACHED):
+                function.cache_clear()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import answers, system
+from fxpool import installed
+from fxpool.codecache import answers
 
 QUESTION = ["version of", "this"]
 
@@ -64,7 +65,8 @@ def test_a_directory_that_others_can_write_to_is_not_believed(root: str, file: P
     assert len(list(Path(root, "toolchain").iterdir())) == 1
 
 
-def test_a_distribution_is_digested_once(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed_is_read_once(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's RECORD is a megabyte; the next process reads none."""
     read = []
     original = importlib.metadata.PathDistribution.read_text
 
@@ -73,9 +75,10 @@ def test_a_distribution_is_digested_once(root: str, monkeypatch: pytest.MonkeyPa
         return original(self, name)
 
     monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", counted)
-    first = system.distribution_digest("pytest", ("_pytest/",), root)
-    assert first and read.count("RECORD") == 1
-    assert system.distribution_digest("pytest", ("_pytest/",), root) == first
-    assert read.count("RECORD") == 1
-    assert system.distribution_digest("pytest", ("pytest/",), root) != first
-    assert system.distribution_digest("pytest", ("_pytest/",)) == first
+    first = installed.facts(answers.Kept(root))
+    records = read.count("RECORD")
+    assert records and first["torch_files"] and first["sympy_files"]
+    assert installed.facts(answers.Kept(root)) == first
+    assert read.count("RECORD") == records
+    assert installed.facts(answers.Kept(None)) == first
+    assert read.count("RECORD") == 2 * records

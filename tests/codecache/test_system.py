@@ -51,6 +51,21 @@ def test_what_is_in_them():
     assert system.system_facts()["torch"] == torch.__version__
 
 
+def test_an_assembler_of_the_environments_counts(tmp_path, monkeypatch):
+    path = tmp_path / "ptxas"
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
+    assert system._assemblers(None) == {}, "not there: Triton takes its own"
+    found = []
+    for text in ("one", "two"):
+        path.write_text(f"#!/bin/sh\necho {text}")
+        found.append(system._assemblers(None))
+    assert found[0] != found[1] and found[0].keys() == {"triton_ptxas_path"}
+    import torch
+
+    monkeypatch.setenv("TRITON_PTXAS_PATH", os.path.join(os.path.dirname(torch.__file__), "__init__.py"))
+    assert system._assemblers(None) == {}, "counted with torch's files"
+
+
 def test_graphs_on_the_cpu_touch_no_device(monkeypatch):
     import torch
 
@@ -104,9 +119,3 @@ def test_own_sources_count(monkeypatch, tmp_path):
         assert len({before, with_new, system.own_source_digest()}) == 3
     finally:
         system.own_source_digest.cache_clear()
-
-
-def test_a_distribution_that_is_not_there():
-    assert system.distribution_version("no-such-distribution") == ""
-    assert system.distribution_digest("no-such-distribution", ("x/",)) == ""
-    assert system.distribution_digest("pytest", ("_pytest/",)) != system.distribution_digest("pytest", ("pytest/",))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fxpool.codecache import toolchain
+from fxpool.codecache import programs, toolchain
 from fxpool.codecache.toolchain import find_compiler, require_compiler, toolchain_facts
 from fxpool.errors import NoCompilerError
 from fxpool.torch_compat import cpp_toolchain
@@ -18,9 +18,16 @@ from fxpool.torch_compat import cpp_toolchain
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 
 
+def as_new_process(monkeypatch):
+    monkeypatch.setattr(toolchain, "_known", {})
+    monkeypatch.setattr(programs, "_digests", {})
+    monkeypatch.setattr(programs, "_asked", {})
+    toolchain._identified_program.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(toolchain, "_known", {})
+    as_new_process(monkeypatch)
     for name in toolchain.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
@@ -52,7 +59,7 @@ def test_a_warm_process_starts_nothing(tmp_path, monkeypatch, candidates):
     monkeypatch.setattr(subprocess, "run", no_process)
     monkeypatch.setattr(subprocess, "Popen", no_process)
     assert toolchain_facts(root) == first  # same process
-    monkeypatch.setattr(toolchain, "_known", {})
+    as_new_process(monkeypatch)
     assert toolchain_facts(root) == first  # as a new process
     assert not [name for name in os.listdir(os.path.join(root, "toolchain")) if not name.endswith(".json")]
 
@@ -63,10 +70,12 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path, monkeypatch, candidates, 
     candidates.append("g++")
     root = str(tmp_path / "cache")
     first = toolchain_facts(root)
-    (file,) = os.listdir(os.path.join(root, "toolchain"))
-    with open(os.path.join(root, "toolchain", file), "wb") as damaged:
-        damaged.write(content)
-    monkeypatch.setattr(toolchain, "_known", {})
+    files = os.listdir(os.path.join(root, "toolchain"))
+    assert files
+    for file in files:
+        with open(os.path.join(root, "toolchain", file), "wb") as damaged:
+            damaged.write(content)
+    as_new_process(monkeypatch)
     assert toolchain_facts(root) == first
 
 
@@ -130,7 +139,7 @@ def test_a_script_is_asked_in_every_process(tmp_path, monkeypatch, candidates):
     root = str(tmp_path / "cache")
     assert toolchain_facts(root)["compiler"] == "cc 1"
     (tmp_path / "version").write_text("cc 2")
-    monkeypatch.setattr(toolchain, "_known", {})
+    as_new_process(monkeypatch)
     assert toolchain_facts(root)["compiler"] == "cc 2"
 
 

@@ -19,6 +19,7 @@ import pytest
 from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError
+from fxpool.installed import PACKAGES, Package
 from fxpool.pool import PoolClient, PoolConfig, hosts, identity
 
 Make = Callable[..., PoolClient]
@@ -289,7 +290,8 @@ def test_an_edited_file_is_another_environment(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def digest(environment: dict[str, str] | None = None, preload: tuple[str, ...] = ("a",)) -> str:
-        return identity.digest(environment or {}, preload, {"thing": ("thing",), "not there": ("x",)})
+        packages = [Package("thing", ("thing",), ("thing",)), Package("none", ("not_there",), ("not there",))]
+        return identity.digest(environment or {}, preload, packages)
 
     first = digest()
     assert digest() == first
@@ -319,7 +321,8 @@ def test_an_edited_torch_or_triton_has_another_server(
     if copied is None:
         pytest.skip(f"{name} is not installed")
     monkeypatch.syspath_prepend(str(tmp_path))
-    packages = {name: identity.DISTRIBUTIONS[name]}
+    monkeypatch.delitem(sys.modules, name, raising=False)  # what is imported is what counts
+    packages = [package_of(name)]
     as_installed = identity.digest({}, (), packages)
     assert pid_of(first := join(host=as_installed)) == pid_of(join(host=identity.digest({}, (), packages)))
     path = tmp_path / edited
@@ -332,16 +335,20 @@ def test_an_edited_torch_or_triton_has_another_server(
     assert identity.digest({}, (), packages) == as_installed
 
 
+def package_of(name: str) -> Package:
+    return next(package for package in PACKAGES if package.name == name)
+
+
 def copy_of(name: str, to: Path) -> Path | None:
     """Copy what counts of an installed distribution: its RECORD, and the sources that compile."""
     places = [*sys.path, str(Path(sys.prefix, "triton"))]  # where `make test` puts Triton
     found = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
     if found is None:
         return None
-    for package in identity.DISTRIBUTIONS[name]:
-        source = Path(str(found.locate_file(package)))
+    for root in package_of(name).roots:
+        source = Path(str(found.locate_file(root)))
         only = shutil.ignore_patterns("*.so*", "*.pyc", "*.h", "*.a", "bin", "lib", "include", "_C", "backends")
-        shutil.copytree(source, to / package, ignore=only, dirs_exist_ok=True)
+        shutil.copytree(source, to / root, ignore=only, dirs_exist_ok=True)
     record = Path(str(found.locate_file("."))) / f"{name}-{found.version}.dist-info"
     shutil.copytree(record, to / record.name)
     return to
@@ -351,7 +358,7 @@ def test_the_environment_of_these_tests_has_a_name() -> None:
     name = identity.digest({}, ())
     assert len(name) == 32
     assert identity.digest({}, ()) == name
-    assert identity.DISTRIBUTIONS.keys() >= {"torch", "triton"}
+    assert {package.name for package in PACKAGES} >= {"torch", "triton"}
 
 
 def test_a_config_knows_no_host_by_default() -> None:

@@ -44,6 +44,15 @@ def test_a_zygote_that_can_fork_no_more_is_replaced_by_one_that_does_not_rehears
     assert client.status()["counters"]["zygotes"] == 2
 
 
+def test_only_what_started_a_thread_is_not_called_again(make_client: Make, place: Place) -> None:
+    calls = ("rehearse", "rehearse_with_a_thread", "rehearse_at_last")
+    client = make_client(idle=",".join(f"pool_jobs:{name}" for name in calls))
+    client.start(wait=True)
+    assert until(place.mark("mark-rehearsed-at-last").exists)
+    assert answer(client) == b"2"
+    assert client.status()["counters"]["zygotes"] == 2
+
+
 def test_a_long_queue_is_worth_it_at_once(make_client: Make, place: Place) -> None:
     """Nobody is idle, and all but the first workers are forked from a zygote that took its time."""
     client = make_client(workers=1, idle="pool_jobs:rehearse")

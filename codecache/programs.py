@@ -1,0 +1,260 @@
+"""What a compiler's command runs, by content: the program, a script in its place, and what that script names.
+
+    script ──▶ its text ──▶ files and programs that it names, followed in turn
+                       └──▶ variables that it reads, by value
+    ccache, distcc, ... ──▶ their settings, and the compiler behind them
+    compiler ──▶ its file, and those of the passes that it starts (cc1plus, as, ld)
+
+A script is read, not run: what it names counts whether it comes to use it or not. A name that it puts together as it
+runs is not seen; what it says of itself when it is asked for its version still counts (`toolchain`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+from fxpool.codecache import answers
+
+__all__ = ["FRONTS", "Program", "identify", "is_script"]
+
+#: Programs that run the compiler of their own name that is next on the path, and how their settings begin.
+FRONTS = {"ccache": "CCACHE_", "sccache": "SCCACHE_", "distcc": "DISTCC_", "icecc": "ICECC_"}
+# Where a front keeps things and what it says: nothing of it reaches the code.
+_OF_THE_PLACE = re.compile(r"_(DIR|TEMPDIR|LOGFILE|LOG|DEBUG|DEBUGDIR|MAXSIZE|MAXFILES|STATS|STATSLOG|VERBOSE)$")
+_SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccache.conf")
+# What may be asked for its passes: any other program could take the question for an order.
+_COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
+_PASSES = ("cc1plus", "as", "ld")
+_VARIABLES = re.compile(
+    r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
+    re.X,
+)
+# Set by every shell for itself, or told to every process in another way.
+_OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
+_WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
+_COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
+# A script that names more is none that a person wrote to run a compiler.
+_MOST_FILES = 200
+_LONGEST_TEXT = 256 << 10
+_TIMEOUT = 60.0
+# Seconds that a file must have been left alone before its times can stand for its content.
+_SETTLED = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """`digest` is of all that counts, `variables` are those of the environment that it may read.
+
+    `unknown` says why that is not all; empty where it is.
+    """
+
+    digest: str
+    variables: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+def is_script(path: str) -> bool:
+    """Whether a program is text for an interpreter. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def identify(path: str, root: str | None) -> Program:
+    """What the program at `path` is and runs; digests of files are kept under `root`."""
+    looked = _Look(root)
+    looked.at(path, ())
+    names = tuple(sorted(looked.variables))
+    whole = hashlib.sha256("\n".join(sorted(looked.found)).encode()).hexdigest()
+    return Program(whole, names, looked.unknown)
+
+
+class _Look:
+    """One walk from a program to what it runs."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+        self._seen: set[tuple[str, str]] = set()
+        self.found: set[str] = set()  # a line each: what it is called, its content
+        self.variables: set[str] = set()
+        self.unknown = ""
+
+    def at(self, path: str, places: tuple[str, ...]) -> None:
+        """Take up a file; `places` are directories that scripts on the way to it named."""
+        real = os.path.realpath(path)
+        called = (os.path.basename(path), real)  # by what name counts: fronts and compilers look at it
+        if called in self._seen or self.unknown:
+            return
+        self._seen.add(called)
+        if len(self._seen) > _MOST_FILES:
+            self.unknown = f"a script names more than {_MOST_FILES} files"
+            return
+        try:
+            text = _text(real)
+            content = hashlib.sha256(text).hexdigest() if text is not None else _digest(real, self._root)
+        except OSError as error:
+            if os.path.exists(path):  # it can be run, and not read
+                self.unknown = f"{os.path.basename(path)}: {error.strerror}"
+            return
+        self.found.add(f"{os.path.basename(path)} {content}")
+        if text is not None:
+            self._script(path, real, text.decode("utf-8", "surrogateescape"), places)
+        elif os.path.basename(real) in FRONTS:
+            self._front(path, os.path.basename(real), places)
+        elif _COMPILER.search(os.path.basename(real)):
+            for place in _passes(real, self._root):
+                self.at(place, places)
+
+    def _script(self, path: str, real: str, text: str, places: tuple[str, ...]) -> None:
+        if len(text) >= _LONGEST_TEXT:
+            self.unknown = f"{os.path.basename(path)} is too long to be read"
+        text = _COMMENT.sub("", text)
+        named = {name for found in _VARIABLES.findall(text) for name in found if name}
+        self.variables |= named - _OF_THE_SHELL
+        words = {os.path.expandvars(os.path.expanduser(word)) for word in _words(text)}
+        beside = tuple(dict.fromkeys((os.path.dirname(path), os.path.dirname(real))))
+        words |= {part for word in words if ":" in word for part in word.split(":")}
+        further = tuple(word for word in sorted(words) if word.startswith("/") and word != "/" and os.path.isdir(word))
+        places = (*further, *places)
+        for word in sorted(words):
+            for candidate in _candidates(word, beside, places):
+                if os.path.isfile(candidate):
+                    self.at(candidate, places)
+
+    def _front(self, path: str, front: str, places: tuple[str, ...]) -> None:
+        begins = FRONTS[front]
+        settings = {name for name in os.environ if name.startswith(begins)}
+        self.variables |= {name for name in settings if not _OF_THE_PLACE.search(name)}
+        files = [os.path.expanduser(name) for name in _SETTINGS] if front == "ccache" else []
+        for name in sorted(settings):  # CCACHE_CONFIGPATH, CCACHE_COMPILER, CCACHE_PREFIX, ...
+            for word in (os.environ[name], *os.environ[name].split()):
+                files.append(word if os.path.isabs(word) else shutil.which(word) or "")
+        directory = os.environ.get(f"{begins}DIR", "")
+        for file in (*files, os.path.join(directory, "ccache.conf") if directory else ""):
+            if os.path.isfile(file):
+                self.at(file, places)
+        # By which name it was called says what it runs: the next of it on the path that is no front.
+        wanted = os.path.basename(path)
+        search = [*os.environ.get(f"{begins}PATH", "").split(os.pathsep), *_search_path()]
+        for place in filter(None, (*search, *places)):
+            candidate = os.path.join(place, wanted)
+            if os.access(candidate, os.X_OK) and os.path.basename(os.path.realpath(candidate)) not in FRONTS:
+                self.at(candidate, places)
+                return
+
+
+def _words(text: str) -> Iterator[str]:
+    for found in _WORDS.finditer(text):
+        word = next((group for group in found.groups() if group is not None), found[0])
+        yield re.sub(r"\\(.)", r"\1", word)
+        yield from re.findall(r"[^\s;|&()<>`'\"=:,{}\[\]]+", word)
+
+
+def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> Iterator[str]:
+    """What a word of a script may be the name of."""
+    if not word or len(word) > 4096 or "\0" in word:
+        return
+    if "/" in word:
+        yield word[word.index("/") :]  # itself, or what follows -B, -include, @, ...
+        for place in beside:  # "$(dirname "$0")/g++-12"
+            yield os.path.join(place, word[word.index("/") :].lstrip("/"))
+            yield os.path.join(place, word)
+        return
+    for place in (*beside, *places):
+        yield os.path.join(place, word.lstrip("@"))
+    for place in _search_path():
+        candidate = os.path.join(place, word)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            yield candidate
+            # A script may run the next of its own name.
+            if os.path.basename(os.path.realpath(candidate)) not in FRONTS and not _runs_others(candidate):
+                return
+
+
+def _runs_others(path: str) -> bool:
+    try:
+        return is_script(path)
+    except OSError:
+        return False
+
+
+def _search_path() -> list[str]:
+    return [place for place in os.environ.get("PATH", os.defpath).split(os.pathsep) if place]
+
+
+def _text(path: str) -> bytes | None:
+    """What is in a file that a shell may read; None for a program."""
+    with open(path, "rb") as file:
+        start = file.read(4096)
+        if b"\0" in start or (not start.startswith(b"#!") and os.fstat(file.fileno()).st_size > _LONGEST_TEXT):
+            return None
+        return start + file.read(_LONGEST_TEXT)
+
+
+def _digest(path: str, root: str | None) -> str:
+    """Digest of a program's content, kept as long as it is the same file. Raises OSError."""
+    identity = answers.identity_of(path)
+    known = _digests.get(identity) or (answers.read(root, ["content"], identity) or {}).get("digest")
+    if known is None:
+        whole = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                whole.update(block)
+        known = whole.hexdigest()
+        if os.stat(path).st_ctime > time.time() - _SETTLED:
+            return known
+        answers.write(root, ["content"], identity, {"digest": known})
+    _digests[identity] = known
+    return known
+
+
+_digests: dict[answers.Identity, str] = {}
+_asked: dict[answers.Identity, dict[str, str]] = {}
+
+
+def _passes(compiler: str, root: str | None) -> list[str]:
+    """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version."""
+    identity = answers.identity_of(compiler)
+    question = ["passes", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
+    kept = _asked.get((*question, *identity)) or answers.read(root, question, identity)
+    if kept is None:
+        kept = {name: _print_program(compiler, name) for name in _PASSES}
+        for library in _own_libraries(compiler):
+            kept[os.path.basename(library)] = library
+        answers.write(root, question, identity, kept)
+    _asked[(*question, *identity)] = kept
+    return sorted({place for place in kept.values() if place and os.path.isfile(place)})
+
+
+def _print_program(compiler: str, name: str) -> str:
+    said = _said([compiler, f"-print-prog-name={name}"]).strip()
+    found = said if os.path.isabs(said) else shutil.which(said or name) or ""
+    return os.path.realpath(found) if found else ""
+
+
+def _own_libraries(compiler: str) -> list[str]:
+    """Shared libraries that hold a compiler's passes, as clang's do."""
+    linked = re.findall(r"=> (/\S*/lib(?:clang|LLVM)\S*)", _said(["ldd", compiler]))
+    return [os.path.realpath(path) for path in linked]
+
+
+def _said(command: list[str]) -> str:
+    try:
+        run = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return run.stdout.decode("utf-8", "surrogateescape")

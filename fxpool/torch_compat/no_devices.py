@@ -1,0 +1,132 @@
+"""No device within reach, for a while, in a process that must stay one that can be forked.
+
+Asking CUDA's driver for anything, even for how many devices it sees where all are hidden, starts a thread, and leaves a
+state that children of the process can't use. Torch asks in many places: functions of `torch.cuda`, Triton's driver, the
+guards of its C++, which autograd counts devices by. Inside `out_of_reach` all of them find none. What answers for
+a device instead (`device_answers`) is entered inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+# Of c10, in all releases that are supported: one pointer for each kind of device.
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_KINDS = 16  # no more than there are; the two that are wanted are among the first
+
+
+_BINDINGS = ("_cuda_init", "_cuda_get", "_cuda_set", "_cuda_maybe", "_cuda_exchange", "_cuda_synchronize")
+_OF_THE_BUILD = ("_cuda_getCompiledVersion", "_cuda_getArchFlags")
+
+
+class OutOfReachError(RuntimeError):
+    """A device was asked for while none may be."""
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OutOfReachError(f"{name} was called where no device is within reach")
+
+    return refuse
+
+
+class _NoDriver:
+    """Stands where Triton keeps its driver, which loads CUDA's when it is made."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OutOfReachError(f"Triton's driver was asked for {name} where no device is within reach")
+
+
+def guards_can_be_replaced() -> bool:
+    """Whether this build of torch lets its C++ be kept from devices."""
+    return _registry() is not None
+
+
+@contextlib.contextmanager
+def out_of_reach() -> Iterator[None]:
+    """Let nothing here find or ask a device; fake tensors of one can be made. Not for several threads."""
+    from torch._dynamo import device_interface
+
+    interface = device_interface.CudaInterface
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: False,
+        "is_initialized": lambda: False,
+        "device_count": lambda: 0,
+        "_device_count_nvml": lambda: 0,
+        "_raw_device_count_nvml": lambda: 0,
+    }
+    for name in ("_lazy_init", "init", "current_device", "set_device", "get_device_properties", "synchronize"):
+        answers[name] = _refusal(f"torch.cuda.{name}")
+    with contextlib.ExitStack() as stack:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            if hasattr(owner, name):
+                stack.enter_context(mock.patch.object(owner, name, value))
+
+        for name, answer in answers.items():
+            put(torch.cuda, name, answer)
+            if name in vars(interface):
+                put(interface, name, staticmethod(answer))
+        # What all of those come to: bindings that only exist in a build for CUDA.
+        for name in dir(torch._C):
+            if name.startswith(_BINDINGS) and name not in _OF_THE_BUILD:
+                put(torch._C, name, _refusal(f"torch._C.{name}"))
+        put(torch._C, "_cuda_getDeviceCount", lambda: 0)
+        put(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+        if (accelerator := getattr(torch, "accelerator", None)) is not None:
+            put(accelerator, "is_available", lambda: False)
+            put(accelerator, "device_count", lambda: 0)
+            put(accelerator, "current_accelerator", lambda *args, **kwargs: None)
+        if "triton.runtime.driver" in sys.modules:
+            stack.enter_context(_triton_without_driver())
+        stack.enter_context(_guards_of_nothing())
+        yield
+
+
+@contextlib.contextmanager
+def _triton_without_driver() -> Iterator[None]:
+    from triton.runtime import driver
+
+    before = driver._active
+    driver.set_active(_NoDriver())
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def _registry() -> Any | None:
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+        return (ctypes.c_void_p * _KINDS).in_dll(library, _REGISTRY)
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _guards_of_nothing() -> Iterator[None]:
+    """Give CUDA the guard of meta tensors, which enters devices and leaves them, and nothing comes of it.
+
+    Autograd counts it among those that need no thread. What it remembers of that a child of this process forgets,
+    because torch makes its engine anew in one.
+    """
+    guards = _registry()
+    if guards is None:
+        yield
+        return
+    kinds = torch._C._autograd.DeviceType
+    cuda, meta = kinds.CUDA.value, kinds.Meta.value
+    before = guards[cuda]
+    guards[cuda] = guards[meta]
+    try:
+        yield
+    finally:
+        guards[cuda] = before

@@ -1,0 +1,64 @@
+"""A script in the C++ compiler's place that changes what it compiles: another script, another entry.
+
+Stock Inductor runs the script that is there. So must the next process here, and not be served what an earlier script
+made of the same graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import HERE, run_python
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+
+# The factor in the generated source becomes another one.
+REWRITE = 'for word in "$@"; do case "$word" in *.cpp) sed -i "s/(3\\.0)/(%s)/g" "$word";; esac; done\n'
+Change = Callable[[Path], dict[str, str]]
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def edited(place: Path, factor: str) -> dict[str, str]:
+    """The script itself."""
+    return {"CXX": str(script(place / "c++", REWRITE % factor + 'exec g++ "$@"'))}
+
+
+def behind_it(place: Path, factor: str) -> dict[str, str]:
+    """A script that the script runs, in a directory with a space in its name."""
+    script(place / "my tools/real", REWRITE % factor + 'exec g++ "$@"')
+    return {"CXX": str(script(place / "c++", 'exec "$(dirname "$0")/my tools/real" "$@"'))}
+
+
+def told_by_a_variable(place: Path, factor: str) -> dict[str, str]:
+    return {"CXX": str(script(place / "c++", REWRITE % "$FACTOR" + 'exec g++ "$@"')), "FACTOR": factor}
+
+
+def earlier_on_the_path(place: Path, factor: str) -> dict[str, str]:
+    """A directory of scripts named like compilers."""
+    directory = place / f"of {factor}"
+    script(directory / "g++", REWRITE % factor + f'exec {shutil.which("g++")} "$@"')
+    return {"PATH": os.pathsep.join([str(directory), os.environ["PATH"]])}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("change", [edited, behind_it, told_by_a_variable, earlier_on_the_path])
+def test_another_script_is_another_compiler(change: Callable[[Path, str], dict[str, str]], tmp_path: Path) -> None:
+    place = tmp_path / "tools"
+    for factor, expected, misses in (("3.0", 6.0, 1), ("5.0", 10.0, 1), ("3.0", 6.0, 0), ("5.0", 10.0, 0)):
+        printed = run_python([str(HERE / "wrapper_child.py")], **change(place, factor))
+        report: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        assert not report["fallbacks"], report
+        assert report["result"] == [expected] * 2, (factor, report)
+        assert (report["misses"], report["hits"]) == (misses, 1 - misses), (factor, report)

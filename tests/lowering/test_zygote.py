@@ -1,0 +1,82 @@
+"""The zygote after its rehearsals: fit to be forked, out of reach of any driver, and its workers need not do it again.
+
+There is no GPU here. What could reach for one is a library of NVIDIA's driver that is loaded; tests/gpu/zygote.py
+looks for it where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import HERE, run_python
+from test_triton_kernels import BESIDE, place_of_triton
+
+A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
+FOR_DEVICES = [f"attention@{H200}", f"convolution@{A100}"]
+
+
+def report_of(arguments: list[str], place: str, home: Path) -> dict[str, Any]:
+    environment = {"FXPOOL_POOL": "embedded", "PYTHONPATH": os.pathsep.join(filter(None, [place, _path()]))}
+    home.mkdir(mode=0o700, exist_ok=True)
+    environment["FXPOOL_CACHE_DIR"] = str(home)
+    printed = run_python([str(HERE / "zygote_child.py"), *arguments], timeout=600, **environment)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def _path() -> str:
+    return os.environ.get("PYTHONPATH", "")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a zygote where Triton is installed, of one that did not rehearse there, and of one without Triton."""
+    place, home = place_of_triton(), tmp_path_factory.mktemp("zygotes") / "c"
+    if place is None:
+        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
+    return {
+        "triton": report_of([*FOR_DEVICES, "convolution@cpu"], place, home),
+        "fresh": report_of(["--fresh", *FOR_DEVICES, "convolution@cpu"], place, home),
+        "plain": report_of([], "", home),
+    }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["triton", "plain"])
+def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) -> None:
+    report = reports[which]
+    for name in ("warm", "rehearse_devices", "rehearse", "rehearse_training"):
+        assert f"rehearsal:{name} took" in report["log"]
+    assert "Traceback" not in report["log"]
+    assert len(report["threads"]) == 1
+    assert (report["zygotes"], report["zygotes_after"]) == (1, 1)
+    assert report["driver"] == [] and report["inherited"]["driver"] is False
+
+
+@pytest.mark.timeout(900)
+def test_workers_are_born_with_the_tables(reports: dict[str, Any]) -> None:
+    assert reports["triton"]["inherited"]["tables"] == {"joint_graph": 2, "post_grad": 1, "pre_grad": 1}
+    assert reports["plain"]["inherited"]["tables"] == {"joint_graph": 1, "post_grad": 1, "pre_grad": 1}
+    assert reports["fresh"]["inherited"]["tables"] == {"joint_graph": 0, "post_grad": 0, "pre_grad": 0}
+    assert reports["triton"]["inherited"]["triton"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
+def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) -> None:
+    """Forward and backward, for the CPU and for GPUs of which one is not the model that was rehearsed with."""
+    found, fresh = reports["triton"]["compiles"][name], reports["fresh"]["compiles"][name]
+    assert found["before"] == found["after"]
+    assert found["graphs"] == fresh["graphs"] == 2
+    assert fresh["traced"] > found["traced"] == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
+def test_nothing_of_the_model_that_was_rehearsed_with_is_in_the_code(reports: dict[str, Any], name: str) -> None:
+    found, fresh = reports["triton"]["compiles"][name], reports["fresh"]["compiles"][name]
+    assert found["code"] == fresh["code"]

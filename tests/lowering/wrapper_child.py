@@ -1,0 +1,21 @@
+"""A process that compiles a small graph with the C++ compiler that its environment names; prints what came of it."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+import fxpool
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1) * 3.0
+
+
+if __name__ == "__main__":
+    result = torch.compile(scaled, backend="fxpool")(torch.ones(2))
+    counted = fxpool.stats()
+    fxpool.close()
+    found = {name: counted[name] for name in ("hits", "misses", "fallbacks")}
+    print(json.dumps({"result": result.tolist(), **found}))

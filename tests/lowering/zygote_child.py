@@ -1,0 +1,74 @@
+"""A process that starts a server, lets its zygote rehearse, and prints what zygote and workers are then, as JSON.
+
+    zygote_child.py [--fresh] MODEL@DEVICE...
+
+What is to be compiled afterwards are functions of `gpu_child`, for `cpu` or a common device. A `--fresh` zygote does
+not rehearse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from capturing import captured
+from gpu_child import attention, convolution, for_device
+
+import fxpool
+from fxpool.lowering import service
+from fxpool.lowering.ladder import _place
+from fxpool.lowering.service import _IDLE
+
+MODELS = {"convolution": convolution, "attention": attention}
+PATIENCE = 240.0
+
+
+def ask(job: str, data: bytes = b"", **place: Any) -> Any:
+    return json.loads(service.pool().submit(f"zygote_jobs:{job}", data, label=job, **place).result())
+
+
+def main(wanted: list[str]) -> None:
+    if fresh := "--fresh" in wanted:
+        wanted.remove("--fresh")
+        service._IDLE = ""
+    pool = service.pool()
+    pool.start(wait=True)
+    log = Path(pool.status()["directory"]) / "server.log"
+    end = time.monotonic() + PATIENCE
+    while not fresh and log.read_text().count(" took ") < len(_IDLE.split(",")) and time.monotonic() < end:
+        time.sleep(0.1)  # it is left alone: it rehearses when nobody asks for anything
+    facts = pool.status()
+    zygote = facts["zygote"]["pid"]
+    report: dict[str, Any] = {
+        "zygotes": facts["counters"]["zygotes"],
+        "threads": os.listdir(f"/proc/{zygote}/task"),
+        "driver": [name for name in ("libcuda.so", "libnvidia-ml") if name in Path(f"/proc/{zygote}/maps").read_text()],
+        "log": log.read_text(),
+        "compiles": {},
+    }
+    requests = {}
+    for name in wanted:
+        model, device = name.split("@")
+        torch.manual_seed(0)
+        function, inputs = MODELS[model]()
+        (only,) = captured(function, *inputs)
+        only.to_be_compiled()
+        request = only.request if device == "cpu" else for_device(only.request, device)
+        tools = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
+        requests[name] = dataclasses.replace(request, key=None, store=None, tools=tools)
+    report["inherited"] = ask("inherited", sys_path=service.import_path())
+    for name, request in requests.items():
+        report["compiles"][name] = ask("compile_and_count", request.dump(), **_place(request))
+    report["zygotes_after"] = pool.status()["counters"]["zygotes"]
+    fxpool.close()
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,62 @@
+"""Jobs that tell what their worker was born with, and what it had to do for a compile."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import re
+import sys
+from unittest import mock
+
+__all__ = ["compile_and_count", "inherited"]
+
+
+def _tables() -> dict[str, int]:
+    from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
+
+    return {
+        m.__name__.rpartition(".")[2]: m.lazy_init.cache_info().currsize for m in (joint_graph, post_grad, pre_grad)
+    }
+
+
+def inherited(data: bytes) -> bytes:
+    """Job: what was traced and imported before this process was forked."""
+    with open("/proc/self/maps") as file:
+        mapped = file.read()
+    report = {
+        "tables": _tables(),
+        "triton": "triton.compiler.code_generator" in sys.modules,
+        "driver": "libcuda.so" in mapped or "libnvidia-ml" in mapped,
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+    return json.dumps(report).encode()
+
+
+def compile_and_count(data: bytes) -> bytes:
+    """Job: compile a request as a worker does; how many patterns were traced for it, and the generated code.
+
+    Nothing is kept, so that the answer is this compile's.
+    """
+    from torch._inductor import pattern_matcher
+
+    from fxpool.lowering import worker
+    from fxpool.lowering.artifact import decode_answer
+    from fxpool.torch_compat import aot
+
+    registered: collections.Counter[str] = collections.Counter()
+    before = _tables()
+    original = pattern_matcher.gen_pattern_and_search_gm
+
+    def counted(*args: object, **kwargs: object) -> object:
+        registered["traced"] += 1
+        return original(*args, **kwargs)
+
+    with mock.patch.object(pattern_matcher, "gen_pattern_and_search_gm", counted):
+        answer = decode_answer(worker.compile_job(data))
+    assert answer.artifact is not None, answer
+    graphs = aot.graphs_of(aot.load_result(answer.artifact.result))
+    text = "\n".join(graph.source_code for graph in graphs)
+    report = {"before": before, "after": _tables(), "traced": registered["traced"], "graphs": len(graphs)}
+    report["code"] = re.sub(r"/\S+/fxpool-scratch-\w+", "", text)
+    return json.dumps(report).encode()
