@@ -102,7 +102,10 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         autograd_fallback=("_get_autograd_fallback_mode", "_set_autograd_fallback_mode"),
         only_lift_cpu_tensors=("_only_lift_cpu_tensors", "_set_only_lift_cpu_tensors"),
         sparse_invariants=("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
-        dtensor_implicit_replication=("_get_dtensor_allow_implicit_replication", "_set_dtensor_allow_implicit_replication"),
+        dtensor_implicit_replication=(
+            "_get_dtensor_allow_implicit_replication",
+            "_set_dtensor_allow_implicit_replication",
+        ),
         autocast_cache=("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
     )  # fmt: skip
     pairs(
@@ -114,6 +117,8 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
             "set_single_level_autograd_function_allowed",
         ),
     )
+    if hasattr(core, "_functionalization_reapply_views_tls"):
+        table["reapply_views"] = (core._functionalization_reapply_views_tls, torch._functionalize_enable_reapply_views)
     numbers(torch_function=("_get_torch_function_state", "_set_torch_function_state"))
     for device in AUTOCAST_DEVICES:
         table[f"autocast_{device}"] = _autocast(device)
@@ -167,6 +172,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
             "_get_cpu_allow_fp16_reduced_precision_reduction",
             "_set_cpu_allow_fp16_reduced_precision_reduction",
         ),
+        onednn_allow_tf32=("_get_onednn_allow_tf32", "_set_onednn_allow_tf32"),
         cuda_allow_fp16_accumulation=("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
     )
     table["float32_matmul_precision"] = (torch.get_float32_matmul_precision, core._set_float32_matmul_precision)
@@ -289,5 +295,5 @@ TABLE = _table()
 OF_A_THREAD = frozenset(
     ("default_device", "flush_denormal", "saved_tensor_hooks_disabled", "grad", "forward_grad", "multithreading",
      "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad", "single_level_functions",
-     "torch_function", *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
+     "torch_function", "reapply_views", *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
 )  # fmt: skip
