@@ -50,8 +50,9 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "a question with arguments, not a setting": (
         "core._can_use_cudnn_attention", "core._can_use_flash_attention", "core._can_use_mem_efficient_attention",
         "core._check_schema_allow_fake_script_object", "core._should_allow_numbers_as_tensors",
-        "torch.fx.experimental.optimization.use_mkl_length",
+        "torch.fx.experimental.optimization.use_mkl_length", "backends.quantized.supported_engines",
     ),
+    "forbids that backends' switches are set by assignment, and sets none": ("backends.disable_global_flags",),
     _RUN: (
         "core._accelerator_hooks_set_current_device", "core._set_override_stale_capture_stream",
         "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.accelerator.set_stream",
@@ -60,6 +61,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "torch.cuda.memory.set_per_process_memory_fraction", "torch.cuda.memory.use_mem_pool",
         "torch.cuda.tunable.set_max_tuning_duration", "torch.cuda.tunable.set_max_tuning_iterations",
         "torch.cuda.tunable.set_filename", "torch.cuda.tunable.set_rotating_buffer_size",
+        "torch.cuda.tunable.enable",
         "torch.cuda.tunable.set_numerical_check_tolerances", "torch.mps.set_per_process_memory_fraction",
         "torch.mtia.set_stream", "torch.mtia.set_device", "torch.xpu.set_device", "torch.xpu.set_stream",
         "torch.xpu.set_per_process_memory_fraction", "torch.xpu.use_mem_pool",
@@ -103,7 +105,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     ),
     "Dynamo reads it while it traces, or before it calls a graph; what comes of it is the graph": (
         "torch.compiler.allow_in_graph", "torch.compiler.set_default_backend", "torch.compiler.set_stance",
-        "torch.compiler.set_enable_guard_collectives",
+        "torch.compiler.set_enable_guard_collectives", "torch.compiler.disable", "torch._disable_dynamo",
     ),
     "tracing itself sets it, for as long as it traces": (
         "core._set_dispatch_mode", "core._set_meta_in_tls_dispatch_include", "core._set_skip_next_torch_function",

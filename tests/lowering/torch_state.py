@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 SETTER = re.compile(r"(^|_)(set|enable|disable|allow|use|activate|rename|restore|preferred|increment|toggle)_")
-_PUBLIC = re.compile(r"^_?(set|enable|disable|allow|use|activate|rename|restore|preferred|toggle|\w*_workspace_size)")
+_PUBLIC = re.compile(
+    r"^_?((set|enable|disable|allow|use|activate|rename|restore|preferred|toggle)(_|$)|\w*_workspace_size)"
+)
 #: packages that no compiled graph ever meets
 _NO_PART = ("torch.testing", "torch.onnx", "torch.ao", "torch.package")
 
@@ -50,7 +52,7 @@ def setters() -> dict[str, Any]:
     for prefix, owner in (("core.", core), ("core._functorch.", core._functorch), ("core._autograd.", core._autograd)):
         for name in dir(owner):
             value = getattr(owner, name)
-            if SETTER.search(name) and not re.search(r"(^|_)get_.*set_|_keyset|get_all", name) and _is_function(value):
+            if SETTER.search(name) and not re.match(r"_?(jit_)?get_", name) and _is_function(value):
                 found[prefix + name] = value
     for name, module in sorted(sys.modules.items()):
         if not _is_public(name) or name.startswith(("torch.backends", *_NO_PART)) or module is None:
@@ -171,11 +173,12 @@ def _precisions() -> dict[tuple[str, str], str]:
 def _precision_restored() -> Iterator[None]:
     """Old names for the precision of products set several new ones, which are not what they were afterwards."""
     before = _precisions()
-    coarse = torch._C._get_float32_matmul_precision() if hasattr(torch._C, "_get_float32_matmul_precision") else None
+    coarse, convolutions = torch.get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
     try:
         yield
     finally:
-        torch._C._set_float32_matmul_precision(coarse or "highest")
+        torch._C._set_float32_matmul_precision(coarse)
+        torch._C._set_cudnn_allow_tf32(convolutions)
         for (backend, operator), value in before.items():
             torch._C._set_fp32_precision_setter(backend, operator, value)
 
@@ -194,13 +197,16 @@ def _getter(owner: Any, name: str) -> Callable[[], Any] | None:
     return None
 
 
-def _simple(name: str, write: Any, read: Callable[[], Any], values: Iterable[Any]) -> Iterator[Flip]:
+def _simple(
+    name: str, write: Any, read: Callable[[], Any], values: Iterable[Any], *, asked: bool = True
+) -> Iterator[Flip]:
+    """`asked`: whether `read` tells what became of a value, which may be another name of the one in force."""
     before = read()
 
     @contextlib.contextmanager
     def enter(value: Any) -> Iterator[None]:
         with _set(write, value, before):
-            if read() == before and read is not write and before is not None and type(before) is type(value):
+            if asked and read() == before:
                 raise CannotSetError(f"{value} means {before} here")
             yield
 
@@ -294,7 +300,7 @@ def _special() -> dict[str, Callable[[str], Iterator[Flip]]]:
     threads = torch.get_num_threads()
 
     def pair(write: Callable[[Any], Any], values: Iterable[Any], before: Any) -> Callable[[str], Iterator[Flip]]:
-        return lambda name: _simple(name, write, lambda: before, values)
+        return lambda name: _simple(name, write, lambda: before, values, asked=False)
 
     def whole(write: Callable[[Any], Any], values: Iterable[Any]) -> Callable[[str], Iterator[Flip]]:
         """Of what changes several precisions: all of them are put back."""
@@ -323,7 +329,9 @@ def _special() -> dict[str, Callable[[str], Iterator[Flip]]]:
         "torch.set_default_tensor_type": tensor_type,
         "core._set_default_dtype": lambda name: _values(name, dtypes, torch.get_default_dtype),
         "torch.set_default_dtype": lambda name: _values(name, dtypes),
-        "torch.set_default_device": lambda name: _simple(name, torch.set_default_device, lambda: None, ["meta"]),
+        "torch.set_default_device": lambda name: _simple(
+            name, torch.set_default_device, lambda: None, ["meta"], asked=False
+        ),
         "core._set_deterministic_algorithms": deterministic,
         "torch.use_deterministic_algorithms": deterministic,
         "torch.set_deterministic_debug_mode": pair(torch.set_deterministic_debug_mode, [1, 2], 0),
