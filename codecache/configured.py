@@ -79,7 +79,7 @@ def _content(value: Any) -> str:
 
 def _is_of_python(kind: type) -> bool:
     """Whether instances keep all of their state in ``__dict__``."""
-    return all(base is object or ("__slots__" not in vars(base) and base.__flags__ & _HEAP) for base in kind.__mro__)
+    return all(base is object or (not vars(base).get("__slots__") and base.__flags__ & _HEAP) for base in kind.__mro__)
 
 
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, as far as Python code goes
