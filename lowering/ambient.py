@@ -21,8 +21,16 @@ from fxpool.errors import CannotTravelError
 from fxpool.torch_compat import configs, switches, thread_state
 
 # Read by torch while it generates or compiles, and no part of its configuration modules.
-_IN_KEY = ("ATEN_CPU_CAPABILITY", "TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION",
-           "DISABLE_MMA_V3", "TRITON_INTERPRET", "PYTORCH_ROCM_ARCH")  # fmt: skip
+_IN_KEY = (
+    "ATEN_CPU_CAPABILITY",
+    "TRITON_F32_DEFAULT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "DISABLE_MMA_V3",
+    "TRITON_INTERPRET",
+    "TRITON_USE_META_WS",
+    "PYTORCH_ROCM_ARCH",
+    "CI",
+)  # fmt: skip; under CI, Inductor leaves out configurations of templates
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
 # Say where things are or how many processes to use. Configuration that comes from such a variable
 # is captured with the configuration.

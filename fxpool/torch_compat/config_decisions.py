@@ -26,7 +26,7 @@ UNREAD = {
 }
 
 # Neither in the key nor sent: a worker has its own, or nothing of it is read once Dynamo has made the graph.
-_STAYS = {
+_STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "which of torch's own caches are used, and fxpool stands in for them": (
             "fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache",
@@ -124,7 +124,7 @@ _STAYS = {
 }  # fmt: skip
 
 # Sent, so that a worker does as the program would, and not in the key: nothing else comes out of a compile.
-_ONLY_TRAVELS = {
+_ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "where and how torch's own caches and processes are kept": (
             "worker_suppress_logging", "worker_log_path", "bundled_autotune_remote_cache",

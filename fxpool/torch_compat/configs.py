@@ -181,12 +181,16 @@ def _choosing(code: dict[str, Any]) -> Iterator[None]:
     Entered before the configuration: what is put back afterwards is made by this process's own.
     """
     factory = code.get("inductor.inductor_choices_class")
-    if CHOICES not in code and factory is None:
+    if CHOICES in code:
+        handler = code[CHOICES]
+    elif factory is not None:
+        handler = factory()
+    else:
         yield
         return
     from torch._inductor.virtualized import V
 
-    with V.set_choices_handler(code[CHOICES] if CHOICES in code else factory()):
+    with V.set_choices_handler(handler):
         yield
 
 

@@ -7,10 +7,12 @@ key is compared. What torch offers is found in torch (`torch_state`); what was d
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,3 +235,44 @@ def _records_are_in_keys() -> None:
             assert ambient.key_parts(state) != plain, name
             state.switches[name] = before
     assert ambient.key_parts(state) == plain
+
+
+# Entries of Dynamo's that other parts of torch read, and whose reasons in `config_decisions` hold there as well.
+READ_ELSEWHERE_AS_WELL = {
+    "_unsafe_skip_fsdp_module_guards",  # guards
+    "debug_dir_root",  # where files for a person go
+    "fake_tensor_cache_crosscheck_enabled",
+    "fake_tensor_cache_enabled",
+    "strict_precompile",  # an error in place of torch's own bypass of its own cache
+    "verbose",  # what is logged
+}
+
+
+def test_what_is_said_to_be_dynamos_own_is_read_by_dynamo_alone() -> None:
+    read = read_of(
+        "torch._dynamo.config", outside=("_dynamo", "testing", "onnx", "export", "_export", "ao", "compiler")
+    )
+    assert {"numpy_default_float", "force_compile_during_fx_trace"} <= read
+    assert read & set(config_decisions.STAYS["dynamo"]) <= READ_ELSEWHERE_AS_WELL
+
+
+def read_of(module: str, *, outside: tuple[str, ...]) -> set[str]:
+    """Attributes of a module that torch's sources read, but for those of some packages."""
+    package, _, leaf = module.rpartition(".")
+    root = Path(torch.__file__).parent
+    found: set[str] = set()
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in outside or leaf not in (text := path.read_text(encoding="utf-8")):
+            continue
+        if package.rpartition(".")[2] not in text:
+            continue
+        tree = ast.parse(text)
+        names = {module}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names.update(alias.asname for alias in node.names if alias.name == module and alias.asname)
+            elif isinstance(node, ast.ImportFrom) and node.module == package:
+                names.update(alias.asname or alias.name for alias in node.names if alias.name == leaf)
+        attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        found.update(node.attr for node in attributes if ast.unparse(node.value) in names)
+    return found
