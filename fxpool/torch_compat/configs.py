@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,9 +81,11 @@ def _values(name: str, module: Any) -> dict[str, Any]:
                 values[key] = getattr(module, key)
             return values
     values = {}
-    for key in _entries(name):
-        with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
-            values[key] = getattr(module, key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some entries say that they will go
+        for key in _entries(name):
+            with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
+                values[key] = getattr(module, key)
     return values
 
 

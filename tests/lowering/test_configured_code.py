@@ -262,3 +262,36 @@ def test_a_pass_of_the_options_runs_in_a_worker(shared_pool: Path, cache: Path, 
     stats = fxpool.stats()
     assert (stats["hits"], stats["misses"], stats["fallbacks"]) == (2, 2, {})
     assert stats["compiles"] == {"worker": 2, "in_process": 0}
+
+
+# ---------------------------------------------------------------- however torch exports it
+
+
+class Uncopied:
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("there is one of these only")
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+def test_a_value_that_cannot_be_copied_is_found_all_the_same() -> None:
+    with inductor_config.patch(external_matmul=[Uncopied()], max_fusion_size=7):
+        state, code = configs.captured()
+        assert list(code) == ["inductor.external_matmul"]
+        assert code["inductor.external_matmul"] is inductor_config.external_matmul
+        assert state["inductor"]["max_fusion_size"] == 7
+    assert configs.captured()[1] == {}
+
+
+def test_releases_that_keep_nothing_are_read_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with inductor_config.patch(external_matmul=[attention], max_fusion_size=7, pre_grad_fusion_options={"a": {"b": 1}}):
+        kept = configs.captured()
+        monkeypatch.setattr(configs, "_KEEPS", False)
+        assert configs.captured() == kept
+    inductor_config.pre_grad_fusion_options["in place"] = {}
+    try:
+        assert "in place" in configs.capture()["inductor"]["pre_grad_fusion_options"]
+        monkeypatch.undo()
+        assert "in place" in configs.capture()["inductor"]["pre_grad_fusion_options"]
+    finally:
+        del inductor_config.pre_grad_fusion_options["in place"]
