@@ -131,7 +131,7 @@ def _choices_handler() -> Any:
     if virtualized is None:  # nothing was compiled here, and nobody has set any
         return None
     handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
-    if handler is None or _of_torch(type(handler)):
+    if handler is None or type(handler).__module__.startswith("torch."):
         return None
     # What the configured factory once made is kept as the handler.
     return None if getattr(inductor_config, "inductor_choices_class", None) is not None else handler
