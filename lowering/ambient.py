@@ -13,7 +13,7 @@ import dataclasses
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxpool.codecache import configured, toolchain
@@ -29,8 +29,8 @@ _IN_KEY = (
     "TRITON_INTERPRET",
     "TRITON_USE_META_WS",
     "PYTORCH_ROCM_ARCH",
-    "CI",
-)  # fmt: skip; under CI, Inductor leaves out configurations of templates
+    "CI",  # under it, Inductor leaves out configurations of templates
+)
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
 # Say where things are or how many processes to use. Configuration that comes from such a variable
 # is captured with the configuration.
@@ -72,6 +72,11 @@ class AmbientState:
             environment={**self.environment, **hidden},
         )
 
+    def with_variables(self, variables: Mapping[str, str | None]) -> AmbientState:
+        """With variables of the environment that a program's code reads while it is traced."""
+        found = {name: value for name, value in variables.items() if value is not None}
+        return dataclasses.replace(self, environment={**self.environment, **found}) if found else self
+
 
 def without_index(device: str | None) -> str | None:
     """The default device, by kind: what it was given to is in the graph."""
@@ -88,9 +93,6 @@ def capture(*, before_autograd: bool) -> AmbientState:
         raise CannotTravelError(*tied)
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
-    registered = configs.user_lowerings()
-    if registered:
-        raise CannotTravelError("registered_lowering", ", ".join(registered[:3]))
     configuration, code = configs.captured()
     return AmbientState(switches.capture(), configuration, _environment(), _dump_code(code), code)
 
