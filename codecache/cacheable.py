@@ -48,20 +48,7 @@ def check(gm: torch.fx.GraphModule, context: Any | None, *, after_autograd: bool
         raise Bypass("freezing", "parameters' values are part of a frozen graph")
     if not after_autograd and tracing.real_inputs_expected(context):
         raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
-    for name, value in configs.code_values().items():
-        pass_uuid(name, value)
     check_graph(gm)
-
-
-def pass_uuid(name: str, value: Any) -> Any:
-    """What stands for a custom pass in a key: its ``uuid()``, which must be plain data and not None."""
-    if isinstance(value, (list, tuple)):
-        return [pass_uuid(name, item) if not isinstance(item, str) else item for item in value]
-    uuid = getattr(value, "uuid", None)
-    found = uuid() if callable(uuid) else None
-    if found is None:
-        raise Bypass("custom_pass_without_uuid", name)
-    return found if isinstance(found, (str, bytes, int)) else repr(found)
 
 
 def check_graph(gm: torch.fx.GraphModule) -> None:

@@ -34,13 +34,14 @@ from fxpool.codecache.undigestable import UndigestableError
 
 __all__ = ["Digester", "describe"]
 
-# What a class body leaves in the class besides code and values; `_autograd_function_id` counts definitions.
+# What a class body leaves in the class besides code and values; `_autograd_function_id` counts definitions, and
+# `__slotnames__` is there once an instance was pickled.
 _SKIPPED_CLASS_ATTRIBUTES = frozenset(
     (
         "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__",
         "__annotate_func__", "__annotations_cache__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
         "__static_attributes__", "__parameters__", "__orig_bases__", "__dataclass_fields__", "__dataclass_params__",
-        "__type_params__", "__classcell__", "_autograd_function_id",
+        "__type_params__", "__classcell__", "_autograd_function_id", "__slotnames__",
     )
 )  # fmt: skip
 # Libraries that Dynamo leaves in graphs as calls: their functions keep tables of objects that have no digest, and

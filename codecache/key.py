@@ -3,8 +3,8 @@
     graph          nodes, targets, arguments, nested graphs, constants by content
     inputs         tensors by metadata, views, shared storages, overlaps; plain numbers by value
     shapes         what is proven about the symbols that occur, hints left out
-    ambient        global switches: grad mode, autocast, SDPA backends, threads, ...
-    configuration  Inductor's, functorch's and the shape machinery's options; custom passes by uuid
+    ambient        global switches: grad mode, autocast, SDPA backends, precision, threads, ...
+    configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
     code           sources of functions and operators that are not torch's
     system         torch, Python, CPU or device, fxpool
     toolchain      the C++ compiler

@@ -2,25 +2,35 @@
 
 Captured once per request, hashed into the key, and re-entered in the worker and in any thread that
 loads an entry. It consists of global switches (`torch_compat.switches`), configuration
-(`torch_compat.configs`) and a few environment variables that torch reads at every compile.
+(`torch_compat.configs`), the code that is configured, and a few environment variables that torch reads at every
+compile. What can't be re-entered (`torch_compat.thread_state`) is refused by name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache import cacheable, toolchain
+from fxpool.codecache import configured, toolchain
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat import configs, switches
+from fxpool.torch_compat import configs, switches, thread_state
 
 # Read by torch while it generates or compiles, and no part of its configuration modules.
-_IN_KEY = ("ATEN_CPU_CAPABILITY", "TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION",
-           "DISABLE_MMA_V3", "TRITON_INTERPRET", "PYTORCH_ROCM_ARCH")  # fmt: skip
+_IN_KEY = (
+    "ATEN_CPU_CAPABILITY",
+    "TRITON_F32_DEFAULT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "DISABLE_MMA_V3",
+    "TRITON_INTERPRET",
+    "TRITON_USE_META_WS",
+    "PYTORCH_ROCM_ARCH",
+    "CI",  # under it, Inductor leaves out configurations of templates
+)
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
 # Say where things are or how many processes to use. Configuration that comes from such a variable
 # is captured with the configuration.
@@ -39,12 +49,19 @@ _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
 
 @dataclasses.dataclass
 class AmbientState:
-    """`switches` and `configuration` are plain; `code` is a pickle of configured passes, or None."""
+    """`switches` and `configuration` are plain; `code` is a pickle of what is configured and not plain, or None.
+
+    `configured` are the same objects in the process that captured them; they do not travel.
+    """
 
     switches: dict[str, Any]
     configuration: dict[str, dict[str, Any]]
     environment: dict[str, str]
     code: bytes | None = None
+    configured: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "configured": {}}
 
     def elsewhere(self) -> AmbientState:
         """For a process that answers for devices instead of seeing them: none of them has this process's index."""
@@ -72,11 +89,12 @@ def capture(*, before_autograd: bool) -> AmbientState:
     Raises:
         CannotTravelError: something is in force that exists in this process only.
     """
-    if switches.dispatch_modes_active():
-        raise CannotTravelError("dispatch_mode", "a TorchDispatchMode is active")
-    if before_autograd and switches.saved_tensor_hooks_compiled():
+    if (tied := thread_state.tied_to_thread()) is not None:
+        raise CannotTravelError(*tied)
+    if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
-    return AmbientState(switches.capture(), configs.capture(), _environment(), _dump_code(configs.code_values()))
+    configuration, code = configs.captured()
+    return AmbientState(switches.capture(), configuration, _environment(), _dump_code(code), code)
 
 
 def _environment() -> dict[str, str]:
@@ -94,30 +112,49 @@ def _environment() -> dict[str, str]:
 def _dump_code(code: dict[str, Any]) -> bytes | None:
     if not code:
         return None
-    for name, value in code.items():
-        owner = type(value) if not callable(value) or not hasattr(value, "__qualname__") else value
-        if getattr(owner, "__module__", "") == "__main__":
-            raise CannotTravelError("custom_pass", f"{name} is defined in the main script")
+    buffer = io.BytesIO()
     try:
-        return pickle.dumps(code)
+        _ByName(buffer).dump(code)
+    except CannotTravelError:
+        raise
     except Exception as error:  # a pass can be any object
         raise CannotTravelError("custom_pass", f"{', '.join(code)}: {error}") from error
+    return buffer.getvalue()
+
+
+class _ByName(pickle.Pickler):
+    """Refuses what is defined in the main script, wherever it is met: a worker's main script is another."""
+
+    def persistent_id(self, value: Any) -> None:
+        if hasattr(value, "__qualname__") and getattr(value, "__module__", "") == "__main__":
+            raise CannotTravelError("custom_pass", f"{value.__qualname__} is defined in the main script")
+
+
+def code_digests(state: AmbientState | None = None) -> dict[str, str]:
+    """Name -> digest of what each configured value that is not plain does in this process now; mostly empty.
+
+    In a process that has captured a state, of that. A worker asks without one after `entered`, and compares: what came
+    to it by name is what the program has only if the digests are equal.
+    """
+    return configured.digests(configs.code_values() if state is None else state.configured)
 
 
 def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
     """(ambient, configuration) as they go into a key.
 
+    Only in the process that captured `state`.
+
     Raises:
-        Bypass: a custom pass has no uuid.
+        Bypass: what is configured can't be told from what does something else.
     """
     variables = {
         name: value
         for name, value in state.environment.items()
         if name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
     }
-    ambient = {**state.switches, "inference_mode": switches.inference_mode(), "environment": variables}
+    ambient = {**state.switches, "environment": variables}
     ambient["default_device"] = without_index(ambient["default_device"])
-    passes = {name: cacheable.pass_uuid(name, value) for name, value in configs.code_values().items()}
+    passes = {name: configured.identity(name, value) for name, value in state.configured.items()}
     return ambient, {**configs.key_values(state.configuration), "passes": passes}
 
 
@@ -128,7 +165,7 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
     The rest is not touched: other threads run under it. Loading an entry does not depend on it.
     """
     with (
-        configs.entered(state.configuration, configs.code_values()),
+        configs.entered(state.configuration, state.configured),
         switches.entered(state.switches, thread_only=True),
     ):
         yield

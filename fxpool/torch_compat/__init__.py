@@ -7,8 +7,11 @@
     operators     operators and functions by name, and what they depend on
     custom_operators   operators that `custom_op` and `triton_op` made, behind the objects these return
     sympy_functions    sympy functions of torch's by name
-    switches      global state that shapes code (autocast, SDPA backends, ...): read, hash, re-enter
-    configs       Inductor's, functorch's and Dynamo's configuration as data
+    switches      global state that shapes code (autocast, SDPA backends, ...): captured and re-entered
+    switch_table  all of it, each switch with its reader and its writer
+    thread_state  what only the thread has that compiles (modes, levels, hooks), which is refused
+    configs       configuration of all that compiles, as data, and the code it names
+    config_decisions   which of its entries are not in a key, and why
     aot           a Dynamo graph through AOTAutograd and Inductor, and back into a callable
     inner         one graph after AOTAutograd through Inductor, and back into a callable
     output_code   what Inductor returns, and how a linked graph comes to life

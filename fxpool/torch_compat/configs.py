@@ -1,8 +1,8 @@
-"""Inductor's, functorch's and the shape machinery's configuration as data, for keys and for workers.
+"""Configuration of everything that compiles, as data, for keys and for workers.
 
-Portable values (numbers, strings, lists) travel and are hashed. Values that are code (custom
-passes, estimators) are listed by `code_values`: they go into a key by their ``uuid()`` and
-travel only if they can be pickled by name.
+Portable values (numbers, strings, lists) travel and are hashed, but for those that `config_decisions` names. Whatever
+else a configuration holds is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds
+all of it, whatever its name; it goes into a key by what it says or does, and travels if it can be pickled by name.
 """
 
 from __future__ import annotations
@@ -10,86 +10,113 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import inspect
-import types
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
-import torch.fx.experimental._config as fx_config
 
-_MODULES: dict[str, Any] = {"inductor": inductor_config, "functorch": functorch_config, "fx": fx_config}
+from fxpool.torch_compat.config_decisions import DIRECTORIES, MODULES, ONLY_TRAVELS, STAYS
 
-# Not portable by torch's list, but plain data that decides what is generated.
-_ALSO = {
-    "inductor": ("pre_grad_pass_timing", "force_disable_cudagraph_TESTING_ONLY", "trace.provenance_tracking_level"),
-    "functorch": ("_test_disable_functionalization",),
-    "fx": (),
-}
 
-# They say how a compile is run or where things are kept, not what comes out of it.
-_NOT_IN_KEYS = {
-    "inductor": {
-        "compile_threads", "worker_start_method", "worker_suppress_logging", "worker_log_path",
-        "fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache",
-        "bundled_autotune_remote_cache", "bundle_triton_into_fx_graph_cache", "force_disable_caches",
-        "quiesce_async_compile_pool", "quiesce_async_compile_time", "verbose_progress", "disable_progress",
-        "log_tlparse", "enable_auto_functionalized_v2_log", "autotune_in_subproc", "subprocess_autotune_timeout",
-        "sleep_sec_TESTING_ONLY", "_profile_var", "profiler_mark_wrapper_call_log", "cpp.cxx",
-        "cpp_cache_precompile_headers", "save_args", "developer_warnings",
-    },
-    "functorch": {
-        "enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache", "strict_autograd_cache",
-        "force_autograd_cache", "autograd_cache_normalize_inputs", "cse_log", "debug_assert_log",
-        "force_non_lazy_backward_lowering",
-    },
-    "fx": {"print_data_dependent_error", "translation_validation_no_bisect"},
-}  # fmt: skip
+def _modules() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, path in MODULES.items():
+        with contextlib.suppress(ImportError):  # a release without it
+            found[name] = importlib.import_module(path)
+    return found
 
-_CODE = {
-    "inductor": (
-        "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
-        "post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "cudagraph_policy",
-        "custom_partitioner_fn", "reorder_for_compute_comm_overlap_passes_custom", "custom_should_partition_ops_fn",
-    ),
-    "functorch": (
-        "activation_memory_budget_runtime_estimator", "activation_memory_budget_solver", "joint_custom_pass",
-    ),
-    "fx": (),
-}  # fmt: skip
+
+_MODULES = _modules()
+
+#: the handler that Inductor asks for its choices, where the program has put one of its own in place
+CHOICES = "virtualized.choices"
 
 
 def capture() -> dict[str, dict[str, Any]]:
     """Portable configuration by module; what `entered` needs to reproduce it."""
+    return captured()[0]
+
+
+def code_values() -> dict[str, Any]:
+    """Everything in the configuration that is not plain data, by ``module.name``; empty in an ordinary program."""
+    return captured()[1]
+
+
+def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """(`capture`, `code_values`), read once."""
     state: dict[str, dict[str, Any]] = {}
+    code: dict[str, Any] = {}
     for name, module in _MODULES.items():
-        values = _portable(module)
-        for extra in _ALSO[name]:
-            with contextlib.suppress(AttributeError):
-                values[extra] = getattr(module, extra)
-        for key in [key for key, value in values.items() if type(value) not in _ATOMS and _is_code(value)]:
-            del values[key]
-        state[name] = values
-    return state
+        state[name] = values = _values(name, module)
+        for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
+            value = getattr(module, key)  # changed in place, torch would not have noticed
+            if _is_plain(value):
+                values[key] = _copied(value)
+            else:
+                del values[key]
+                code[f"{name}.{key}"] = value
+    handler = _choices_handler()
+    if handler is not None:
+        code[CHOICES] = handler
+    return state, code
 
 
 # Where torch can keep what it last exported (2.13), it does so at a tenth of the cost.
-_KEEPS = "readonly_values" in inspect.signature(type(inductor_config).save_config_portable).parameters
+_KEEPS = "readonly_values" in inspect.signature(type(inductor_config)._get_dict).parameters
 
 
-def _portable(module: Any) -> dict[str, Any]:
-    if not _KEEPS:
-        return module.save_config_portable(ignore_private_configs=False)
-    values = module.save_config_portable(ignore_private_configs=False, readonly_values=True)
-    for name in [name for name, value in values.items() if type(value) not in _IMMUTABLE]:
-        # Changed in place, torch would not have noticed.
-        values[name] = _copied(getattr(module, name))
+def _values(name: str, module: Any) -> dict[str, Any]:
+    """The entries that are captured. Those that are not atoms may be stale, or copies."""
+    if _KEEPS:
+        prefixes = getattr(module, "_cache_config_ignore_prefix", [])  # passes among them, which may not be copied
+        with contextlib.suppress(Exception):  # a value that can't be copied: without torch's help, then
+            values: dict[str, Any] = module._get_dict(ignored_prefixes=prefixes, readonly_values=True)
+            for key in _staying(name).intersection(values):
+                del values[key]
+            for key in _ignored_by_torch(name):
+                values[key] = getattr(module, key)
+            return values
+    values = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some entries say that they will go
+        for key in _entries(name):
+            with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
+                values[key] = getattr(module, key)
     return values
 
 
+@functools.cache
+def _entries(name: str) -> tuple[str, ...]:
+    """A module's entries that are captured. An alias is captured where it leads."""
+    config = _MODULES[name]._config
+    return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
+
+
+@functools.cache
+def _staying(name: str) -> frozenset[str]:
+    return frozenset(STAYS[name])
+
+
+@functools.cache
+def _ignored_by_torch(name: str) -> tuple[str, ...]:
+    prefixes = tuple(getattr(_MODULES[name], "_cache_config_ignore_prefix", ()))
+    return tuple(key for key in _entries(name) if key.startswith(prefixes))
+
+
 _ATOMS = frozenset((int, float, bool, str, type(None)))
-_IMMUTABLE = _ATOMS | {types.FunctionType, types.BuiltinFunctionType}
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _ATOMS or kind is bytes:
+        return True
+    if kind in (list, tuple, set, frozenset):
+        return all(_is_plain(part) for part in value)
+    return kind is dict and all(_is_plain(key) and _is_plain(part) for key, part in value.items())
 
 
 def _copied(value: Any) -> Any:
@@ -98,8 +125,16 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _is_code(value: Any) -> bool:
-    return callable(value) or (isinstance(value, (list, tuple)) and any(callable(v) for v in value))
+def _choices_handler() -> Any:
+    """The choices in force in this thread if their class is not torch's and the configuration does not name it."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    if virtualized is None:  # nothing was compiled here, and nobody has set any
+        return None
+    handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
+    if handler is None or type(handler).__module__.startswith("torch."):
+        return None
+    # What the configured factory once made is kept as the handler.
+    return None if getattr(inductor_config, "inductor_choices_class", None) is not None else handler
 
 
 def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -107,29 +142,12 @@ def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         found[name] = kept = dict(values)
-        for key in _names_not_in_keys(name):
+        for key in ONLY_TRAVELS[name]:
             kept.pop(key, None)
-    return found
-
-
-@functools.cache
-def _names_not_in_keys(name: str) -> frozenset[str]:
-    tracing = {key for key in _MODULES[name]._config if key.startswith("trace.")}
-    return frozenset(_NOT_IN_KEYS[name] | tracing.difference(_ALSO[name]))
-
-
-def code_values() -> dict[str, Any]:
-    """Configured functions and pass objects, by ``module.name``; empty in an ordinary program."""
-    found: dict[str, Any] = {}
-    for name, module in _MODULES.items():
-        for key in _CODE[name]:
-            value = getattr(module, key, None)
-            if value is not None and not isinstance(value, str):
-                found[f"{name}.{key}"] = value
-    for key in ("_fuse_ddp_communication_passes",):
-        value = getattr(inductor_config, key, None)
-        if isinstance(value, (list, tuple)) and any(callable(v) for v in value):
-            found[f"inductor.{key}"] = value
+    config = inductor_config._config
+    for key in DIRECTORIES:
+        if key in config and found["inductor"].get(key) == config[key].default:
+            found["inductor"][key] = None  # where torch lies does not count
     return found
 
 
@@ -149,11 +167,33 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
                 changes[name][key] = value
     for path, value in (code or {}).items():
         name, key = path.split(".", 1)
-        changes.setdefault(name, {})[key] = value
+        if path != CHOICES:
+            changes.setdefault(name, {})[key] = value
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_choosing(code or {}))
         for name, changed in changes.items():
             if changed:
                 stack.enter_context(_MODULES[name].patch(changed))
+        yield
+
+
+@contextlib.contextmanager
+def _choosing(code: dict[str, Any]) -> Iterator[None]:
+    """Inductor's choices as the program has them. A thread that compiled before has kept others.
+
+    Entered before the configuration: what is put back afterwards is made by this process's own.
+    """
+    factory = code.get("inductor.inductor_choices_class")
+    if CHOICES in code:
+        handler = code[CHOICES]
+    elif factory is not None:
+        handler = factory()
+    else:
+        yield
+        return
+    from torch._inductor.virtualized import V
+
+    with V.set_choices_handler(handler):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -382,3 +383,15 @@ def test_a_custom_operator_is_what_its_implementation_calls(tmp_path):
         found.append(run.stdout.split())
     assert found[0][0] == found[0][1]
     assert not set(found[0]) & set(found[1])
+
+
+class _Pickled:
+    factor = 3
+
+
+def test_a_class_is_the_same_once_it_was_pickled():
+    """Pickling an instance leaves an attribute in the class."""
+    before = digest_value(_Pickled)
+    pickle.loads(pickle.dumps(_Pickled()))
+    assert "__slotnames__" in vars(_Pickled)
+    assert digest_value(_Pickled) == before

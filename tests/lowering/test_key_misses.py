@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from capturing import captured, components_of, key_of
-from circumstances import attention, import_operator, states
+from circumstances import attention, import_operator, setting, states
 
 from fxpool.torch_compat import configs
 
@@ -36,6 +36,15 @@ def test_two_autocast_types_are_two_keys() -> None:
         one = key_of(attention, Q)
     with torch.autocast("cpu", dtype=torch.float16):
         assert key_of(attention, Q) != one
+
+
+def test_the_dtype_that_autocast_will_take_counts() -> None:
+    """A function may switch autocast on itself, and it is off when the graph is captured."""
+    plain = key_of(attention, Q)
+    before = torch.get_autocast_dtype("cpu")
+    with setting(lambda dtype: torch.set_autocast_dtype("cpu", dtype), torch.float16, before):
+        assert key_of(attention, Q) != plain
+    assert key_of(attention, Q) == plain
 
 
 def test_environment_counts_only_where_it_shapes_code(monkeypatch: pytest.MonkeyPatch) -> None:

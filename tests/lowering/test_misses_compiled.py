@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from circumstances import attention, import_operator, states
+from circumstances import attention, import_operator, setting, states
 
 import fxpool
 
@@ -38,6 +38,19 @@ def test_a_changed_state_is_compiled_again(shared_pool: Path, cache: Path, monke
             assert (name, counts_of(attention)) == (name, (0, 1))
             assert (name, counts_of(attention)) == (name, (1, 0))
     assert counts_of(attention) == (1, 0)
+
+
+def in_low_precision(q: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu"):
+        return q @ q.transpose(-1, -2)
+
+
+def test_the_dtype_that_a_function_will_take_is_compiled(shared_pool: Path, cache: Path) -> None:
+    assert counts_of(in_low_precision) == (0, 1)
+    with setting(lambda dtype: torch.set_autocast_dtype("cpu", dtype), torch.float16, torch.get_autocast_dtype("cpu")):
+        assert counts_of(in_low_precision) == (0, 1)
+        assert counts_of(in_low_precision) == (1, 0)
+    assert counts_of(in_low_precision) == (1, 0)
 
 
 @pytest.mark.parametrize(("first", "second"), [("normal", "subprocess"), ("subprocess", "serialize")])

@@ -1,0 +1,85 @@
+"""What stands in a key for code that a program configures: custom passes, estimators, choices.
+
+By its ``uuid()`` where it has one, which is the user's word for what it does; by content where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fxpool.codecache import sources
+from fxpool.codecache.cacheable import Bypass
+
+__all__ = ["digests", "identity"]
+
+_PLAIN = (str, bytes, int, float, type(None))
+
+
+def identity(name: str, value: Any) -> Any:
+    """Plain data that tells a configured value from every other that does something else.
+
+    Raises:
+        Bypass: a uuid of None says not to keep anything, or there is no uuid and the code has no digest.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [identity(name, item) for item in value]
+    found = _uuid(value)
+    if found is None and name.endswith("_class") and callable(value):
+        found = _uuid(value())  # a factory: Inductor asks what it makes
+    if found is not None:
+        if found[0] is None:
+            raise Bypass("custom_pass_without_uuid", name)
+        return {"uuid": found[0] if isinstance(found[0], _PLAIN) else repr(found[0])}
+    try:
+        return {"content": _content(value)}
+    except sources.UndigestableError as error:
+        raise Bypass("custom_pass_without_uuid", f"{name}: {error}") from error
+
+
+def digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """Of each configured value what it does here: its content, or its uuid where that has no digest.
+
+    What was configured in one process and came to another by name is the same if the digests are.
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        try:
+            found[name] = _content(value)
+        except sources.UndigestableError as error:
+            uuid = _uuid(value)
+            found[name] = f"uuid {uuid[0]!r}" if uuid is not None else str(error)
+    return found
+
+
+def _uuid(value: Any) -> tuple[Any] | None:
+    """What an object says of itself, in a tuple; None if it has no such method."""
+    method = getattr(value, "uuid", None)
+    return (method(),) if callable(method) and not isinstance(value, type) else None
+
+
+def _content(value: Any) -> str:
+    """Digest of code, of an object of a class written in Python with its state, or of a container of those."""
+    if isinstance(value, (list, tuple)):
+        return sources.digest_value([_content(item) for item in value])
+    if isinstance(value, (set, frozenset)):
+        return sources.digest_value(sorted(_content(item) for item in value))
+    if isinstance(value, dict):
+        return sources.digest_value({key: _content(item) for key, item in value.items()})
+    try:
+        return sources.digest_value(value)
+    except sources.UndigestableError:
+        state = getattr(value, "__dict__", None)
+        if isinstance(value, type) or state is None or not _is_of_python(type(value)):
+            raise
+        return sources.digest_value([type(value), dict(sorted(state.items()))])
+
+
+def _is_of_python(kind: type) -> bool:
+    """Whether instances keep all of their state in ``__dict__``."""
+    return all(base is object or (not vars(base).get("__slots__") and base.__flags__ & _HEAP) for base in kind.__mro__)
+
+
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, as far as Python code goes

@@ -1,0 +1,83 @@
+"""State of a thread that can't be re-entered elsewhere: modes, levels and hooks that are objects of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch
+
+
+def _mask(*names: str) -> int:
+    """The bits of dispatch keys, of those that this release has."""
+    found = 0
+    for name in names:
+        with contextlib.suppress(RuntimeError):  # not all of them are attributes of the enumeration
+            found |= torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name)).raw_repr()
+    return found
+
+
+# Keys that follow from what is captured or refused by another name: autocast's, modes', functorch's.
+_EXPLAINED = _mask(
+    "AutocastCPU", "AutocastMTIA", "AutocastMAIA", "AutocastXPU", "AutocastIPU", "AutocastHPU", "AutocastXLA",
+    "AutocastMPS", "AutocastCUDA", "AutocastPrivateUse1", "Python", "PythonTLSSnapshot", "PythonDispatcher",
+    "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched",
+)  # fmt: skip
+_EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
+
+
+def tied_to_thread() -> tuple[str, str] | None:
+    """(reason, detail) of the first thing in force that another process can't be put into; None in most programs."""
+    if dispatch_modes_active():
+        return "dispatch_mode", "a TorchDispatchMode is active"
+    core = torch._C
+    if core._functorch.peek_interpreter_stack() is not None:
+        return "functorch_level", "a transform of torch.func is being run"
+    if core._len_torch_function_stack() and any(not _is_device(mode) for mode in _function_modes()):
+        return "torch_function_mode", "a TorchFunctionMode is active"
+    if torch.is_inference_mode_enabled():
+        return "inference_mode", "inference mode is on while the graph is compiled"
+    included = core._dispatch_tls_local_include_set().raw_repr() & ~_EXPLAINED
+    excluded = core._dispatch_tls_local_exclude_set().raw_repr() & ~_EXPLAINED
+    if included != _EVERYWHERE or excluded:
+        return "dispatch_keys", f"included {included ^ _EVERYWHERE:#x}, excluded {excluded:#x}"
+    device = core._get_default_device()
+    if device != "cpu":
+        return "default_tensor_type", f"the default tensor type is one of {device}"
+    inductor = sys.modules.get("torch._inductor.utils")
+    if getattr(getattr(inductor, "_unstable_customized_partition_wrapper", None), "wrapper", None) is not None:
+        return "partition_wrapper", "a wrapper for partitions of graphs is registered"
+    return None
+
+
+def _function_modes() -> list[object]:
+    from torch.overrides import _get_current_function_mode_stack
+
+    return list(_get_current_function_mode_stack())
+
+
+def _is_device(mode: object) -> bool:
+    """Whether a mode is what `torch.set_default_device` switches on, which is captured as a switch."""
+    from torch.utils._device import DeviceContext
+
+    return type(mode) is DeviceContext
+
+
+def saved_tensor_hooks_compiled() -> bool:
+    """Whether default hooks for saved tensors are installed that AOTAutograd compiles into the graph.
+
+    Those are graphs themselves. All others (a checkpoint's, `save_on_cpu`) run around compiled code as around any.
+    """
+    from torch._functorch._aot_autograd import utils
+
+    return bool(utils.saved_tensors_hooks_are_inlineable(utils.top_saved_tensors_hooks()))
+
+
+def dispatch_modes_active() -> bool:
+    """Whether a user's TorchDispatchMode is on: what it does to a graph can't be known elsewhere.
+
+    The modes that tracing itself switches on (fake tensors, functionalization) don't count.
+    """
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(not type(mode).is_infra_mode() for mode in _get_current_dispatch_mode_stack())
