@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import re
+import struct
 import sys
 import types
 from typing import Any
@@ -351,29 +352,32 @@ def _is_plain_class(cls: type) -> bool:
     """Whether all state of a class's objects is in attributes: it and its bases are written in Python."""
     if cls is types.SimpleNamespace:
         return True
-    return cls is not object and all(
+    if cls is object or not all(
         base is object or (base.__flags__ & _HEAP_TYPE and top_level(base.__module__) not in _WITH_STATE_OF_THEIR_OWN)
         for base in cls.__mro__
-    )
+    ):
+        return False
+    # Room for a dictionary, weak references and slots; what a base written in C keeps comes on top.
+    slots = sum(len(_slots(base)) for base in cls.__mro__)
+    return cls.__basicsize__ <= object.__basicsize__ + _POINTER * (2 + slots)
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; types of extensions may have it too, but have other bases or no attributes
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_POINTER = struct.calcsize("P")
 _WITH_STATE_OF_THEIR_OWN = NAMED_BY_VERSION - {
-    "dataclasses",
-    "abc",
-    "enum",
-    "typing",
-    "argparse",
-    "types",
-    "contextlib",
-}
+    "dataclasses", "abc", "enum", "typing", "argparse", "types", "contextlib", "torch",
+}  # fmt: skip
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     found = list(getattr(value, "__dict__", {}).items())
     for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for name in _slots(base):
             mangled = (
                 f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
             )

@@ -86,16 +86,24 @@ def of(dependencies: Mapping[str, Any]) -> ProgramCode:
 
 @dataclasses.dataclass(frozen=True)
 class SentCode:
-    """What travels of it: digests of traced code, names of the graph's dependencies, and changed tables."""
+    """What travels of it: digests of traced code, names of the graph's dependencies, and changed tables.
+
+    `configured` are digests of what options hold besides plain values, which comes to a worker by name.
+    """
 
     digests: Mapping[str, str]
     dependencies: Sequence[str]
     tables: inductor_registrations.Tables | None
+    configured: Mapping[str, str]
 
     @staticmethod
-    def of(code: ProgramCode, dependencies: Iterable[str]) -> SentCode:
+    def of(code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str]) -> SentCode:
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
-        return SentCode(code.traced(), names, inductor_registrations.tables())
+        return SentCode(code.traced(), names, inductor_registrations.tables(), configured)
+
+    def other_configured(self, here: Mapping[str, str]) -> str:
+        """Which configured code is another in a process where the request's options are in force; empty if none is."""
+        return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
     def difference(self) -> str:
         """Which piece of code is another in this process; empty if none is."""

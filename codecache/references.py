@@ -88,6 +88,8 @@ def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception
         first = path[0]
         value = function.__globals__.get(first, known.get(first, MISSING))
         used, value = _followed(value, path, 1)
+        if isinstance(value, (dict, list, set)) and (owner := _owner_of(first, value)):
+            value = Named(f"{owner}.{first} {version_of(owner)}")
         name = ".".join(path[:used])
         if process_state.is_environment(value):
             variable = process_state.variable_read(value, constant)
@@ -99,6 +101,14 @@ def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception
     for name, level, wanted in imports:
         resolved.update(_imported(function, name, level, wanted, refuse))
     return iter(sorted(resolved.items()))
+
+
+def _owner_of(name: str, value: Any) -> str:
+    """The module of torch's that has a table under a name, if one has; such tables are looked through by themselves."""
+    for module_name, module in list(sys.modules.items()):
+        if top_level(module_name) in NAMED_OBJECTS and getattr(module, "__dict__", {}).get(name) is value:
+            return module_name
+    return ""
 
 
 def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:

@@ -284,10 +284,11 @@ class GraphPool:
         if stays is not None:
             raise stays
         try:
-            code = program_code.SentCode.of(program_code.of(dependencies), dependencies)
+            of_graph = program_code.of(dependencies)
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
-        state = ambient.capture(before_autograd=False)
+        state = ambient.capture(before_autograd=False).with_variables(of_graph.environment)
+        code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state))
         tools = service.tools_directory(service.store())
         facts = devices.visible(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
@@ -334,6 +335,10 @@ def run_graph(payload: bytes) -> bytes:
     borrowing.take_in_worker(KernelPool(send), 1 + job.slots_free())
     answers = instruction_sets.instruction_sets_known(known) if known is not None else contextlib.nullcontext()
     with ambient.entered(state), answers, devices.unseen(facts, current, tools):
+        try:
+            compiling.compare_configured(code)
+        except CannotTravelError as error:
+            return pickle.dumps((False, _OtherCode(error.detail)))
         return _answer(lambda: borrowing.compile_graph(graph), bool(facts))
 
 

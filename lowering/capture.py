@@ -226,7 +226,11 @@ def _finish(
         aot_id=0,
         modules=modules,
         libraries=libraries,
-        code=program_code.SentCode.of(code, encoded.dependencies) if code is not None else None,
+        code=(
+            program_code.SentCode.of(code, encoded.dependencies, ambient.code_digests(state))
+            if code is not None
+            else None
+        ),
         store=store,
         tools=tools,
         devices=placement.facts if not placement.needed else (),

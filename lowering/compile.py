@@ -88,6 +88,7 @@ def _compile(
         host_facts.known(request.tools, claims=not patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):
+        compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(submit if apart and triton_compile.may_collect() else None, units)
@@ -149,6 +150,12 @@ def load_code(modules: Iterable[str], libraries: Iterable[str], code: SentCode |
             detail = f"{module}: {type(error).__name__}: {error}"
             raise CannotTravelError("code_not_importable", detail) from error
     if code is not None and (other := code.difference()):
+        raise CannotTravelError(CODE_DIFFERS, other)
+
+
+def compare_configured(code: SentCode | None) -> None:
+    """Raises CannotTravelError: what options name, and are in force here, is other code than the asker's."""
+    if code is not None and (other := code.other_configured(ambient.code_digests())):
         raise CannotTravelError(CODE_DIFFERS, other)
 
 

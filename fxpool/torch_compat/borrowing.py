@@ -143,8 +143,6 @@ def _take_graphs(graphs: Graphs) -> None:
     original = _SubprocessFxCompile.codegen_and_compile
 
     def codegen_and_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
-        before = getattr(_sent, "dependencies", {})
-        _sent.dependencies = operators_of(gm)
         try:
             return original(self, gm, inputs, to_check, kwargs)
         except NotBorrowedError:
@@ -152,8 +150,12 @@ def _take_graphs(graphs: Graphs) -> None:
             if hasattr(self, "compile_region_name"):  # since 2.13
                 here.compile_region_name = self.compile_region_name
             return here.codegen_and_compile(gm, inputs, to_check, kwargs)
-        finally:
-            _sent.dependencies = before
+
+    serialize = _SubprocessFxCompile.serialize_compile
+
+    def serialize_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+        _sent.dependencies = operators_of(gm)  # it is sent next, by this thread
+        return serialize(self, gm, inputs, to_check, kwargs)
 
     def send_to_child(self: Any, graph: Any) -> Any:
         return _WireProtocolPickledOutput(graphs.compile(graph.value, _sent.dependencies))
@@ -173,6 +175,7 @@ def _take_graphs(graphs: Graphs) -> None:
         return future
 
     _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
+    _replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
     _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
     _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
 

@@ -72,9 +72,9 @@ def python_places(op: OpOverload, key: str) -> set[str]:
 
 
 def defined_at(op: OpOverload) -> str:
-    """The file in which an operator's library was made; empty where the dispatcher does not say."""
+    """The Python file in which an operator was defined; empty for one that C++ defines."""
     found = re.search(r"^debug: registered at (.+):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
-    return found.group(1) if found else ""
+    return found.group(1) if found and _is_python(found.group(1)) else ""
 
 
 def _rows(op: OpOverload) -> Iterator[tuple[str, str, str, str]]:

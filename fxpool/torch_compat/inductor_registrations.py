@@ -24,6 +24,7 @@ from fxpool.torch_compat.registrations import foreign_functions
 __all__ = ["Tables", "of_the_program", "tables", "watch"]
 
 _LOWERING = "torch._inductor.lowering"
+_DECOMPOSITION = "torch._inductor.decomposition"
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
 _OF_TORCH = ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
@@ -44,8 +45,8 @@ def _functions_in_tables() -> Iterator[tuple[str, Any]]:
     for module_name, attribute in (
         (_LOWERING, "lowerings"),
         (_LOWERING, "_maybe_layout_constraints"),
-        ("torch._inductor.decomposition", "decompositions"),
-        ("torch._inductor.decomposition", "extra_random_decomps"),
+        (_DECOMPOSITION, "decompositions"),
+        (_DECOMPOSITION, "extra_random_decomps"),
     ):
         table = getattr(sys.modules.get(module_name), attribute, None)
         if isinstance(table, dict):
@@ -138,14 +139,14 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Names in Inductor's tables in a process that changed them, or may have.
+    """Names in Inductor's tables in a process that changed them, or may have; None for a table that is not there.
 
     `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` is what
     differs from torch's own tables; None if these were made before anybody watched.
     """
 
     fallbacks: Sequence[str]
-    decomposed: Sequence[str]
+    decomposed: Sequence[str] | None
     changed: Sequence[str] | None
 
     def for_key(self) -> Sequence[Any]:
@@ -153,61 +154,63 @@ class Tables:
 
     def disagreement(self) -> str:
         """Where the tables of this process would have a graph compiled otherwise; empty if nowhere."""
-        lowering: Any = sys.modules.get(_LOWERING)
-        if lowering is None:
-            return ""
-        lowered, fallbacks, decomposed = _names(lowering.lowerings), _names(lowering.fallbacks), _decomposed()
+        lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
         for name in self.fallbacks:
-            if name in decomposed or (name in lowered and name not in fallbacks):
+            # One that has neither here becomes a fallback when it is met.
+            if name not in fallbacks and (name in decomposed or name in lowered):
                 return f"the fallback for {name}"
-        for name in sorted(decomposed - set(self.decomposed)):
+        for name in sorted(decomposed - set(self.decomposed)) if self.decomposed is not None else ():
             return f"the decomposition of {name}, which was taken away"
         return ""
 
 
 def tables() -> Tables | None:
     """The tables of this process; None if they are as torch made them."""
-    lowering: Any = sys.modules.get(_LOWERING)
-    if lowering is None or not hasattr(lowering, "fallbacks") or not hasattr(lowering, "lowerings"):
-        return None
-    fallbacks, decomposed = _names(lowering.fallbacks), _decomposed()
+    fallbacks = _fallbacks()
+    decomposed = _decomposed() if _DECOMPOSITION in sys.modules else None
     changed: list[str] | None = None
-    if _made is not None:
-        changed = [f"fallback {name}" for name in sorted(fallbacks - _made.fallbacks) if name in _made.known]
-        changed += [f"without decomposition {name}" for name in sorted(_made.decomposed - decomposed)]
+    watched = (_made.lowered is not None or not fallbacks) and (_made.decomposed is not None or decomposed is None)
+    if watched:
+        known = (_made.lowered or frozenset()) | (_made.decomposed or frozenset())
+        changed = [f"fallback {name}" for name in sorted(fallbacks - _made.fallbacks) if name in known]
+        if decomposed is not None and _made.decomposed is not None:
+            changed += [f"without decomposition {name}" for name in sorted(_made.decomposed - decomposed)]
         if not changed:
             return None
-    return Tables(sorted(fallbacks), sorted(decomposed), changed)
+    return Tables(sorted(fallbacks), sorted(decomposed) if decomposed is not None else None, changed)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Made:
-    """Torch's tables when its module had made them."""
+    """Torch's tables as its modules had made them; None for those of a module that was loaded before."""
 
-    fallbacks: frozenset[str]
-    decomposed: frozenset[str]
-    known: frozenset[str]
+    fallbacks: frozenset[str] = frozenset()
+    lowered: frozenset[str] | None = None
+    decomposed: frozenset[str] | None = None
 
 
-_made: _Made | None = None
+_made = _Made()
 
 
 def watch() -> None:
     """Keep a record of Inductor's tables as soon as they are made, unless they are there already."""
-    if _LOWERING not in sys.modules and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+    missing = {_LOWERING, _DECOMPOSITION} - sys.modules.keys()
+    if missing and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(missing))
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; has the loader of one module tell when it is done."""
+    """Finds nothing itself; has the loaders of some modules tell when they are done."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _LOWERING:
+        if fullname not in self._names:
             return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        self._names.discard(fullname)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Telling(spec.loader)
@@ -223,17 +226,26 @@ class _Telling(importlib.abc.Loader):
         return made
 
     def exec_module(self, module: types.ModuleType) -> None:
-        global _made
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader  # `inspect` asks it for the source
         module.__loader__ = self._loader
-        fallbacks, decomposed = _names(module.fallbacks), _decomposed()
-        _made = _Made(frozenset(fallbacks), frozenset(decomposed), frozenset(_names(module.lowerings) | decomposed))
+        if module.__name__ == _LOWERING:
+            _made.fallbacks, _made.lowered = frozenset(_fallbacks()), frozenset(_lowered())
+        else:
+            _made.decomposed = frozenset(_decomposed())
+
+
+def _fallbacks() -> set[str]:
+    return _names(getattr(sys.modules.get(_LOWERING), "fallbacks", ()))
+
+
+def _lowered() -> set[str]:
+    return _names(getattr(sys.modules.get(_LOWERING), "lowerings", ()))
 
 
 def _decomposed() -> set[str]:
-    return _names(getattr(sys.modules.get("torch._inductor.decomposition"), "decompositions", ()))
+    return _names(getattr(sys.modules.get(_DECOMPOSITION), "decompositions", ()))
 
 
 def _names(operators: Any) -> set[str]:

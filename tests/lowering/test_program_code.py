@@ -267,7 +267,8 @@ CASES = {
         "import torch\nfrom einops import scaled\ntorch.compiler.allow_in_graph(scaled)\n"
         "function = lambda x: scaled(x) + 1\n" + INPUT,
         {
-            "einops/__init__": "from einops.einops import scaled\n__version__ = '1'\n",
+            "einops/__init__": "from einops.einops import scaled\n__version__ = '1'\n"
+            "rearrange = reduce = repeat = einsum = pack = unpack = scaled\n",
             "einops/einops": "from einops.table import K\ndef scaled(x):\n    return x * K\n",
             "einops/table": "K = 2\n",
         },
