@@ -5,7 +5,8 @@
     ├── UnsupportedTorchError         torch, Python or platform outside the supported range
     ├── PoolError
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
-    │   │   └── ServerLostError       it went away while a job waited; another can be asked
+    │   │   ├── ServerLostError       it went away while a job waited; another can be asked
+    │   │   └── NoWorkerError         no worker came as far as the job: the host lacks something
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
@@ -72,11 +73,55 @@ class PoolError(FxpoolError):
 
 
 class PoolUnavailableError(PoolError):
-    """The server could not be started or reached, or went away while a job waited."""
+    """The server could not be started or reached, or went away while a job waited.
+
+    `counted` is the name a step down for it is counted under.
+    """
+
+    counted = "pool_unavailable"
 
 
 class ServerLostError(PoolUnavailableError):
     """The server ended, or fell silent, after it had taken the job. Another may do it."""
+
+
+_SHORTAGES = {
+    "EMFILE": "raise its limit of open files (`ulimit -n`) where the server is started",
+    "ENFILE": "the host's table of open files is full (fs.file-max)",
+    "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of its cgroup) where the server is started",
+    "ENOMEM": "the host has no memory left: FXPOOL_WORKERS and FXPOOL_MEMORY_MARK set how much workers take",
+    "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to another disk",
+    "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to another disk",
+    "EROFS": "set FXPOOL_RUNTIME_DIR to a directory that can be written",
+    "ENOENT": "a directory of the server's was removed: `fxpool stop` ends it, and the next process starts another",
+}
+
+
+class NoWorkerError(PoolUnavailableError):
+    """`attempts` workers were begun for a job, and none came as far as its function: the host lacks something.
+
+    That is nothing of the job's; `code` is the name of the errno of what the host refused last, if it has one.
+    """
+
+    counted = "no_worker"
+
+    def __init__(
+        self,
+        job: str,
+        reason: str,
+        *,
+        code: str = "",
+        attempts: int = 1,
+        worker: int | None = None,
+        log_path: str | None = None,
+    ) -> None:
+        self.job, self.reason, self.code, self.attempts = job, reason, code, attempts
+        self.worker, self.log_path = worker, log_path
+        who = f", the last was process {worker}" if worker is not None else ""
+        super().__init__(
+            f"no worker came as far as job {job!r} (tried {attempts} times{who}): {reason}",
+            remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
+        )
 
 
 class ProtocolError(PoolError):
