@@ -206,13 +206,22 @@ def _see(log_path: str | None, setting: str) -> str:
 
 
 class QuarantinedError(PoolError):
-    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again."""
+    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again.
 
-    def __init__(self, job: str, *, key: str, error: str, log_path: str = "") -> None:
+    Where it went over a `limit` (``timeout``, ``memory``), `value` is the largest that was tried (seconds, bytes).
+    """
+
+    def __init__(
+        self, job: str, *, key: str, error: str, log_path: str = "", limit: str = "", value: float = 0.0
+    ) -> None:
         self.job, self.key, self.error, self.log_path = job, key, error, log_path
+        self.limit, self.value = limit, value
+        tried = {"timeout": f"{value:g} s", "memory": f"{value / 2**20:.0f} MB"}.get(limit)
+        more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
         super().__init__(
-            f"{job} is in quarantine: {error}",
+            f"{job} is in quarantine: {error}" + (f"; no more than {tried} was tried" if tried else ""),
             remedy=(f"the worker's output is in {log_path}; " if log_path else "")
+            + (f"a larger {more} has it tried again, and " if more else "")
             + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again",
         )
 

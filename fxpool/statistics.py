@@ -32,6 +32,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
     "compiles": ("worker", "in_process"),
+    "quarantine_retries": (),  # under a larger limit than the one a graph went over, which is the reason
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
 }

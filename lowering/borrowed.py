@@ -118,7 +118,7 @@ def _step_down(error: FxpoolError) -> None:
     if isinstance(error, CannotTravelError):
         reason = error.reason
     else:
-        reason = "pool_unavailable" if isinstance(error, PoolUnavailableError) else type(error).__name__
+        reason = error.counted if isinstance(error, PoolUnavailableError) else type(error).__name__
     statistics.count("fallbacks", f"borrowed:{reason}")
     log.info("compiled in this process (%s): %s", reason, error)
 

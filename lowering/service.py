@@ -75,8 +75,9 @@ def pool() -> PoolClient:
                     sys_path=() if shared else tuple(path for path in sys.path if path),
                     host=identity.digest(environment, _PRELOAD) if shared else "",
                     idle_timeout=settings.idle_timeout,
-                    job_timeout=settings.job_timeout,
-                    job_memory=settings.job_memory,
+                    # Each job brings its own; a process that starts the host's server sets none for the others.
+                    job_timeout=PoolConfig.job_timeout if shared else settings.job_timeout,
+                    job_memory=None if shared else settings.job_memory,
                     memory_mark=settings.memory_mark,
                     runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
                 )
@@ -89,6 +90,15 @@ def bounds() -> dict[str, Any]:
     """What a job of this process may take, as arguments of `PoolClient.submit`."""
     settings = config.current()
     return {"timeout": settings.job_timeout, "memory": settings.job_memory}
+
+
+def limits() -> dict[str, float]:
+    """What a job of this process may take where no other process waits for it, too: seconds and bytes."""
+    from fxpool.pool import memory
+
+    settings = config.current()
+    found = settings.job_memory or memory.default_limit(memory.Host.look())[0]
+    return {"timeout": settings.job_timeout, "memory": float(found)}
 
 
 def start_ahead() -> None:
