@@ -19,12 +19,11 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
 
 import msgspec
 
-from fxpool import directories
+from fxpool import directories, forks
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -259,7 +258,7 @@ def check_directory(path: str) -> None:
 # (device, inode, size, mtime, ctime) of blobs whose digest held in this process. ctime is in it because a file's owner
 # can set mtime back, but not ctime.
 _verified: dict[tuple[int, int, int, int, int], str] = {}
-_verified_lock = threading.Lock()
+_verified_lock = forks.lock(__name__, "_verified_lock")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:

@@ -21,11 +21,11 @@ import logging
 import os
 import re
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
+from fxpool import forks
 from fxpool.codecache.references import (
     MISSING,
     NAMED_BY_VERSION,
@@ -77,7 +77,7 @@ def digest_value(value: Any) -> str:
 # ---------------------------------------------------------------- files
 
 _files: dict[tuple[str, int, int, int, int], str] = {}
-_files_lock = threading.Lock()
+_files_lock = forks.lock(__name__, "_files_lock")
 
 
 def digest_file(path: str) -> str:

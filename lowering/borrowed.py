@@ -28,7 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fxpool import config, statistics
+from fxpool import config, forks, statistics
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering import service
 from fxpool.torch_compat import versions
@@ -41,7 +41,7 @@ GRAPH_JOB = "fxpool.lowering.borrowed:run_graph"
 # Not for workers: they have no pool of their own, and are to compile what they are given themselves.
 _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
 
-_ending = threading.Event()
+_ending = forks.event()
 
 
 class _DeviceNeededError(Exception):
@@ -142,7 +142,7 @@ class KernelPool:
     def __init__(self, send: Send) -> None:
         self._send = send
         # Triton is not made for being called from several threads.
-        self._here = threading.Lock()
+        self._here = forks.lock(self, "_here")
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         from fxpool.torch_compat import borrowing, configs

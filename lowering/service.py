@@ -14,10 +14,9 @@ import logging
 import os
 import site
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, statistics
+from fxpool import config, forks, statistics
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
 
@@ -36,7 +35,7 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
 # Where devices are named. They are hidden while the zygote imports, and from jobs that can do without.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
-_lock = threading.RLock()
+_lock = forks.rlock(__name__, "_lock")
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
@@ -59,7 +58,10 @@ def pool() -> PoolClient:
     )
     with _lock:
         if _pool is None or _pool_settings != wanted:
-            from fxpool.pool import PoolClient, PoolConfig, identity
+            # A background thread may be the first to come here, and the program may fork meanwhile.
+            with forks.held_off():
+                from fxpool.lowering import host_facts  # noqa: F401
+                from fxpool.pool import PoolClient, PoolConfig, identity
 
             shared = settings.pool == "host"
             environment = _environment()

@@ -19,12 +19,12 @@ import functools
 import mmap
 import socket
 import struct
-import threading
 from collections import deque
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from fxpool import forks
 from fxpool.errors import ProtocolError
 
 __all__ = [
@@ -198,7 +198,7 @@ class Channel(Generic[M]):
     def __init__(self, sock: socket.socket, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
         self.sock = sock
         self._decoder: FrameDecoder[M] = FrameDecoder(kinds, cap=cap)
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
         """Raises OSError when the peer is gone."""

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
@@ -54,7 +55,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.channel: Channel[m.ToWorker] = Channel(sock, m.ToWorker)
-        self.lock = threading.Lock()
+        self.lock = forks.lock(self, "lock")
         self.numbers = itertools.count(1)
         self.futures: dict[int, SubJob] = {}
         self.replies: dict[int, concurrent.futures.Future[int]] = {}
