@@ -6,7 +6,8 @@
     ├── PoolError
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
     │   │   ├── ServerLostError       it went away while a job waited; another can be asked
-    │   │   └── NoWorkerError         no worker came as far as the job: the host lacks something
+    │   │   ├── NoWorkerError         no worker came as far as the job: the host lacks something
+    │   │   └── UnsafeRuntimeDirectoryError   others could put their server in the place of ours
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
@@ -122,6 +123,12 @@ class NoWorkerError(PoolUnavailableError):
             f"no worker came as far as job {job!r} (tried {attempts} times{who}): {reason}",
             remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
         )
+
+
+class UnsafeRuntimeDirectoryError(PoolUnavailableError):
+    """The runtime directory, or one above it, is somebody else's or open to others: results are code."""
+
+    counted = "runtime_directory_refused"
 
 
 class ProtocolError(PoolError):

@@ -19,23 +19,10 @@ import msgspec
 from fxpool.errors import ProtocolError
 from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
-from fxpool.pool import processes, report
+from fxpool.pool import outcomes, processes, report
 from fxpool.pool.bounds import Bounds
 from fxpool.pool.connection import Connection
-from fxpool.pool.outcomes import (
-    Answer,
-    Client,
-    Exceeded,
-    JobLogs,
-    Work,
-    Worker,
-    describe,
-    kind_of,
-    order,
-    outcome,
-    unable,
-    why_unable,
-)
+from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker
 from fxpool.pool.protocol import encode
 from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
@@ -127,7 +114,7 @@ class Dispatcher:
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
         if work.ask.reuse:
-            work.kind = kind_of(work.ask)
+            work.kind = outcomes.kind_of(work.ask)
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
@@ -210,7 +197,7 @@ class Dispatcher:
         work = self._jobs.pop(action.job)
         self._steps.forget(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
-        message, payload = outcome(action, work, worker)
+        message, payload = outcomes.outcome(action, work, worker)
         if worker is not None:
             for timer in (*worker.timers, *filter(None, [worker.limit_timer])):
                 timer.cancel()
@@ -232,7 +219,7 @@ class Dispatcher:
         scratch = self._directory / "scratch" / path.stem
         worker = Worker(action.worker, action.job, work, action.attempt, path, scratch, action.last)
         self._workers[action.worker] = worker
-        run = order(worker, self.slots)
+        run = outcomes.order(worker, self.slots)
         try:
             encode(run)
         except ProtocolError as error:
@@ -242,7 +229,7 @@ class Dispatcher:
             self._logs.make()
             ours, theirs = socket.socketpair()
         except OSError as error:
-            worker.unable = unable("the server can't begin a worker", error)
+            worker.unable = outcomes.unable("the server can't begin a worker", error)
             self.loop.call_soon(self.on_exited, m.Exited(action.worker, None, None, worker.unable.reason))
             return
 
@@ -276,7 +263,7 @@ class Dispatcher:
         self.counters["reused"] += 1
         self._begin(worker)
         try:
-            self._send(worker, order(worker, self.slots), worker.work.payload)
+            self._send(worker, outcomes.order(worker, self.slots), worker.work.payload)
         except ProtocolError as error:  # longer than a frame may be
             self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
 
@@ -317,22 +304,10 @@ class Dispatcher:
     def _sub_job(self, worker: Worker, message: m.Submit, payload: memoryview) -> None:
         if message.job in worker.keys:
             raise ProtocolError(f"sub-job number {message.job} is in use")
-        above = worker.work.ask
-        inherited = msgspec.structs.replace(
-            message,
-            environment={**above.environment, **message.environment},
-            sys_path=above.sys_path,
-            cwd=above.cwd,
-            timeout=None,
-            memory=None,
-            priority=above.priority,
-            levels=above.levels,
-            disabled=above.disabled,
-            flight="",
-        )
-        inherited.label = inherited.label[:_SHOWN]
+        ask = outcomes.as_part(message, worker.work.ask)
+        ask.label = ask.label[:_SHOWN]
         self.counters["sub_jobs"] += 1
-        self._submit(Work(self._number(), inherited, payload, None, worker), worker.keys)
+        self._submit(Work(self._number(), ask, payload, None, worker), worker.keys)
 
     def _asking(self, job: int) -> list[Work]:
         return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
@@ -351,7 +326,7 @@ class Dispatcher:
             if isinstance(error, ProtocolError):
                 worker.broken = str(error)
             else:  # not its doing: there is no room here for what it says
-                worker.unable = unable("the server can't read from it", error)
+                worker.unable = outcomes.unable("the server can't read from it", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
             self._kill(worker.number)
@@ -377,7 +352,9 @@ class Dispatcher:
         if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
             return
         worker.exceeded = how
-        log.warning("job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, describe(how), how.phase)
+        log.warning(
+            "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
+        )
         self._kill(worker.number)
         # What the kernel does not end (a disk that hangs) must not keep those who wait.
         worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
@@ -407,7 +384,7 @@ class Dispatcher:
         reason = ""
         if worker.last is not None:
             self.counters["retries"] += 1
-            reason = describe(worker.last)
+            reason = outcomes.describe(worker.last)
         for work in asking:
             if work.client is not None:
                 work.client.connection.send(m.Started(work.ask.job, worker.pid, worker.attempt, reason))
@@ -445,7 +422,9 @@ class Dispatcher:
             # Its slot stays taken meanwhile: others would fare no better.
             worker.paused = True
             self.counters["not_begun"] += 1
-            log.warning("job %r got no worker: %s", worker.work.ask.label, why_unable(worker.exited, worker)[0])
+            log.warning(
+                "job %r got no worker: %s", worker.work.ask.label, outcomes.why_unable(worker.exited, worker)[0]
+            )
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** self.scheduler.missed(worker.job))
             worker.timers.append(self.loop.call_later(pause, self._worker_gone, worker))
             return

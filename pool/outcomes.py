@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
 from fxpool.pool.connection import Connection
 
 __all__ = [
-    "Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "describe", "kind_of", "order", "outcome", "unable",
-    "why_unable",
+    "Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "as_part", "describe", "kind_of", "order", "outcome",
+    "unable", "why_unable",
 ]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
@@ -132,6 +134,22 @@ class JobLogs:
         if path not in self._kept:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
+    """What a worker asks for as a part of what it was itself asked for."""
+    return msgspec.structs.replace(
+        ask,
+        environment={**above.environment, **ask.environment},
+        sys_path=above.sys_path,
+        cwd=above.cwd,
+        timeout=None,
+        memory=None,
+        priority=above.priority,
+        levels=above.levels,
+        disabled=above.disabled,
+        flight="",
+    )
 
 
 def order(worker: Worker, slots: int) -> m.Run:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from fxpool import directories
-from fxpool.errors import PoolUnavailableError
+from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
 from fxpool.pool.config import CONFIG
 
 __all__ = ["LOCK", "SOCKET", "hold", "holder", "make_private", "remove", "runtime_root", "sweep"]
@@ -169,16 +169,20 @@ def _secure(root: Path, *, private: bool) -> Path:
         raise PoolUnavailableError(f"the runtime directory {root} can't be made: {error}") from error
     remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory of your own"
     if not stat.S_ISDIR(facts.st_mode):
-        raise PoolUnavailableError(f"the runtime directory {root} is no directory (links are refused)", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(
+            f"the runtime directory {root} is no directory (links are refused)", remedy=remedy
+        )
     if facts.st_uid != os.getuid():
-        raise PoolUnavailableError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
     if facts.st_mode & (0o077 if private else 0o022):
         mode = stat.S_IMODE(facts.st_mode)
-        raise PoolUnavailableError(f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(
+            f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
+        )
     # Whoever can put another directory in its place can put another server's socket there.
     danger = directories.danger_above(str(root))
     if danger is not None:
-        raise PoolUnavailableError(
+        raise UnsafeRuntimeDirectoryError(
             f"{danger.path}, on the way to the runtime directory {root}, {danger.what}: others could put another "
             "runtime directory in its place",
             remedy=f"{danger.mend}, or set FXPOOL_RUNTIME_DIR to another directory",

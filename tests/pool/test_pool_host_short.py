@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pool_place import Place, until
 
-from fxpool.errors import NoWorkerError, PoolUnavailableError
+from fxpool.errors import NoWorkerError, PoolUnavailableError, ServerLostError
 from fxpool.pool import Job, PoolClient
 
 Make = Callable[..., PoolClient]
@@ -220,3 +220,35 @@ def test_a_zygote_that_can_not_be_replaced_is_given_up_and_the_next_server_has_o
         assert until(lambda: not client.started)
     assert echo(client).result(timeout=50) == b"x"
     assert client.server_pid != server
+
+
+# ---------------------------------------------------------------- what does not fit into the server's memory
+
+
+@contextlib.contextmanager
+def without_memory(pid: int) -> Iterator[None]:
+    """What fits into some megabytes more does, and nothing else."""
+    process = psutil.Process(pid)
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + (64 << 20), before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_AS, before)
+
+
+def test_a_result_for_which_the_server_has_no_room_for_a_while(client: PoolClient) -> None:
+    with without_memory(pid_of(client, "server")):
+        job = client.submit("pool_jobs:zeros", b"300000000", label="zeros", retries=0)
+        assert until(lambda: refused(client))
+    assert job.result(timeout=50) == bytes(300_000_000)
+    assert (job.attempts, counters(client)["deaths"]) == (1, 0)
+
+
+def test_a_payload_for_which_the_server_has_no_room(client: PoolClient) -> None:
+    with without_memory(pid_of(client, "server")):
+        job = client.submit("pool_jobs:echo", bytes(300_000_000), label="long", retries=0)
+        with pytest.raises(ServerLostError):
+            job.result(timeout=50)
+    assert echo(client).result(timeout=50) == b"x"
