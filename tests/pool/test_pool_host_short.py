@@ -55,7 +55,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
 
 
 def pid_of(client: PoolClient, who: str) -> int:
-    client.start(wait=True)
+    echo(client).result(timeout=50)  # so it is through with its own start
     facts = client.status()
     found = facts["server_pid"] if who == "server" else facts["zygote"]["pid"]
     assert isinstance(found, int)
@@ -69,7 +69,7 @@ def pid_of(client: PoolClient, who: str) -> int:
 def test_out_of_descriptors_for_a_while(client: PoolClient, who: str) -> None:
     with without_descriptors(pid_of(client, who)):
         job = echo(client)
-        assert until(lambda: refused(client))
+        assert until(lambda: refused(client)), (client.status(), (directory(client) / "server.log").read_text())
         assert not job.done()
     assert (job.result(timeout=50), job.attempts) == (b"x", 1)
     assert counters(client)["deaths"] == 0
