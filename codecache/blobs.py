@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import errno
 import functools
-import grp
 import hashlib
 import os
-import pwd
 import re
 import secrets
 import stat
-import threading
 import time
-from collections.abc import Iterator
 
 import msgspec
 
+from fxpool import directories, forks
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -226,16 +223,12 @@ def check_directory(path: str) -> None:
     """
     user = os.geteuid()
     path = os.path.abspath(path)
-    for link in _ancestors(path):
-        try:
-            status = os.lstat(link)
-        except OSError:
-            continue
-        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (user, 0):
-            raise UnsafeDirectoryError(
-                f"{link}, on the way to the cache directory {path}, is a symbolic link of {_user_name(status.st_uid)}",
-                remedy="remove the link, or set FXPOOL_CACHE_DIR to a directory of your own",
-            )
+    link = directories.foreign_link(path)
+    if link is not None:
+        raise UnsafeDirectoryError(
+            f"{link.path}, on the way to the cache directory {path}, {link.what}",
+            remedy=f"{link.mend}, or set FXPOOL_CACHE_DIR to a directory of your own",
+        )
     real = os.path.realpath(path)
     try:
         status = os.stat(real)
@@ -246,64 +239,26 @@ def check_directory(path: str) -> None:
         if not stat.S_ISDIR(status.st_mode):
             raise UnsafeDirectoryError(f"the cache directory {path} is no directory", remedy="set FXPOOL_CACHE_DIR")
         if not is_private(status):
-            owner = _user_name(status.st_uid)
+            owner = directories.user_name(status.st_uid)
             ours = status.st_uid == user
             raise UnsafeDirectoryError(
                 f"the cache directory {path} belongs to {owner} and has mode {mode}; entries in it are run as code, "
-                f"so it must belong to {_user_name(user)} and be writable by nobody else",
+                f"so it must belong to {directories.user_name(user)} and be writable by nobody else",
                 remedy=f"chmod go-w {real}" if ours else "set FXPOOL_CACHE_DIR to a directory of your own",
             )
-    for parent in _ancestors(os.path.dirname(real)):
-        try:
-            status = os.stat(parent)
-        except OSError:
-            continue
-        if not status.st_mode & stat.S_ISVTX and _others_can_write(status):
-            raise UnsafeDirectoryError(
-                f"{parent}, above the cache directory {path}, belongs to {_user_name(status.st_uid)} and has mode "
-                f"{stat.S_IMODE(status.st_mode):04o}: others could put another cache directory in its place",
-                remedy=f"chmod go-w {parent} (or chmod +t), or set FXPOOL_CACHE_DIR to another directory",
-            )
-
-
-def _ancestors(path: str) -> Iterator[str]:
-    """`path` and all directories above it."""
-    while True:
-        yield path
-        parent = os.path.dirname(path)
-        if parent == path:
-            return
-        path = parent
-
-
-def _others_can_write(status: os.stat_result) -> bool:
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
-
-
-def _is_private_group(gid: int) -> bool:
-    """Whether a group holds nobody but us (and root), as with umask 002 and one group per user."""
-    if gid == 0:
-        return True
-    try:
-        group, name = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
-    return gid == os.getegid() and group.gr_name == name and set(group.gr_mem) <= {name}
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
+    parent = directories.replaceable_parent(real)
+    if parent is not None:
+        raise UnsafeDirectoryError(
+            f"{parent.path}, above the cache directory {path}, {parent.what}: others could put another cache directory "
+            "in its place",
+            remedy=f"{parent.mend}, or set FXPOOL_CACHE_DIR to another directory",
+        )
 
 
 # (device, inode, size, mtime, ctime) of blobs whose digest held in this process. ctime is in it because a file's owner
 # can set mtime back, but not ctime.
 _verified: dict[tuple[int, int, int, int, int], str] = {}
-_verified_lock = threading.Lock()
+_verified_lock = forks.lock(__name__, "_verified_lock")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:

@@ -1,5 +1,7 @@
 """Graphs that killed the workers that compiled them: not compiled again until somebody says so.
 
+Or, where it was a limit that ended the worker, until somebody allows more than that.
+
     <root>/quarantine/<key>.json    which graph, how it ended
     <root>/quarantine/<key>.log     the end of its last worker's output
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -27,13 +29,22 @@ _LOG_KEPT = 64 << 10
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
-    """`when` is Unix time; `log` is where the output lies, or empty where it could not be kept."""
+    """`when` is Unix time; `log` is where the output lies, or empty where it could not be kept.
+
+    `limit` is ``timeout`` or ``memory`` for a graph that went over one, and `value` what it was (seconds, bytes).
+    """
 
     key: str
     label: str
     error: str
     when: float
     log: str = ""
+    limit: str = ""
+    value: float = 0.0
+
+    def holds_under(self, limits: Mapping[str, float]) -> bool:
+        """Whether the graph is not to be compiled under these limits, by the names that `limit` has."""
+        return not self.limit or limits.get(self.limit, 0.0) <= self.value
 
 
 def find(root: str, key: str) -> Record | None:
@@ -48,16 +59,22 @@ def find(root: str, key: str) -> Record | None:
         return None
 
 
-def add(root: str, key: str, *, label: str, error: str, log: str | None) -> Record:
-    """Keep a graph from being compiled again; `log` is a file with its last worker's output. Raises StoreError."""
+def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
+    """Keep a graph from being compiled again; `log` is a file with its last worker's output. Raises StoreError.
+
+    Takes the place of a record that is there, unless that says more: no limit at all, or a larger one.
+    """
     check_directory(root)
+    before = find(root, key)
+    if before is not None and limit and (not before.limit or (before.limit == limit and before.value > value)):
+        return before
     kept = ""
     if log is not None:
         with contextlib.suppress(OSError), open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_KEPT))
             write_private(_path(root, key, "log"), file.read())
             kept = _path(root, key, "log")
-    record = Record(key, label, error, time.time(), kept)
+    record = Record(key, label, error, time.time(), kept, limit, value)
     write_private(_path(root, key, "json"), msgspec.json.encode(record))
     return record
 

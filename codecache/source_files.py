@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 import types
 
+from fxpool import forks
 from fxpool.codecache.undigestable import UndigestableError
 
 __all__ = ["digest_file", "digest_module", "digest_package"]
 
 _files: dict[tuple[str, int, int, int, int], str] = {}
-_files_lock = threading.Lock()
+_files_lock = forks.lock(__name__, "_files_lock")
 
 
 def digest_file(path: str) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from fxpool import forks
 from fxpool.codecache.blobs import (
     BlobRef,
     StoreWriteError,
@@ -78,7 +78,7 @@ class LocalStore:
     def __init__(self, root: str) -> None:
         """Raises UnsafeDirectoryError if the directory, or one above it, is open to others."""
         self.root = os.path.abspath(os.path.expanduser(root))
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._counts: Counter[str] = Counter()
         self._write_failures: Counter[str] = Counter()
         self._checked: tuple[int, ...] | None = None

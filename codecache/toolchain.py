@@ -16,10 +16,10 @@ import hashlib
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fxpool import forks
 from fxpool.codecache import answers, cacheable, programs
 from fxpool.errors import NoCompilerError
 
@@ -41,7 +41,7 @@ class Compiler:
 
 
 _known: dict[tuple[str, answers.Identity], tuple[str, str]] = {}
-_known_lock = threading.Lock()
+_known_lock = forks.lock(__name__, "_known_lock")
 
 
 def toolchain_facts(root: str | None = None) -> dict[str, str]:

@@ -17,12 +17,12 @@ import dataclasses
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fxpool import forks
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
@@ -279,7 +279,7 @@ _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TAB
 # What the defaults are computed from counts as part of the environment that `current` watches.
 _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 
-_lock = threading.Lock()
+_lock = forks.lock(__name__, "_lock", lambda: _forget())
 _calls: dict[str, Any] = {}
 _cached: tuple[tuple[object, ...], Settings] | None = None
 
@@ -312,14 +312,13 @@ def configure(**settings: object) -> Settings:
     All or nothing: when one name is unknown (`UnknownNameError`) or one value does not parse
     (`ConfigurationError`), nothing is changed.
     """
-    global _cached
+    global _calls, _cached
     parsed = {
         name: _parse(name, value, f"configure({name}=...)") for name, value in _known(settings) if value is not None
     }
     with _lock:
-        for name in settings:
-            _calls.pop(name, None)
-        _calls.update(parsed)
+        kept = {name: value for name, value in _calls.items() if name not in settings}
+        _calls = {**kept, **parsed}  # at once, as a fork may come between any two steps
         _cached = None
     return current()
 
@@ -336,6 +335,11 @@ def reset() -> None:
     with _lock:
         _calls.clear()
         _cached = None
+
+
+def _forget() -> None:
+    global _cached
+    _cached = None
 
 
 def _known(values: Mapping[str, object], kind: str = "setting") -> list[tuple[str, object]]:

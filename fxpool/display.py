@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import events
+from fxpool import events, forks
 from fxpool.events import Span, State
 
 __all__ = ["Lines", "Progress", "Terminal", "display"]
@@ -38,7 +38,7 @@ class Lines:
         self._opened = not hasattr(file, "write")
         # Line by line, and appended: several processes may name one file.
         self._file: Any = open(file, "a", buffering=1) if self._opened else file  # type: ignore[arg-type]  # noqa: SIM115
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._begun = time.monotonic()
 
     def on_state(self, event: State) -> None:
@@ -63,10 +63,10 @@ class Terminal:
         from rich.console import Console
 
         self._console = Console(file=file)
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._graphs: dict[str, State] = {}
-        self._over = threading.Event()
-        self._news = threading.Event()
+        self._over = forks.event()
+        self._news = forks.event()
         self._begun = time.monotonic()
         self._thread: threading.Thread | None = None
 

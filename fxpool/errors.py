@@ -5,7 +5,9 @@
     ├── UnsupportedTorchError         torch, Python or platform outside the supported range
     ├── PoolError
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
-    │   │   └── ServerLostError       it went away while a job waited; another can be asked
+    │   │   ├── ServerLostError       it went away while a job waited; another can be asked
+    │   │   ├── NoWorkerError         no worker came as far as the job: the host lacks something
+    │   │   └── UnsafeRuntimeDirectoryError   others could put their server in the place of ours
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
@@ -72,11 +74,61 @@ class PoolError(FxpoolError):
 
 
 class PoolUnavailableError(PoolError):
-    """The server could not be started or reached, or went away while a job waited."""
+    """The server could not be started or reached, or went away while a job waited.
+
+    `counted` is the name a step down for it is counted under.
+    """
+
+    counted = "pool_unavailable"
 
 
 class ServerLostError(PoolUnavailableError):
     """The server ended, or fell silent, after it had taken the job. Another may do it."""
+
+
+_SHORTAGES = {
+    "EMFILE": "raise its limit of open files (`ulimit -n`) where the server is started",
+    "ENFILE": "the host's table of open files is full (fs.file-max)",
+    "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of its cgroup) where the server is started",
+    "ENOMEM": "the host has no memory left: FXPOOL_WORKERS and FXPOOL_MEMORY_MARK set how much workers take",
+    "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to another disk",
+    "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to another disk",
+    "EROFS": "set FXPOOL_RUNTIME_DIR to a directory that can be written",
+    "ENOENT": "a directory of the server's was removed: `fxpool stop` ends it, and the next process starts another",
+}
+
+
+class NoWorkerError(PoolUnavailableError):
+    """`attempts` workers were begun for a job, and none came as far as its function: the host lacks something.
+
+    That is nothing of the job's; `code` is the name of the errno of what the host refused last, if it has one.
+    """
+
+    counted = "no_worker"
+
+    def __init__(
+        self,
+        job: str,
+        reason: str,
+        *,
+        code: str = "",
+        attempts: int = 1,
+        worker: int | None = None,
+        log_path: str | None = None,
+    ) -> None:
+        self.job, self.reason, self.code, self.attempts = job, reason, code, attempts
+        self.worker, self.log_path = worker, log_path
+        who = f", the last was process {worker}" if worker is not None else ""
+        super().__init__(
+            f"no worker came as far as job {job!r} (tried {attempts} times{who}): {reason}",
+            remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
+        )
+
+
+class UnsafeRuntimeDirectoryError(PoolUnavailableError):
+    """The runtime directory, or one above it, is somebody else's or open to others: results are code."""
+
+    counted = "runtime_directory_refused"
 
 
 class ProtocolError(PoolError):
@@ -161,13 +213,22 @@ def _see(log_path: str | None, setting: str) -> str:
 
 
 class QuarantinedError(PoolError):
-    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again."""
+    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again.
 
-    def __init__(self, job: str, *, key: str, error: str, log_path: str = "") -> None:
+    Where it went over a `limit` (``timeout``, ``memory``), `value` is the largest that was tried (seconds, bytes).
+    """
+
+    def __init__(
+        self, job: str, *, key: str, error: str, log_path: str = "", limit: str = "", value: float = 0.0
+    ) -> None:
         self.job, self.key, self.error, self.log_path = job, key, error, log_path
+        self.limit, self.value = limit, value
+        tried = {"timeout": f"{value:g} s", "memory": f"{value / 2**20:.0f} MB"}.get(limit)
+        more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
         super().__init__(
-            f"{job} is in quarantine: {error}",
+            f"{job} is in quarantine: {error}" + (f"; no more than {tried} was tried" if tried else ""),
             remedy=(f"the worker's output is in {log_path}; " if log_path else "")
+            + (f"a larger {more} has it tried again, and " if more else "")
             + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again",
         )
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fxpool import config
+from fxpool import config, forks
 from fxpool.errors import ConfigurationError
 
 __all__ = ["Listener", "Span", "State", "listen", "listening", "span", "start", "state", "unlisten"]
@@ -59,7 +59,7 @@ class Listener(Protocol):
 
 
 _listeners: tuple[Listener, ...] = ()
-_lock = threading.Lock()
+_lock = forks.lock(__name__, "_lock")
 _started: tuple[object, ...] = ()
 _own: list[Listener] = []
 
@@ -135,11 +135,3 @@ def tell(event: Span) -> None:
     """Pass on what another process did."""
     for listener in _listeners:
         listener.on_span(event)
-
-
-def _in_a_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_a_fork)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fxpool import config
+from fxpool import config, forks
 
 __all__ = ["serve", "status", "stop"]
 
@@ -33,7 +32,7 @@ def serve(detach: bool) -> None:
     from fxpool.lowering import service
     from fxpool.pool import hosts, launch
 
-    ended = threading.Event()
+    ended = forks.event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     config.configure(pool="host")

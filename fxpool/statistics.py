@@ -7,11 +7,11 @@ This module covers one process and nothing on disk; what a store holds is the st
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
+
+from fxpool import forks
 
 __all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
 
@@ -32,11 +32,12 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
     "compiles": ("worker", "in_process"),
+    "quarantine_retries": (),  # under a larger limit than the one a graph went over, which is the reason
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
 }
 
-_lock = threading.Lock()
+_lock = forks.lock(__name__, "_lock", lambda: _complete())
 _numbers: dict[str, int] = {}
 _tables: dict[str, dict[str, int]] = {}
 _graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
@@ -104,11 +105,12 @@ def _clear() -> None:
     _seconds_saved = 0.0
 
 
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
+def _complete() -> None:
+    """In a child that was forked while another thread set everything to zero: what it had not come to."""
+    for name in _NUMBERS:
+        _numbers.setdefault(name, 0)
+    for name, reasons in _TABLES.items():
+        _tables.setdefault(name, dict.fromkeys(reasons, 0))
 
 
 _clear()
-# A child forked while another thread counted would wait for a lock that nobody holds any more.
-os.register_at_fork(after_in_child=_new_lock)

@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from fxpool import forks
 from fxpool.events import Span, State
 
 __all__ = ["TraceFile"]
@@ -33,11 +34,10 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._named: set[int] = set()
         self._numbers = 0
         self._broken = False
-        self._pid = os.getpid()
 
     def on_state(self, event: State) -> None:
         """An instant on the graph's own track: what the user sees of it."""
@@ -73,8 +73,6 @@ class TraceFile:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         text = b",\n".join(json.dumps(row, default=str).encode() for row in rows)
-        if self._pid != os.getpid():  # forked, maybe while another thread wrote
-            self._pid, self._lock = os.getpid(), threading.Lock()
         with self._lock:
             if self._broken:
                 return
@@ -89,14 +87,21 @@ class TraceFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(self.path, flags, 0o644), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            size = file.seek(0, os.SEEK_END)
-            if not size:
-                file.write(_HEAD + text + _TAIL)
-                return
-            file.seek(0)
-            head = file.read(len(_HEAD))
-            file.seek(max(0, size - len(_TAIL)))
-            if (head, file.read()) != (_HEAD, _TAIL):
-                raise OSError(f"{self.path} is there and is no trace of fxpool's")
-            file.seek(size - len(_TAIL))
-            file.write(b",\n" + text + _TAIL)
+            try:
+                self._add_to(file, text)
+                file.flush()
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+
+    def _add_to(self, file: IO[bytes], text: bytes) -> None:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            file.write(_HEAD + text + _TAIL)
+            return
+        file.seek(0)
+        head = file.read(len(_HEAD))
+        file.seek(max(0, size - len(_TAIL)))
+        if (head, file.read()) != (_HEAD, _TAIL):
+            raise OSError(f"{self.path} is there and is no trace of fxpool's")
+        file.seek(size - len(_TAIL))
+        file.write(b",\n" + text + _TAIL)

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import events, statistics
+from fxpool import events, forks, statistics
 from fxpool.errors import FxpoolError, QuarantinedError
 from fxpool.lowering import ambient, load
 from fxpool.lowering.artifact import Parts
@@ -44,8 +44,8 @@ _FIRST_CALL_SECONDS = 3.0
 _SIZES = 8
 
 _swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
-_loading = threading.Lock()
-_ending = threading.Event()
+_loading = forks.lock(__name__, "_loading")
+_ending = forks.event()
 _threads: set[threading.Thread] = set()
 _jobs: set[Any] = set()
 
@@ -100,7 +100,7 @@ class _Work:
         self._attempt = attempt
         self._how = how
         self._sizes: set[tuple[Any, ...]] = set()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
 
     def start(self, what: Callable[[], None]) -> None:
         self._swap.begin()
@@ -289,8 +289,6 @@ def _end() -> None:
 
 
 def _in_a_fork() -> None:
-    global _loading
-    _loading = threading.Lock()
     _threads.clear()
     _jobs.clear()
     for swap in list(_swaps):

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fxpool import config, statistics
+from fxpool import config, forks, statistics
 from fxpool.codecache import program_code
 from fxpool.codecache.undigestable import UndigestableError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
@@ -44,7 +44,7 @@ GRAPH_JOB = "fxpool.lowering.borrowed:run_graph"
 # Not for workers: they have no pool of their own, and are to compile what they are given themselves.
 _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
 
-_ending = threading.Event()
+_ending = forks.event()
 
 
 class _DeviceNeededError(Exception):
@@ -125,7 +125,7 @@ def _step_down(error: FxpoolError) -> None:
     if isinstance(error, CannotTravelError):
         reason = error.reason
     else:
-        reason = "pool_unavailable" if isinstance(error, PoolUnavailableError) else type(error).__name__
+        reason = error.counted if isinstance(error, PoolUnavailableError) else type(error).__name__
     statistics.count("fallbacks", f"borrowed:{reason}")
     log.info("compiled in this process (%s): %s", reason, error)
 
@@ -154,7 +154,7 @@ class KernelPool:
     def __init__(self, send: Send) -> None:
         self._send = send
         # Triton is not made for being called from several threads.
-        self._here = threading.Lock()
+        self._here = forks.lock(self, "_here")
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         from fxpool.torch_compat import borrowing, configs

@@ -26,6 +26,7 @@ from typing import Any
 import filelock
 import torch
 
+from fxpool import forks
 from fxpool.codecache import blobs, toolchain
 from fxpool.codecache.graph_codec import EncodedGraph
 from fxpool.errors import StoreError
@@ -174,7 +175,7 @@ def library_ahead(tools: str | None) -> None:
         return
 
     running: list[subprocess.Popen[str]] = []
-    ending = threading.Event()
+    ending = forks.event()
 
     def begun(compiler: subprocess.Popen[str]) -> None:
         running.append(compiler)

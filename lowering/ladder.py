@@ -273,6 +273,7 @@ def _once(
         elif answer.unanswered:
             _let_see(captured, answer.unanswered)
         else:
+            quarantined.passed(store, attempt.key)
             break
     made = answer.reference or answer.artifact
     if made is None:
@@ -463,4 +464,4 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
 
 
 def _pool_reason(error: PoolError) -> str:
-    return "pool_unavailable" if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
+    return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"

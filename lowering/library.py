@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from fxpool import forks
 from fxpool.lowering.unit_source import MODULE
 from fxpool.torch_compat import cpp, instruction_sets
 
-_loading = threading.Lock()
+_loading = forks.lock(__name__, "_loading")
 _loaded: dict[str, Any] = {}
 
 #: Opens a library's file for as long as it takes to load it, and gives its path.

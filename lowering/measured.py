@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import filelock
 import msgspec
 import torch
 
+from fxpool import forks
 from fxpool.codecache import blobs
 from fxpool.errors import StoreError
 from fxpool.torch_compat import padding
@@ -30,7 +30,7 @@ log = logging.getLogger("fxpool.lowering")
 
 # Longest wait, in seconds, for another process that measures.
 _PATIENCE = 120.0
-_measuring = threading.Lock()
+_measuring = forks.lock(__name__, "_measuring")
 
 #: Questions with their answers.
 Measured = list[tuple[Question, bool]]

@@ -1,6 +1,8 @@
 """A graph that killed workers as often as it may is never compiled again under the same key: it runs as it is.
 
-Not in the user's process either: what killed a worker would kill that.
+Not in the user's process either: what killed a worker would kill that. One that was ended for its time or its memory is
+tried again by who allows more; what became of that takes the record's place. What the host is short of is no graph's
+doing: such errors are none of `DEADLY`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from fxpool.errors import (
     StoreError,
     WorkerDiedError,
 )
+from fxpool.lowering import service
 from fxpool.lowering.backend import Attempt
 
 log = logging.getLogger("fxpool.lowering")
@@ -29,15 +32,35 @@ log = logging.getLogger("fxpool.lowering")
 DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
 
 _warned: set[str] = set()
+# Keys of graphs that are tried under a larger limit than the one they went over.
+_on_trial: set[str] = set()
 
 
 def check(store: LocalStore | None, key: str | None, label: str) -> None:
-    """Raises QuarantinedError if the graph of a key may not be compiled."""
+    """Raises QuarantinedError if the graph of a key may not be compiled under the limits in force."""
     if store is None or key is None:
         return
     record = quarantine.find(store.root, key)
-    if record is not None:
-        raise QuarantinedError(label, key=key, error=record.error, log_path=record.log)
+    if record is None:
+        return
+    if record.holds_under(service.limits() if record.limit else {}):
+        raise QuarantinedError(
+            label, key=key, error=record.error, log_path=record.log, limit=record.limit, value=record.value
+        )
+    log.info("%s is tried again under a larger limit: %s", label, record.error)
+    statistics.count("quarantine_retries", record.limit)
+    _on_trial.add(key)
+
+
+def passed(store: LocalStore | None, key: str | None) -> None:
+    """A worker compiled the graph of a key: what kept it in quarantine, a smaller limit, is over."""
+    if store is None or key not in _on_trial:
+        return
+    _on_trial.discard(key)
+    try:
+        quarantine.release(store.root, key)
+    except OSError as error:
+        log.warning("the quarantine of a graph that compiles could not be ended: %s", error)
 
 
 def add(store: LocalStore | None, key: str | None, label: str, error: PoolError) -> None:
@@ -46,8 +69,18 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
         return
     if error.attempts < 2:
         return
+    limit, value = "", 0.0
+    if isinstance(error, JobTimeoutError):
+        limit, value = "timeout", error.seconds
+    elif isinstance(error, JobMemoryError):
+        limit, value = "memory", float(error.limit)
+    if limit:
+        # What the server allows may be less than what this process would: then that is as good as tried, too.
+        value = max(value, service.limits()[limit])
     try:
-        record = quarantine.add(store.root, key, label=label, error=error.message, log=error.log_path)
+        record = quarantine.add(
+            store.root, key, label=label, error=error.message, log=error.log_path, limit=limit, value=value
+        )
     except StoreError as refused:
         statistics.count("bypasses", "quarantine_not_kept")
         log.warning("%s will be compiled by the next process, too: %s", label, refused)

@@ -16,10 +16,9 @@ import logging
 import os
 import site
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, statistics
+from fxpool import config, forks, statistics
 from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
@@ -43,7 +42,7 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
 # Where devices are named. They are hidden while the zygote imports, and from jobs that can do without.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
-_lock = threading.RLock()
+_lock = forks.rlock(__name__, "_lock")
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
@@ -66,7 +65,10 @@ def pool() -> PoolClient:
     )
     with _lock:
         if _pool is None or _pool_settings != wanted:
-            from fxpool.pool import PoolClient, PoolConfig, identity
+            # A background thread may be the first to come here, and the program may fork meanwhile.
+            with forks.held_off():
+                from fxpool.lowering import host_facts  # noqa: F401
+                from fxpool.pool import PoolClient, PoolConfig, identity
 
             shared = settings.pool == "host"
             environment = _environment()
@@ -82,8 +84,9 @@ def pool() -> PoolClient:
                     sys_path=() if shared else tuple(path for path in sys.path if path),
                     host=identity.digest(environment, _PRELOAD, kept=_kept(settings)) if shared else "",
                     idle_timeout=settings.idle_timeout,
-                    job_timeout=settings.job_timeout,
-                    job_memory=settings.job_memory,
+                    # Each job brings its own; a process that starts the host's server sets none for the others.
+                    job_timeout=PoolConfig.job_timeout if shared else settings.job_timeout,
+                    job_memory=None if shared else settings.job_memory,
                     memory_mark=settings.memory_mark,
                     runtime_dir=str(settings.runtime_dir) if settings.runtime_dir is not None else None,
                 )
@@ -96,6 +99,15 @@ def bounds() -> dict[str, Any]:
     """What a job of this process may take, as arguments of `PoolClient.submit`."""
     settings = config.current()
     return {"timeout": settings.job_timeout, "memory": settings.job_memory}
+
+
+def limits() -> dict[str, float]:
+    """What a job of this process may take where no other process waits for it, too: seconds and bytes."""
+    from fxpool.pool import memory
+
+    settings = config.current()
+    found = settings.job_memory or memory.default_limit(memory.Host.look())[0]
+    return {"timeout": settings.job_timeout, "memory": float(found)}
 
 
 def start_ahead() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics as figures
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fxpool import forks
 from fxpool.lowering import effects
 from fxpool.torch_compat import shape_env, tracing
 
@@ -75,7 +75,7 @@ class Trial:
         self._sizes: tuple[Any, ...] | None = None
         self._begun = 0
         self._seconds: dict[Version, list[float]] = {candidate: [], incumbent: []}
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self.over = False
 
     def is_for(self, args: Sequence[Any]) -> bool:
@@ -125,9 +125,9 @@ class Swap:
         self.state = "ready" if compiled else "failed"
         self.error: BaseException | None = None
         self.raises = False
-        self.over = threading.Event()
+        self.over = forks.event()
         self.over.set()
-        self.settled = threading.Event()
+        self.settled = forks.event()
         self._called = False
         self.pid = os.getpid()
         self.stages: dict[int, str] = {stage: "in use"} if compiled else {}
@@ -138,7 +138,7 @@ class Swap:
         self._trial: Trial | None = None
         self._candidates: deque[tuple[Version, int, Callable[[float, float], None]]] = deque()
         self.on_outside: Callable[[Version, Sequence[Any]], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._counts = {"eager_calls": 0, "compiled_calls": 0, "swaps": 0, "outside_guards": 0}
         # Which versions a checkpoint's forward had, for as long as the checkpoint may want them again.
         self._checkpoints: weakref.WeakKeyDictionary[Any, tuple[Version, ...]] = weakref.WeakKeyDictionary()
@@ -264,7 +264,6 @@ class Swap:
 
     def in_a_fork(self) -> None:
         """The threads are the parent's; what is not there yet does not come here."""
-        self._lock = threading.Lock()
         self._trial = None
         if self.state == "pending":
             self.over.set()

@@ -8,11 +8,10 @@ again.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import statistics
+from fxpool import forks, statistics
 from fxpool.lowering.triton_kernels import Candidate, Kernel, attribute
 from fxpool.torch_compat import triton_compile, triton_launch
 
@@ -33,7 +32,7 @@ class TritonLibrary:
         self.texts: list[str] = []
         self._choices = {kind: dict(chosen) for kind, chosen in choices.items()}
         self._keep = keep
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         #: Whether a choice was made that is not kept.
         self.changed = False
         for number, kernel in enumerate(kernels):
@@ -69,7 +68,7 @@ class LaunchedKernel:
 
     def __init__(self, library: TritonLibrary, attribute: str, kernel: Kernel) -> None:
         self._library, self._attribute, self._kernel = library, attribute, kernel
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
 
     def run(self, *args: Any, stream: int, **kwargs: Any) -> Any:
         """Launch on `stream`. Raises RuntimeError if no binary can be loaded and the kernel can't be compiled here."""

@@ -25,6 +25,7 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
     server       clients, the zygote, the server's end      runtime_dir  where sockets and logs lie
     dispatcher   jobs and workers: does what is decided     outcomes     what an asker is told of a job's end
     scheduler    decisions: a state machine, no I/O         hosts        a look at this host's servers
+    bounds       what a job may take, while it runs         records      logs on their way, to who reads them
     zygote       the process that forks                     processes    death signals, orphans, groups
     zygote_link  the server's end of it                     worker       runs a job; current_job()
 """

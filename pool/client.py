@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxpool import forks
 from fxpool.errors import PoolUnavailableError
 from fxpool.pool import logs
 from fxpool.pool import messages as m
@@ -44,7 +44,7 @@ class PoolClient:
         self.config = config
         self._holder = _Holder()
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         # Runs at the interpreter's end, too.
         self._finalizer = weakref.finalize(self, _close_held, self._holder, 2.0)
 
@@ -163,9 +163,7 @@ class PoolClient:
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            # Forked: the locks may be held by threads that do not exist here.
             self._pid = os.getpid()
-            self._lock = threading.Lock()
             self._holder.session = None
 
     def _session(self) -> Session:

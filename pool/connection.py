@@ -1,5 +1,9 @@
 """The asyncio side of a socket: frames in by callback, frames out without waiting.
 
+What a peer does not read waits here. Of a peer with an `outbox_cap` no frame is read while more than that waits, so
+that it can't ask for more; who sends what can be left out asks `full` before. A peer that takes nothing of it for
+`patience` seconds is given up.
+
 Below asyncio's streams on purpose: they copy every payload through a buffer of their own.
 """
 
@@ -15,14 +19,20 @@ import msgspec
 from fxpool.errors import ProtocolError
 from fxpool.pool.protocol import PAYLOAD_CAP, Buffer, FrameDecoder, Outbox, encode
 
-__all__ = ["Connection"]
+__all__ = ["PATIENCE", "Connection", "PeerNotReadingError"]
 
 M = TypeVar("M")
 
 # Bytes read before others get their turn.
 _TURN = 8 << 20
+# Seconds in which a peer that leaves more unread than it may takes at least something.
+PATIENCE = 10.0
 # What a frame counts beside its bytes: answering a short one takes time, too.
 _FRAME = 4 << 10
+
+
+class PeerNotReadingError(ProtocolError):
+    """The peer leaves what it is sent where it is."""
 
 
 class Connection(Generic[M]):
@@ -41,6 +51,8 @@ class Connection(Generic[M]):
         on_end: Callable[[Exception | None], None],
         *,
         cap: int = PAYLOAD_CAP,
+        outbox_cap: int | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self.sock = sock
         self._on_frame, self._on_end = on_frame, on_end
@@ -51,12 +63,20 @@ class Connection(Generic[M]):
         self.closed = False
         self._ended = False
         self._taken = 0
+        self._outbox_cap, self._patience = outbox_cap, patience
+        self._unread: asyncio.TimerHandle | None = None
+        self._moved = False  # whether the peer has taken anything since that was last looked at
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def raise_cap(self, cap: int) -> None:
         """What the peer may send once it is known."""
         self._decoder.cap = cap
+
+    @property
+    def full(self) -> bool:
+        """Whether more waits for the peer than it may leave unread."""
+        return self._outbox_cap is not None and self._outbox.size > self._outbox_cap
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
         """Send now what the socket takes, the rest when it can. Silently nothing when closed."""
@@ -66,6 +86,10 @@ class Connection(Generic[M]):
         self._outbox.push(encode(message, payload))
         if not waiting:
             self._flush()
+        if self.full and self._unread is None and not self.closed:
+            self._loop.remove_reader(self.sock.fileno())
+            self._moved = False
+            self._unread = self._loop.call_later(self._patience, self._look_at_reader)
 
     def close(self, *, after_sending: bool = False) -> None:
         if self.closed:
@@ -73,6 +97,8 @@ class Connection(Generic[M]):
         if after_sending and self._outbox:
             self._closing = True
             self._loop.remove_reader(self.sock.fileno())
+            self._stop_looking()
+            self._unread = self._loop.call_later(self._patience, self.close)
             return
         self.closed = True
         # What is called refers to us again: without this, buffers would wait for the garbage collector.
@@ -81,15 +107,36 @@ class Connection(Generic[M]):
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
         self._outbox.clear()
+        self._stop_looking()
         self.sock.close()
 
+    def _look_at_reader(self) -> None:
+        """End with a peer that has taken nothing since the last time."""
+        if self._moved:
+            self._moved = False
+            self._unread = self._loop.call_later(self._patience, self._look_at_reader)
+            return
+        size, self._unread = self._outbox.size, None
+        self._outbox.clear()
+        self._end(PeerNotReadingError(f"it has read nothing for {self._patience:g} s, and {size} bytes wait for it"))
+
+    def _stop_looking(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def _flush(self) -> None:
+        before = self._outbox.size
         try:
             done = self._outbox.flush(self.sock)
+            self._moved |= self._outbox.size < before
         except OSError:
             # The peer is gone. What it sent before is still to be read; the reader sees the end after it.
             self._outbox.clear()
             done = True
+        if self._unread is not None and not self._closing and not self.full:
+            self._stop_looking()
+            self._loop.add_reader(self.sock.fileno(), self._readable)
         if not done:
             self._loop.add_writer(self.sock.fileno(), self._flush)
             return
@@ -100,7 +147,7 @@ class Connection(Generic[M]):
 
     def _readable(self) -> None:
         budget = _TURN
-        while budget > 0 and not self.closed and not self._ended:
+        while budget > 0 and not self.closed and not self._ended and self._unread is None:
             try:
                 count = self.sock.recv_into(self._decoder.buffer())
             except (BlockingIOError, InterruptedError):
@@ -117,7 +164,7 @@ class Connection(Generic[M]):
                 if frame is not None:
                     budget -= _FRAME
                     self._on_frame(*frame)
-            except ProtocolError as error:
+            except (ProtocolError, OSError, MemoryError) as error:  # no room for a long frame: it can't be read on
                 return self._end(error)
 
     def _end(self, error: Exception | None) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "Fork",
     "Grant",
     "Kill",
+    "NoWorker",
     "Outcome",
     "Park",
     "Unavailable",
@@ -52,7 +53,15 @@ class Unavailable:
     reason: str
 
 
-Outcome = Answered | Died | Cancelled | Unavailable
+@dataclass(frozen=True)
+class NoWorker:
+    """So many workers were begun for the job, and none came as far as its function; `how` is how the last ended."""
+
+    how: object
+    tries: int
+
+
+Outcome = Answered | Died | Cancelled | Unavailable | NoWorker
 
 
 # ---------------------------------------------------------------- actions

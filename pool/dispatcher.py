@@ -19,10 +19,12 @@ import msgspec
 from fxpool.errors import ProtocolError
 from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
-from fxpool.pool import processes, report
+from fxpool.pool import outcomes, processes, report
+from fxpool.pool.bounds import Bounds
 from fxpool.pool.connection import Connection
-from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker, describe, outcome
+from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker
 from fxpool.pool.protocol import encode
+from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
 from fxpool.pool.steps import Steps
 from fxpool.pool.watch import Limits, Watch
@@ -40,6 +42,10 @@ PARKED_SECONDS = 5.0
 _LONGEST = 1e9
 # Characters of a name that somebody else made up.
 _SHOWN = 500
+# A worker that is not at its job's function so long after it was forked is of no use.
+BEGIN_SECONDS = 60.0
+# Before a job that got no worker is begun again: twice as long each time, up to the last.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 # With so many more jobs than slots it pays to make the zygote's workers start warmer, though it forks none meanwhile.
 _MANY = 3
 
@@ -56,16 +62,19 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
         self.scheduler = Scheduler(slots)
-        self.counters = {"jobs": 0, "joined": 0, "sub_jobs": 0, "forks": 0, "reused": 0, "retries": 0, "deaths": 0}
+        names = ("jobs", "joined", "sub_jobs", "forks", "reused", "retries", "deaths", "not_begun", "dropped_records")
+        self.counters = dict.fromkeys(names, 0)
         self.fork_seconds = 0.0
         self.limits = limits
-        self.watch = Watch(limits, self.scheduler, self.do, self._trees, self._exceeded)
+        self._workers: dict[int, Worker] = {}
+        self._bounds = Bounds(limits, self._workers, self._asking, self._exceeded)
+        self.watch = Watch(limits, self.scheduler, self.do, self._bounds.trees, self._bounds.memory, self._exceeded)
         self._directory = directory
         self._to_zygote = to_zygote
         self._logs = JobLogs(directory / "logs")
         self._jobs: dict[int, Work] = {}
-        self._workers: dict[int, Worker] = {}
         self._steps = Steps()
+        self._records = Records(self.counters)
         self._hurried = False
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
@@ -90,19 +99,22 @@ class Dispatcher:
             self.counters["joined"] += 1
             for worker in self._workers.values():
                 if worker.job == joined and worker.pid is not None:
+                    self._bounds.keep([worker])
                     client.connection.send(m.Started(ask.job, worker.pid, worker.attempt))
                     self._steps.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
         if job in client.keys:
             self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
+            self._bounds.keep(self._workers.values())
 
     def client_left(self, client: Client) -> None:
         self.do(self.scheduler.owner_left(client.number))
+        self._bounds.keep(self._workers.values())
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
         if work.ask.reuse:
-            work.kind = self._kind(work.ask)
+            work.kind = outcomes.kind_of(work.ask)
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
@@ -185,9 +197,9 @@ class Dispatcher:
         work = self._jobs.pop(action.job)
         self._steps.forget(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
-        message, payload = outcome(action, work, worker)
+        message, payload = outcomes.outcome(action, work, worker)
         if worker is not None:
-            for timer in worker.timers:
+            for timer in (*worker.timers, *filter(None, [worker.limit_timer])):
                 timer.cancel()
             worker.timers = [self.loop.call_later(GRACE_SECONDS, self._kill, worker.number)]
             if isinstance(message, m.Failed) and message.kind != "cancelled":
@@ -197,6 +209,7 @@ class Dispatcher:
             self._send(work.worker, message, payload)
         elif work.client is not None:
             work.client.keys.pop(work.ask.job, None)
+            self._records.end(work)
             work.client.connection.send(message, payload)
 
     def _fork(self, action: d.Fork) -> None:
@@ -206,13 +219,18 @@ class Dispatcher:
         scratch = self._directory / "scratch" / path.stem
         worker = Worker(action.worker, action.job, work, action.attempt, path, scratch, action.last)
         self._workers[action.worker] = worker
-        run = self._order(worker)
+        run = outcomes.order(worker, self.slots)
         try:
             encode(run)
+        except ProtocolError as error:
+            self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
+            return
+        try:
+            self._logs.make()
             ours, theirs = socket.socketpair()
-        except (ProtocolError, OSError) as error:
-            failed = m.Exited(action.worker, None, None, f"no worker can be given this job: {error}")
-            self.loop.call_soon(self.on_exited, failed)
+        except OSError as error:
+            worker.unable = outcomes.unable("the server can't begin a worker", error)
+            self.loop.call_soon(self.on_exited, m.Exited(action.worker, None, None, worker.unable.reason))
             return
 
         def on_frame(message: m.FromWorker, payload: memoryview) -> None:
@@ -226,28 +244,7 @@ class Dispatcher:
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
-    def _order(self, worker: Worker) -> m.Run:
-        ask = worker.work.ask
-        return m.Run(
-            worker.job,
-            ask.function,
-            ask.label,
-            worker.attempt,
-            self.slots,
-            ask.environment,
-            ask.sys_path,
-            ask.cwd,
-            ask.levels,
-            ask.disabled,
-            str(worker.scratch),
-            ask.reuse,
-        )
-
     # ------------------------------------------------------------ workers that stay
-
-    def _kind(self, ask: m.Submit) -> str:
-        """Equal for jobs that one worker may run: nothing of what a worker takes on for its first differs."""
-        return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
 
     def _park(self, worker: Worker) -> None:
         for timer in worker.timers:
@@ -262,13 +259,13 @@ class Dispatcher:
         worker.job, worker.attempt, worker.last = action.job, action.attempt, action.last
         worker.work = self._asking(action.job)[0]
         worker.phase, worker.keys = "", {}
+        worker.reached, worker.paused = None, False
         self.counters["reused"] += 1
         self._begin(worker)
         try:
-            self._send(worker, self._order(worker), worker.work.payload)
+            self._send(worker, outcomes.order(worker, self.slots), worker.work.payload)
         except ProtocolError as error:  # longer than a frame may be
-            worker.broken = str(error)
-            self._kill(worker.number)
+            self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
 
     # ------------------------------------------------------------ what workers say
 
@@ -279,9 +276,11 @@ class Dispatcher:
     def _from_worker(self, worker: Worker, message: m.FromWorker, payload: memoryview) -> None:
         if isinstance(message, (m.LogRecord, m.WarningRecord)):
             for work in self._listening(worker.job):
-                assert work.client is not None
-                message.job = work.ask.job
-                work.client.connection.send(message)
+                self._records.tell(work, message)
+        elif isinstance(message, m.Begun):
+            self._reached(worker)
+        elif isinstance(message, m.Unable):
+            worker.unable = message
         elif isinstance(message, m.Answer):
             answer = Answer(message.ok, message.seconds, payload, message.pid)
             self._worker_tells(worker, "ended")
@@ -305,22 +304,10 @@ class Dispatcher:
     def _sub_job(self, worker: Worker, message: m.Submit, payload: memoryview) -> None:
         if message.job in worker.keys:
             raise ProtocolError(f"sub-job number {message.job} is in use")
-        above = worker.work.ask
-        inherited = msgspec.structs.replace(
-            message,
-            environment={**above.environment, **message.environment},
-            sys_path=above.sys_path,
-            cwd=above.cwd,
-            timeout=None,
-            memory=None,
-            priority=above.priority,
-            levels=above.levels,
-            disabled=above.disabled,
-            flight="",
-        )
-        inherited.label = inherited.label[:_SHOWN]
+        ask = outcomes.as_part(message, worker.work.ask)
+        ask.label = ask.label[:_SHOWN]
         self.counters["sub_jobs"] += 1
-        self._submit(Work(self._number(), inherited, payload, None, worker), worker.keys)
+        self._submit(Work(self._number(), ask, payload, None, worker), worker.keys)
 
     def _asking(self, job: int) -> list[Work]:
         return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
@@ -336,7 +323,12 @@ class Dispatcher:
         """Its socket ended: normally because the process did, which the zygote will tell."""
         if error is not None:
             log.warning("worker %s: %s", worker.pid, error)
-            worker.broken = str(error)
+            if isinstance(error, ProtocolError):
+                worker.broken = str(error)
+            else:  # not its doing: there is no room here for what it says
+                worker.unable = outcomes.unable("the server can't read from it", error)
+                self.do(self.scheduler.failed(worker.number))
+                worker.reached = None
             self._kill(worker.number)
         if worker.exited is not None:
             self._worker_gone(worker)
@@ -346,32 +338,30 @@ class Dispatcher:
     def _kill(self, number: int) -> None:
         self.do(self.scheduler.lost(number))
 
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        """Nobody can do its job."""
+        if worker.number in self._workers:
+            self.do(self.scheduler.refuse(worker.number, reason))
+            if worker.pid is None:
+                self.on_exited(m.Exited(worker.number, None, None, reason))
+
     # ------------------------------------------------------------ limits
-
-    def _trees(self) -> list[tuple[Worker, list[int]]]:
-        """Workers that run what a client asked for, with the pids of them and of their sub-jobs' workers."""
-        found: dict[int, tuple[Worker, list[int]]] = {}
-        for worker in self._workers.values():
-            top = worker
-            while top.work.worker is not None:
-                top = top.work.worker
-            if worker.pid is not None and top.exceeded is None and self.scheduler.asks_of(top.job):
-                found.setdefault(top.number, (top, []))[1].append(worker.pid)
-        return list(found.values())
-
-    def _out_of_time(self, worker: Worker, limit: float) -> None:
-        self._exceeded(worker, Exceeded("timeout", limit, limit, worker.phase))
 
     def _exceeded(self, worker: Worker, how: Exceeded) -> None:
         """End the worker; its job is tried again, or ends, when it is gone."""
         if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
             return
         worker.exceeded = how
-        log.warning("job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, describe(how), how.phase)
+        log.warning(
+            "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
+        )
         self._kill(worker.number)
         # What the kernel does not end (a disk that hangs) must not keep those who wait.
-        give_up = self.loop.call_later(GRACE_SECONDS, lambda: self.do(self.scheduler.given_up(worker.number, how)))
-        worker.timers.append(give_up)
+        worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
+
+    def _give_up(self, worker: Worker, how: Exceeded) -> None:
+        if not self._bounds.allowed_since(worker):
+            self.do(self.scheduler.given_up(worker.number, how))
 
     # ------------------------------------------------------------ what the zygote says
 
@@ -381,35 +371,42 @@ class Dispatcher:
         if worker is None:
             return
         worker.pid = message.pid
-        self.do(self.scheduler.forked(worker.number))
         self._begin(worker)
 
     def _begin(self, worker: Worker) -> None:
-        """A job has its worker: set its limit, tell those who wait."""
+        """A job has its worker: tell those who wait."""
         assert worker.pid is not None
         worker.begun = self.loop.time()
         asking = self._asking(worker.job)
         if not asking:
             return
-        limit = worker.work.ask.timeout or self.limits.job_seconds
-        if limit is not None and worker.work.worker is None:
-            worker.timers.append(self.loop.call_later(limit, self._out_of_time, worker, limit))
+        worker.timers.append(self.loop.call_later(BEGIN_SECONDS, self._never_began, worker))
         reason = ""
         if worker.last is not None:
             self.counters["retries"] += 1
-            reason = describe(worker.last)
+            reason = outcomes.describe(worker.last)
         for work in asking:
             if work.client is not None:
                 work.client.connection.send(m.Started(work.ask.job, worker.pid, worker.attempt, reason))
         self._worker_tells(worker, "begun")
+
+    def _reached(self, worker: Worker) -> None:
+        """It is at its job: from now on that has its limits, and an end is its doing."""
+        if worker.reached is None:
+            worker.reached = self.loop.time()
+            self.do(self.scheduler.reached(worker.number))
+            self._bounds.keep([worker])
+
+    def _never_began(self, worker: Worker) -> None:
+        if worker.reached is None and self.scheduler.asks_of(worker.job):
+            worker.unable = m.Unable(f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
+            self._kill(worker.number)
 
     def on_exited(self, message: m.Exited) -> None:
         worker = self._workers.get(message.worker)
         if worker is None:
             return
         worker.exited = message
-        if message.failure:
-            self.do(self.scheduler.forked(worker.number))  # trying for ever is no answer to a machine that is full
         if worker.connection is None or worker.connection.closed:
             self._worker_gone(worker)
         else:
@@ -420,7 +417,20 @@ class Dispatcher:
         if worker.number not in self._workers:
             return
         assert worker.exited is not None
-        if self.scheduler.asks_of(worker.job):
+        wanted = bool(self.scheduler.asks_of(worker.job))
+        if wanted and worker.reached is None and not worker.paused:
+            # Its slot stays taken meanwhile: others would fare no better.
+            worker.paused = True
+            self.counters["not_begun"] += 1
+            log.warning(
+                "job %r got no worker: %s", worker.work.ask.label, outcomes.why_unable(worker.exited, worker)[0]
+            )
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** self.scheduler.missed(worker.job))
+            worker.timers.append(self.loop.call_later(pause, self._worker_gone, worker))
+            return
+        if wanted and self._bounds.allowed_since(worker):
+            self.do(self.scheduler.failed(worker.number))
+        if wanted and worker.reached is not None:
             self.counters["deaths"] += 1
             self._logs.keep(worker.log_path)
             self._worker_tells(worker, "ended", "its worker died")
@@ -455,6 +465,8 @@ class Dispatcher:
         for timer in worker.timers:
             timer.cancel()
         worker.timers = []
+        if worker.limit_timer is not None:
+            worker.limit_timer.cancel()
         if worker.connection is not None:
             worker.connection.close()
         self._logs.discard(worker.log_path)

@@ -16,7 +16,14 @@ from typing import Any
 
 import msgspec
 
-from fxpool.errors import JobCancelledError, JobMemoryError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
+from fxpool.errors import (
+    JobCancelledError,
+    JobMemoryError,
+    JobTimeoutError,
+    NoWorkerError,
+    PoolUnavailableError,
+    WorkerDiedError,
+)
 from fxpool.pool import messages as m
 
 __all__ = ["RemoteError", "dump", "error_of", "load"]
@@ -143,6 +150,11 @@ def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: s
         return JobMemoryError(label, int(failed.limit), int(failed.used), **limited)
     if failed.kind == "cancelled":
         return JobCancelledError(f"job {label!r} was cancelled: {failed.reason}")
+    if failed.kind == "no_worker":
+        return NoWorkerError(
+            label, failed.reason, code=failed.code, attempts=failed.attempts, worker=failed.worker,
+            log_path=failed.log_path,
+        )  # fmt: skip
     return PoolUnavailableError(f"the pool can't run job {label!r}: {failed.reason}")
 
 

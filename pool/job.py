@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fxpool import forks
 from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
@@ -36,7 +37,7 @@ class Job:
         self._session = session
         self._client = client  # who forgets the client and keeps the job still wants its result
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._waiters: list[threading.Lock] = []
         self._value: bytes | None = None
         self._error: Callable[[], BaseException] | None = None

@@ -11,13 +11,14 @@ replaced: another server is started, and the link renamed over. The old one sees
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import select
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool import __version__
+from fxpool import __version__, forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import messages as m
 from fxpool.pool import runtime_dir
@@ -43,8 +44,7 @@ _ATTEMPTS = 5
 # Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
 sockets: set[socket.socket] = set()
 processes: set[subprocess.Popen[bytes]] = set()
-# No fork while they are made. Reentrant: a signal handler may fork.
-making = threading.RLock()
+descriptors: set[int] = set()
 
 
 def _after_fork() -> None:
@@ -54,10 +54,12 @@ def _after_fork() -> None:
     for process in processes:
         process.returncode = 0  # not our child: nothing to wait for
     processes.clear()
-    making.release()
+    for descriptor in descriptors:
+        os.close(descriptor)  # a lock is held for as long as anybody has it open
+    descriptors.clear()
 
 
-os.register_at_fork(before=making.acquire, after_in_parent=making.release, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -124,8 +126,7 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
         patience = _SILENCE if (directory / READY).exists() else config.start_timeout
         if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
-            with making:
-                sockets.add(sock)
+            sockets.add(sock)
             return Found(sock, directory, None, True)
     except (OSError, ProtocolError):
         pass
@@ -160,17 +161,33 @@ def _hello(sock: socket.socket) -> None:
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
     """Only one process at a time starts a server of the host's."""
-    import filelock
-
     path = root / "host.lock"
+    deadline = time.monotonic() + config.start_timeout
+    with forks.held_off():
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptors.add(descriptor)
     try:
-        with filelock.FileLock(path, timeout=config.start_timeout, mode=0o600, poll_interval=0.01):
-            yield
-    except filelock.Timeout:
-        raise PoolUnavailableError(
-            f"another process has been starting the host's server for {config.start_timeout:g} s",
-            remedy=f"see who holds {path}",
-        ) from None
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise PoolUnavailableError(
+                    f"another process has been starting the host's server for {config.start_timeout:g} s",
+                    remedy=f"see who holds {path}",
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        with forks.held_off():
+            descriptors.discard(descriptor)
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file if nobody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _point(link: Path, directory: Path) -> None:
@@ -183,7 +200,7 @@ def _point(link: Path, directory: Path) -> None:
 def _start(config: PoolConfig, root: Path, link: Path | None, before: Path | None = None) -> Found:
     directory = runtime_dir.make_private(root)
     try:
-        with making:
+        with forks.held_off():
             return _spawn(config, directory, link, before)
     except BaseException:
         runtime_dir.remove(directory)

@@ -6,6 +6,7 @@ with the compilers it started count once. Its processes are its worker, those of
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,23 +37,33 @@ class Host:
 
     def total(self) -> tuple[int, str]:
         """(bytes, what set the number)"""
-        machine = (psutil.virtual_memory().total, "the machine's memory")
+        machine = (_machine_total(), "the machine's memory")
         return min([machine, *((group.limit, f"the memory limit in {group.source}") for group in self.groups)])
 
     def used(self) -> tuple[float, str]:
         """(the part of it that is in use and can't be had back, of what): of the tightest, 0.0 to 1.0.
 
-        Files that are cached count as free: the kernel gives them up first.
+        Files that are cached count as free: the kernel gives them up first. 0.0 of nothing where no file says so, as
+        in a process that has no descriptor left.
         """
-        machine = psutil.virtual_memory()
-        found = [(1.0 - machine.available / machine.total, "the machine's memory")]
+        found = []
+        try:
+            machine = psutil.virtual_memory()
+            found.append((1.0 - machine.available / machine.total, "the machine's memory"))
+        except OSError:
+            pass
         for group in self.groups:
             try:
                 used = int(group.usage.read_text()) - _cached(group.statistics.read_text())
             except (OSError, ValueError):
                 continue
             found.append((max(0, used) / group.limit, f"the memory limit in {group.source}"))
-        return max(found)
+        return max(found, default=(0.0, "nothing"))
+
+
+@functools.cache
+def _machine_total() -> int:
+    return psutil.virtual_memory().total
 
 
 def _cached(statistics: str) -> int:

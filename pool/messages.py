@@ -9,7 +9,8 @@ output, pickled exceptions) are no fields: they travel behind the message, untou
 | server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed,       |
 |                   | Status, Pong, Leaving                                                                 |
 | server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
-| worker -> server  | Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, WarningRecord  |
+| worker -> server  | Begun, Unable, Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord,  |
+|                   | WarningRecord                                                                         |
 | server -> zygote  | Prepare, Fork, Kill                                                                  |
 | zygote -> server  | Prepared, Forked, Exited                                                             |
 """
@@ -123,10 +124,14 @@ class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The job has no result. For kind "exception" the payload is the exception (see `exceptions`)."""
+    """The job has no result. For kind "exception" the payload is the exception (see `exceptions`).
+
+    Kind "no_worker": `attempts` workers were begun for it and none reached it; `code` is the errno's name, if there is
+    one, of what the host refused.
+    """
 
     job: int
-    kind: Literal["exception", "died", "timeout", "memory", "cancelled", "unavailable"]
+    kind: Literal["exception", "died", "timeout", "memory", "cancelled", "unavailable", "no_worker"]
     worker: int | None = None
     attempts: int = 0
     seconds: float | None = None
@@ -137,6 +142,7 @@ class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     phase: str = ""  # what the worker said it was doing
     log_path: str | None = None
     reason: str = ""
+    code: str = ""
 
 
 class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -224,6 +230,17 @@ class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=Tr
     disabled: int = 0
     scratch: str = ""  # a directory the worker makes for temporary files; the server removes it
     reuse: bool = False
+
+
+class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The worker is at the job's function: what ends it from here on is the job's doing."""
+
+
+class Unable(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The worker can't begin and ends: the host refused something (`code`: the errno's name)."""
+
+    reason: str
+    code: str = ""
 
 
 class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -317,12 +334,14 @@ class Forked(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """A worker process is gone and reaped, its process group killed. `failure`: it was never forked."""
+    """A worker process is gone and reaped, its process group killed. `failure`: it was never forked, and why; `code`
+    is the errno's name."""
 
     worker: int
     exit_code: int | None
     signal: int | None
     failure: str = ""
+    code: str = ""
 
 
 ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
@@ -341,6 +360,8 @@ ToClient = (
     | Leaving
 )
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
-FromWorker = Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+FromWorker = (
+    Begun | Unable | Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+)
 ToZygote = Prepare | Fork | Kill | UseTime
 FromZygote = Prepared | Forked | Exited

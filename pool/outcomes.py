@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
 from fxpool.pool.connection import Connection
 
-__all__ = ["Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "describe", "outcome"]
+__all__ = [
+    "Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "as_part", "describe", "kind_of", "order", "outcome",
+    "unable", "why_unable",
+]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
 _LOG_TAIL = 2000
@@ -35,6 +41,7 @@ class Work:
     asked: float = 0.0  # on the loop's clock
     kind: str | None = None  # of workers that may run it; None: one of its own
     joined: bool = False  # somebody else asked for the same before
+    dropped: int = 0  # records that its asker could not be told, as it did not read what came before
 
 
 @dataclass(eq=False)
@@ -60,6 +67,9 @@ class Worker:
     connection: Connection[m.FromWorker] | None = None
     pid: int | None = None
     begun: float = 0.0  # on the loop's clock
+    reached: float | None = None  # when it was at its job's function
+    unable: m.Unable | None = None  # what the host refused it
+    paused: bool = False  # it is gone, and its job waits before it is begun again
     broken: str = ""  # what it sent was no message
     phase: str = ""
     exceeded: Exceeded | None = None
@@ -67,6 +77,15 @@ class Worker:
     keys: dict[int, int] = field(default_factory=dict)  # sub-job key by the worker's number
     resume: int = 0
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    limit_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def top(self) -> Worker:
+        """The worker of what a client asked for, of which this one's job is a part."""
+        above = self
+        while above.work.worker is not None:
+            above = above.work.worker
+        return above
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,11 @@ class JobLogs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._kept: deque[Path] = deque()
-        directory.mkdir(mode=0o700, exist_ok=True)
+        self.make()
+
+    def make(self) -> None:
+        """See to it that the directory is there: people tidy up. Raises OSError."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, job: int, attempt: int) -> Path:
         return self._directory / f"{job}-{attempt}.log"
@@ -111,6 +134,46 @@ class JobLogs:
         if path not in self._kept:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
+    """What a worker asks for as a part of what it was itself asked for."""
+    return msgspec.structs.replace(
+        ask,
+        environment={**above.environment, **ask.environment},
+        sys_path=above.sys_path,
+        cwd=above.cwd,
+        timeout=None,
+        memory=None,
+        priority=above.priority,
+        levels=above.levels,
+        disabled=above.disabled,
+        flight="",
+    )
+
+
+def order(worker: Worker, slots: int) -> m.Run:
+    """What a worker is told to do."""
+    ask = worker.work.ask
+    return m.Run(
+        worker.job,
+        ask.function,
+        ask.label,
+        worker.attempt,
+        slots,
+        ask.environment,
+        ask.sys_path,
+        ask.cwd,
+        ask.levels,
+        ask.disabled,
+        str(worker.scratch),
+        ask.reuse,
+    )
+
+
+def kind_of(ask: m.Submit) -> str:
+    """Equal for jobs that one worker may run: nothing of what a worker takes on for its first differs."""
+    return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
 
 
 def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
@@ -135,11 +198,29 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
             failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
             said = (worker.broken or tail(worker.log_path)) if worker is not None else ""
             failed.reason = how.failure or said
+    elif isinstance(outcome, d.NoWorker):
+        failed.kind, failed.attempts = "no_worker", outcome.tries
+        failed.reason, failed.code = why_unable(outcome.how, worker)
     elif isinstance(outcome, d.Unavailable):
         failed.kind, failed.reason = "unavailable", outcome.reason
     else:
         failed.reason = outcome.reason
     return failed, memoryview(b"")
+
+
+def unable(what: str, error: BaseException) -> m.Unable:
+    """What the host refused the server itself."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
+    return m.Unable(f"{what}: {error or type(error).__name__}", errno.errorcode.get(number or 0, ""))
+
+
+def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
+    """What kept a worker from its job, and the errno's name."""
+    if worker is not None and worker.unable is not None:
+        return worker.unable.reason, worker.unable.code
+    said = tail(worker.log_path) if worker is not None else ""
+    code = how.code if isinstance(how, m.Exited) else ""
+    return describe(how) + (f": {said}" if said else ""), code
 
 
 def describe(how: object) -> str:

@@ -8,6 +8,7 @@ the zygote's unknown children are always those of the dead.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -72,7 +73,9 @@ def children() -> list[int]:
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:  # microseconds; not in every kernel
             return [int(word) for word in file.read().split()]
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return []  # not now: they are looked for again when the next one ends
         import psutil
 
         return [child.pid for child in psutil.Process(pid).children()]

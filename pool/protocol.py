@@ -19,12 +19,12 @@ import functools
 import mmap
 import socket
 import struct
-import threading
 from collections import deque
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from fxpool import forks
 from fxpool.errors import ProtocolError
 
 __all__ = [
@@ -159,12 +159,15 @@ class Outbox:
 
     def __init__(self) -> None:
         self._parts: deque[memoryview] = deque()
+        self.size = 0  # bytes that wait
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def push(self, parts: list[Buffer]) -> None:
-        self._parts.extend(memoryview(part).cast("B") for part in parts if len(part))
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        self._parts.extend(views)
+        self.size += sum(map(len, views))
 
     def flush(self, sock: socket.socket) -> bool:
         """Send what the socket takes; True when nothing is left. Raises OSError when the peer is gone."""
@@ -174,6 +177,7 @@ class Outbox:
                 sent = sock.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except (BlockingIOError, InterruptedError):
                 return False
+            self.size -= sent
             while sent:
                 part = self._parts[0]
                 if sent < len(part):
@@ -185,6 +189,7 @@ class Outbox:
 
     def clear(self) -> None:
         self._parts.clear()
+        self.size = 0
 
 
 class Channel(Generic[M]):
@@ -193,7 +198,7 @@ class Channel(Generic[M]):
     def __init__(self, sock: socket.socket, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
         self.sock = sock
         self._decoder: FrameDecoder[M] = FrameDecoder(kinds, cap=cap)
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
         """Raises OSError when the peer is gone."""

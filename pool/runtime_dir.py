@@ -1,7 +1,7 @@
 """Where a server keeps its socket and logs: one private directory under a root that nobody else can write to.
 
 Whoever can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
-anything is put there, and links are refused.
+anything is put there, and links are refused; directories above it are checked as the cache directory's are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fxpool.errors import PoolUnavailableError
+import msgspec
+
+from fxpool import directories
+from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
+from fxpool.pool.config import CONFIG
 
 __all__ = ["LOCK", "SOCKET", "hold", "holder", "make_private", "remove", "runtime_root", "sweep"]
 
@@ -99,7 +103,8 @@ def remove(directory: Path) -> None:
 def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
     """Remove the private directories of servers that were killed along with their clients; returns them.
 
-    `older_than` (seconds) spares those whose server has not made its lock yet.
+    Spared are those whose server may still be on its way to its lock: younger than `older_than` (seconds), and than
+    what who started it allows for that.
     """
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
@@ -107,7 +112,8 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
             facts = directory.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
                 continue
-            if time.time() - facts.st_mtime < older_than and not _has_lock(directory):
+            age = time.time() - facts.st_mtime
+            if not _has_lock(directory) and age < max(older_than, _start_allowed(directory)):
                 continue
             lock = hold(directory)
         except OSError:
@@ -118,6 +124,20 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
         finally:
             os.close(lock)
     return removed
+
+
+def _start_allowed(directory: Path) -> float:
+    """Seconds that the server of a directory may take to start; 0.0 where nothing says so yet."""
+    try:
+        return msgspec.json.decode((directory / CONFIG).read_bytes(), type=_Start).start_timeout
+    except (OSError, msgspec.MsgspecError):
+        return 0.0
+
+
+class _Start(msgspec.Struct):
+    """What is read of a ServerConfig, which may be another version's."""
+
+    start_timeout: float = 0.0
 
 
 def _has_lock(directory: Path) -> bool:
@@ -149,10 +169,22 @@ def _secure(root: Path, *, private: bool) -> Path:
         raise PoolUnavailableError(f"the runtime directory {root} can't be made: {error}") from error
     remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory of your own"
     if not stat.S_ISDIR(facts.st_mode):
-        raise PoolUnavailableError(f"the runtime directory {root} is no directory (links are refused)", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(
+            f"the runtime directory {root} is no directory (links are refused)", remedy=remedy
+        )
     if facts.st_uid != os.getuid():
-        raise PoolUnavailableError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
     if facts.st_mode & (0o077 if private else 0o022):
         mode = stat.S_IMODE(facts.st_mode)
-        raise PoolUnavailableError(f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy)
+        raise UnsafeRuntimeDirectoryError(
+            f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
+        )
+    # Whoever can put another directory in its place can put another server's socket there.
+    danger = directories.danger_above(str(root))
+    if danger is not None:
+        raise UnsafeRuntimeDirectoryError(
+            f"{danger.path}, on the way to the runtime directory {root}, {danger.what}: others could put another "
+            "runtime directory in its place",
+            remedy=f"{danger.mend}, or set FXPOOL_RUNTIME_DIR to another directory",
+        )
     return root

@@ -13,6 +13,9 @@ its slot is free only then. Sub-jobs belong to the worker that asked for them: t
 A job of a **kind** may run in a worker that ran others of that kind, which is then **parked**, without a job or slot,
 for the next one. As many are kept as there are slots, the latest.
 
+A worker's end is blamed on its job only once it **reached** that: before, it is the host that lacks something. Such a
+job is begun again, so often as there is patience with the host, and then ends as one that got no worker.
+
 While `admit` says so, no job is begun beside those that run: the caller's host is short of something. A job that is to
 run **alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
 
@@ -29,8 +32,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from enum import Enum
 
 from fxpool.pool.decisions import (
     Action,
@@ -42,68 +43,32 @@ from fxpool.pool.decisions import (
     Fork,
     Grant,
     Kill,
+    NoWorker,
     Outcome,
     Park,
     Unavailable,
 )
+from fxpool.pool.scheduler_state import Job, Slot, Worker
 
 __all__ = ["Scheduler"]
-
-
-# ---------------------------------------------------------------- state
-
-
-class Slot(Enum):
-    HELD = "held"
-    NONE = "none"
-    WANTED = "wanted"
-
-
-@dataclass
-class _Job:
-    """`job` is the number of its first ask, which may have left; `asks` maps those that want it to their owners."""
-
-    job: int
-    asks: dict[int, Hashable]
-    parent: int | None
-    flight: Hashable | None
-    kind: Hashable | None
-    retries: int
-    priority: int
-    age: int
-    alone: bool
-    attempt: int = 0
-    losses: int = 0
-    worker: int | None = None
-    last: object = None
-
-
-@dataclass
-class _Worker:
-    worker: int
-    job: int | None
-    kind: Hashable | None
-    slot: Slot = Slot.HELD
-    forked: bool = False
-    killed: bool = False
-    children: dict[int, None] = field(default_factory=dict)
 
 
 class Scheduler:
     """The state machine. Not thread-safe; every method but the properties returns the actions it decided on."""
 
-    def __init__(self, slots: int, *, zygote_losses: int = 3) -> None:
+    def __init__(self, slots: int, *, zygote_losses: int = 3, begins: int = 8) -> None:
         if slots < 1:
             raise ValueError(f"a pool needs at least one slot, not {slots}")
         self.slots = slots
         self._zygote_losses = zygote_losses
+        self._begins = begins
         self._losses = 0
         self._ready = False
         self._broken: str | None = None
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._asks: dict[int, int] = {}  # which job an ask belongs to
         self._flights: dict[Hashable, int] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         self._queue: dict[int, None] = {}
         self._parked: dict[int, None] = {}  # workers, the latest last
         self._wanting: deque[int] = deque()
@@ -197,7 +162,7 @@ class Scheduler:
             return actions
         elif flight is not None:
             self._flights[flight] = job
-        self._jobs[job] = _Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages), alone)
+        self._jobs[job] = Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages), alone)
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)
@@ -228,11 +193,32 @@ class Scheduler:
 
     # -- workers
 
-    def forked(self, worker: int) -> list[Action]:
-        """The process exists; from now on its death counts as an attempt."""
-        if worker in self._workers:
-            self._workers[worker].forked = True
+    def reached(self, worker: int) -> list[Action]:
+        """The worker is at its job's function; from now on its death counts as an attempt."""
+        known = self._workers.get(worker)
+        if known is not None and known.job is not None:
+            known.reached = True
+            self._jobs[known.job].missed = 0
         return []
+
+    def failed(self, worker: int) -> list[Action]:
+        """Whatever ends the worker now is not its job's fault."""
+        if worker in self._workers:
+            self._workers[worker].reached = False
+        return []
+
+    def missed(self, job: int) -> int:
+        """How many workers in a row did not reach a job."""
+        return self._jobs[job].missed if job in self._jobs else 0
+
+    def refuse(self, worker: int, reason: str) -> list[Action]:
+        """No worker can ever be given the job of this one."""
+        actions: list[Action] = []
+        known = self._workers.get(worker)
+        if known is not None and known.job is not None:
+            self._abort(known.job, Unavailable(reason), actions)
+            self._dispatch(actions)
+        return actions
 
     def answered(self, worker: int, answer: object, *, stays: bool = False) -> list[Action]:
         """The worker answered; the process will be gone soon, unless it `stays` for another job of its kind."""
@@ -242,7 +228,7 @@ class Scheduler:
             return actions
         self._losses = 0
         self._finish(self._jobs[known.job], Answered(answer), actions)
-        if stays and known.kind is not None and known.forked and not known.killed:
+        if stays and known.kind is not None and known.reached and not known.killed:
             self._park(known, actions)
         elif stays:
             self._kill(worker, actions)  # it waits for what does not come
@@ -257,7 +243,7 @@ class Scheduler:
         return actions
 
     def exited(self, worker: int, how: object) -> list[Action]:
-        """The process is gone. Without an answer that costs its job an attempt, if the process ever existed."""
+        """The process is gone. Without an answer that costs its job an attempt, if the worker had reached it."""
         actions: list[Action] = []
         self._remove(worker, how, actions)
         self._dispatch(actions)
@@ -320,17 +306,19 @@ class Scheduler:
     def zygote_lost(self, how: object, reason: str = "the zygote died") -> list[Action]:
         """It died, and its workers with it. The caller starts another unless `broken` is set afterwards.
 
-        No job is blamed for it, but one that goes through as many as break the pool has had its chances.
+        No job is blamed for it, but one that goes through as many as break the pool gets no other worker.
         """
         actions: list[Action] = []
         self._ready = False
         self._losses += 1
         for known in list(self._workers.values()):
             job = self._jobs.get(known.job) if known.job is not None else None
-            if job is not None and known.forked and job.losses + 1 < self._zygote_losses:
+            if job is not None and known.reached:
                 job.losses += 1
-                known.forked = False
-            self._remove(known.worker, how, actions)
+                if job.losses >= self._zygote_losses:
+                    self._finish(job, Unavailable(f"{reason}, for the {job.losses}. time while it ran"), actions)
+            known.reached = False
+            self._remove(known.worker, how, actions, missed=False)
         if self._losses >= self._zygote_losses:
             actions += self.zygote_broken(f"{reason} {self._losses} times in a row")
         return actions
@@ -346,7 +334,7 @@ class Scheduler:
 
     # -- inside
 
-    def _head(self) -> _Job | None:
+    def _head(self) -> Job | None:
         """The next queued job that may be begun, or None."""
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
@@ -359,13 +347,13 @@ class Scheduler:
                 for owner in self._owners(self._jobs[worker.job]):
                     held[owner] = held.get(owner, 0) + 1
 
-        def rank(job: _Job) -> tuple[bool, int, int, int]:
+        def rank(job: Job) -> tuple[bool, int, int, int]:
             load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
             return job.parent is None, -job.priority, load, job.age
 
         return min(queue, key=rank)
 
-    def _owners(self, job: _Job) -> set[Hashable]:
+    def _owners(self, job: Job) -> set[Hashable]:
         """Who wants a job, or the job that it is a part of."""
         while job.parent is not None:
             above = self._workers.get(job.parent)
@@ -410,22 +398,22 @@ class Scheduler:
         if kept is not None:
             del self._parked[kept]
             job.worker, known = kept, self._workers[kept]
-            known.job, known.slot = job.job, Slot.HELD
+            known.job, known.slot, known.reached = job.job, Slot.HELD, False
             actions.append(Assign(kept, job.job, job.attempt, job.last))
             return True
         job.worker = next(self._worker_numbers)
-        self._workers[job.worker] = _Worker(job.worker, job.job, job.kind)
+        self._workers[job.worker] = Worker(job.worker, job.job, job.kind)
         actions.append(Fork(job.worker, job.job, job.attempt, job.last))
         return True
 
-    def _park(self, worker: _Worker, actions: list[Action]) -> None:
+    def _park(self, worker: Worker, actions: list[Action]) -> None:
         self._release(worker)
         self._parked[worker.worker] = None
         actions.append(Park(worker.worker))
         if len(self._parked) > self.slots:
             actions += self.dismiss(next(iter(self._parked)))
 
-    def _release(self, worker: _Worker) -> None:
+    def _release(self, worker: Worker) -> None:
         if worker.slot is Slot.HELD:
             self._used -= 1
         elif worker.slot is Slot.WANTED:
@@ -438,7 +426,7 @@ class Scheduler:
             known.killed = True
             actions.append(Kill(worker))
 
-    def _finish(self, job: _Job, outcome: Outcome, actions: list[Action]) -> None:
+    def _finish(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
         """Forget the job, tell its asker, end what it had asked for. The worker, if any, goes on without a job."""
         del self._jobs[job.job]
         if job.flight is not None:
@@ -453,7 +441,7 @@ class Scheduler:
         else:
             self._orphan(self._workers[job.worker], actions)
 
-    def _orphan(self, worker: _Worker, actions: list[Action]) -> None:
+    def _orphan(self, worker: Worker, actions: list[Action]) -> None:
         worker.job = None
         if worker.slot is Slot.WANTED:
             self._release(worker)
@@ -477,7 +465,7 @@ class Scheduler:
             if known.worker is not None:
                 self._kill(known.worker, actions)
 
-    def _remove(self, worker: int, how: object, actions: list[Action]) -> None:
+    def _remove(self, worker: int, how: object, actions: list[Action], *, missed: bool = True) -> None:
         known = self._workers.get(worker)
         if known is None:
             return
@@ -487,10 +475,15 @@ class Scheduler:
         if job is None:
             del self._workers[worker]
             return
-        if not known.forked:
+        outcome: Outcome | None = None
+        if known.reached:
+            outcome = Died(how) if job.attempt > job.retries else None
+        else:
             job.attempt -= 1  # it never ran
-        if job.attempt > job.retries:
-            self._finish(job, Died(how), actions)
+            job.missed += missed
+            outcome = NoWorker(how, job.missed) if job.missed >= self._begins else None
+        if outcome is not None:
+            self._finish(job, outcome, actions)
             del self._workers[worker]
             return
         self._orphan(known, actions)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -41,6 +42,11 @@ from fxpool.pool.zygote_link import ZygoteLink
 __all__ = ["Server", "main"]
 
 HANDSHAKE_SECONDS = 10.0
+# Bytes that a client may leave unread before what can be left out is, and nothing more is taken from it.
+_OUTBOX_CAP = 64 << 20
+# What the host may have again in a moment, and how long it is waited for between the tries to start a zygote.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
 
 log = logging.getLogger("fxpool.pool.server")
@@ -63,6 +69,7 @@ class Server:
         self._idle_calls = [name for name in config.idle.split(",") if name]
         self._numbers = 0
         self._had_client = False
+        self._failed_starts = 0  # of a zygote, in a row
         self._draining = False
         self._idle: asyncio.TimerHandle | None = None
         self._ending = False
@@ -82,7 +89,7 @@ class Server:
         self.listener.setblocking(False)
         self._listen()
         # Somebody started us; nobody came.
-        self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_alone)
+        self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
         self._start_zygote()
         (self.directory / READY).touch(mode=0o600)
         self._spawn(self._sweep())
@@ -127,7 +134,9 @@ class Server:
         def on_end(error: Exception | None) -> None:
             self._client_left(client, error)
 
-        client = Client(Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP), number, pid)
+        connection: Connection[m.ToServer]
+        connection = Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP, outbox_cap=_OUTBOX_CAP)
+        client = Client(connection, number, pid)
         self.clients[number] = client
         client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not say hello")
 
@@ -190,15 +199,20 @@ class Server:
             self.loop.remove_reader(client.pidfd)
             os.close(client.pidfd)
         self.dispatcher.client_left(client)
-        self._leave_if_alone(only_after_one=True)
+        self._leave_if_alone()
 
-    def _leave_if_alone(self, only_after_one: bool = False) -> None:
-        if any(client.greeted for client in self.clients.values()) or (only_after_one and not self._had_client):
+    def _leave_if_nobody_came(self) -> None:
+        if not self._had_client:
+            self.end.set()
+
+    def _leave_if_alone(self) -> None:
+        """A client's own server goes with it, the host's when nobody came for a while."""
+        if any(client.greeted for client in self.clients.values()) or not self._had_client:
             return
-        if not self.config.link or self._draining or not only_after_one:
+        if not self.config.link or self._draining:
             self.end.set()
         elif self._idle is None:
-            self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_alone)
+            self._idle = self.loop.call_later(self.config.idle_timeout, self.end.set)
 
     # ------------------------------------------------------------ the host's server
 
@@ -253,13 +267,33 @@ class Server:
     # ------------------------------------------------------------ the zygote
 
     def _start_zygote(self) -> None:
-        self.zygotes += 1
+        if self._ending:
+            return
         self.zygote_facts = {"state": "starting"}
         order = m.Prepare(self.config.preload, self.config.sys_path, ",".join(self._idle_calls))
         try:
             self.zygote = ZygoteLink(self, order)
         except OSError as error:
-            self._zygote_broken(f"the zygote could not be started: {error}")
+            self._zygote_refused(error)
+            return
+        self.zygotes += 1
+        self._failed_starts = 0
+
+    def _zygote_refused(self, error: OSError) -> None:
+        """Try again where the host may have more in a moment; after some tries let another server do so."""
+        reason = f"the zygote could not be started: {error}"
+        if error.errno not in _SHORTAGES:
+            self._zygote_broken(reason)
+        elif self._failed_starts < len(_PAUSES):
+            log.warning("%s", reason)
+            self.loop.call_later(_PAUSES[self._failed_starts], self._start_zygote)
+            self._failed_starts += 1
+        else:
+            self._zygote_broken(reason)
+            if self.config.link and not self._draining:
+                self._drain(reason)
+            elif not self.config.link:
+                self.loop.call_later(GRACE_SECONDS, self.end.set)  # after the answers
 
     def on_prepared(self, message: m.Prepared) -> None:
         facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
@@ -377,7 +411,7 @@ class Server:
 
     async def _sweep(self) -> None:
         await asyncio.sleep(1.0)  # after the start, which somebody waits for
-        for directory in runtime_dir.sweep(Path(self.config.runtime_root)):
+        for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
             log.info("removed %s, whose server is gone", directory)
 
     def _spawn(self, coroutine: Any) -> None:

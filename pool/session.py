@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import __version__
+from fxpool import __version__, forks
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
@@ -50,11 +50,11 @@ class Session:
         self.jobs: dict[int, Job] = {}
         self.replies: dict[int, _Reply] = {}
         self.zygote: m.ZygoteState | None = None
-        self.zygote_known = threading.Event()
+        self.zygote_known = forks.event()
         self.error: PoolError | None = None
-        self.over = threading.Event()
+        self.over = forks.event()
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # the outbox, the jobs and `error`
+        self._lock = forks.lock(self, "_lock")  # the outbox, the jobs and `error`
         self._outbox = Outbox()
         self._welcome: m.Welcome | None = None
         self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
@@ -392,7 +392,7 @@ class Session:
 
 @dataclass
 class _Reply:
-    event: threading.Event = field(default_factory=threading.Event)
+    event: forks.Event = field(default_factory=forks.event)
     facts: dict[str, Any] | None = None
 
 

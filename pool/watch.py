@@ -71,12 +71,15 @@ class Watch:
         scheduler: Scheduler,
         do: Callable[[list[Action]], None],
         jobs: Callable[[], Iterable[tuple[Worker, list[int]]]],
+        limit_of: Callable[[Worker], int],
         over: Callable[[Worker, Exceeded], None],
     ) -> None:
-        """`jobs` gives the workers that run a job of somebody's, each with the pids of it and of its sub-jobs."""
+        """`jobs` gives the workers that run a job of somebody's, each with the pids of it and of its sub-jobs;
+        `limit_of` the bytes that it may take."""
         self.limits = limits
         self.pressed = False
         self._scheduler, self._do, self._jobs, self._over = scheduler, do, jobs, over
+        self._limit_of = limit_of
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._looked = float("-inf")
@@ -100,7 +103,7 @@ class Watch:
 
     def _look_at_jobs(self) -> None:
         for worker, pids in self._jobs():
-            limit = worker.work.ask.memory or self.limits.job_bytes
+            limit = self._limit_of(worker)
             everybody = [one for pid in pids for one in memory.tree(pid)]
             # Of shared pages this counts all: it is over first.
             if memory.at_most(everybody) <= limit:

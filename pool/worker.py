@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import faulthandler
 import gc
 import importlib
@@ -27,12 +28,13 @@ from typing import Any
 
 import msgspec
 
+from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
-from fxpool.pool.protocol import Buffer, Channel, decoder_of
+from fxpool.pool.protocol import Buffer, Channel, decoder_of, encode
 
-__all__ = ["EXIT_SETUP", "JobContext", "current_job"]
+__all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
 
 EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
 EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
@@ -53,7 +55,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.channel: Channel[m.ToWorker] = Channel(sock, m.ToWorker)
-        self.lock = threading.Lock()
+        self.lock = forks.lock(self, "lock")
         self.numbers = itertools.count(1)
         self.futures: dict[int, SubJob] = {}
         self.replies: dict[int, concurrent.futures.Future[int]] = {}
@@ -257,6 +259,12 @@ def main(sock: socket.socket) -> None:
             run, payload = frame
             if not isinstance(run, m.Run):
                 raise ProtocolError(f"a worker is given Run, not {type(run).__name__}")
+            try:
+                if first:
+                    _settle(run)
+            except _UnableError as unable:
+                link.channel.send(m.Unable(str(unable), unable.code))
+                os._exit(EXIT_SETUP)
             answer, result = _run(run, payload, link, first=first)
             del payload, frame
             _flush()
@@ -285,8 +293,10 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
     runner = sys._getframe()
     try:
         if first:
-            _settle(run)
             logs.Forwarder(link.send).install(run.levels, run.disabled)
+            if run.cwd is not None:
+                os.chdir(run.cwd)
+        link.channel.send(m.Begun())
         _current = JobContext(run, link)
         data = bytes(payload)
         payload.release()
@@ -306,8 +316,27 @@ def _spoiled() -> bool:
     return _current is not None and _current.spoiled
 
 
+def say_unable(descriptor: int, error: BaseException) -> None:
+    """Tell the server over a worker's socket that the worker can't begin. For a process that ends."""
+    number = error.errno if isinstance(error, OSError) else None
+    unable = m.Unable(f"the worker could not be set up: {error}", errno.errorcode.get(number or 0, ""))
+    try:
+        for part in encode(unable):
+            os.write(descriptor, part)
+    except OSError:
+        pass  # the server is told of the exit code
+
+
+class _UnableError(Exception):
+    """The host does not let this worker begin."""
+
+    def __init__(self, what: str, error: OSError) -> None:
+        self.code = errno.errorcode.get(error.errno or 0, "")
+        super().__init__(f"{what}: {error}")
+
+
 def _settle(run: m.Run) -> None:
-    """Take on the job's environment, import path and working directory."""
+    """Take on the job's environment and import path. Raises _UnableError."""
     for name, value in run.environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -316,11 +345,12 @@ def _settle(run: m.Run) -> None:
     if "TZ" in run.environment:
         time.tzset()
     if run.scratch:
-        os.makedirs(run.scratch, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(run.scratch, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _UnableError("no directory for temporary files can be made", error) from error
         os.environ["TMPDIR"] = run.scratch
         tempfile.tempdir = None
-    if run.cwd is not None:
-        os.chdir(run.cwd)
     if run.sys_path:
         sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
     # Directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies, finders

@@ -9,6 +9,7 @@ thread and the locks of all others; that is checked before every fork.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -154,6 +155,9 @@ class Zygote:
                 if number == order.worker:
                     processes.kill_group(pid)
         elif isinstance(order, m.Fork):
+            if not descriptors:  # the kernel drops what there is no number for
+                self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
+                return None
             return self.fork(order, descriptors[0])
         elif isinstance(order, m.UseTime):
             while self.idle:
@@ -162,16 +166,16 @@ class Zygote:
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
         start = time.perf_counter()
-        threads = self.process.num_threads()
-        if threads != 1:
-            os.close(descriptor)
-            self.send(m.Exited(order.worker, None, None, f"the zygote has {threads} threads, forking it is unsafe"))
-            return None
         try:
+            threads = self.process.num_threads()
+            if threads != 1:
+                os.close(descriptor)
+                self.refuse(order, f"the zygote has {threads} threads, forking it is unsafe")
+                return None
             pid = os.fork()
         except OSError as error:
             os.close(descriptor)
-            self.send(m.Exited(order.worker, None, None, f"fork failed: {error}"))
+            self.refuse(order, f"fork failed: {error}", error.errno)
             return None
         if pid == 0:
             return self.become_worker(order, descriptor)
@@ -183,6 +187,10 @@ class Zygote:
         self.workers[pid] = order.worker
         self.send(m.Forked(order.worker, pid, time.perf_counter() - start))
         return None
+
+    def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
+        """Tell that no worker was forked; `number` is the errno, if there is one."""
+        self.send(m.Exited(order.worker, None, None, reason, errno.errorcode.get(number or 0, "")))
 
     def become_worker(self, order: m.Fork, descriptor: int) -> socket.socket:
         try:
@@ -206,9 +214,10 @@ class Zygote:
                     pass
             os.set_inheritable(descriptor, False)
             return socket.socket(fileno=descriptor)
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
             sys.stderr.flush()
+            worker.say_unable(descriptor, error)
             os._exit(worker.EXIT_SETUP)
 
     def reap(self) -> None:

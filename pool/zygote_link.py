@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -25,6 +26,9 @@ _PACKET = 128 << 10
 # the kernel may keep a process for as long as a disk hangs.
 _STOPPED_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
+# The kernel has no room for a message, or for a descriptor on its way: it will have.
+_FULL = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+_FULL_SECONDS = 0.05
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.FromZygote] = msgspec.msgpack.Decoder(m.FromZygote)
 
@@ -54,6 +58,7 @@ class ZygoteLink:
         self._over = False
         self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # by worker: what it was told, and when
         self._watch: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None
         self.ready = False
         self.late = False
         self.silent = False
@@ -138,8 +143,12 @@ class ZygoteLink:
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._writable)
                 return
-            except OSError:
-                break  # it is gone; the reader hears of it
+            except OSError as error:
+                if error.errno not in _FULL:
+                    break  # it is gone; the reader hears of it
+                self._loop.remove_writer(self._sock.fileno())
+                self._later = self._loop.call_later(_FULL_SECONDS, self._writable)
+                return
             self._outgoing.popleft()
             if attached is not None:
                 attached.close()
@@ -178,6 +187,8 @@ class ZygoteLink:
             self._deadline.cancel()
             if self._watch is not None:
                 self._watch.cancel()
+            if self._later is not None:
+                self._later.cancel()
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
             self._sock.close()

@@ -10,15 +10,37 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-_PATCHING = threading.RLock()
+from fxpool import forks
+
+_PATCHING = forks.rlock(__name__, "_PATCHING", lambda: _put_back())
 # Shaped like a key of torch's, because it is split in places; nothing is stored under it.
 _NO_KEY = "afxpool00"
+
+
+#: (owner, attribute, what it was) of what is replaced now, the latest last
+_before: list[tuple[Any, str, Any]] = []
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """For all threads; with `_PATCHING` held."""
+    _before.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(*_before.pop())
+
+
+def _put_back() -> None:
+    """In a child that was forked while another thread compiled: configuration is each thread's own, this is not."""
+    while _before:
+        setattr(*_before.pop())
 
 
 class Compiled:
@@ -52,8 +74,7 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
             (cache, "_lookup", staticmethod(no_lookup)),
             (autograd_cache, "autograd_cache_key", no_key),
         ):
-            stack.callback(setattr, owner, name, owner.__dict__[name])
-            setattr(owner, name, value)
+            stack.enter_context(_replaced(owner, name, value))
         stack.enter_context(
             functorch_config.patch(
                 bundled_autograd_cache=True,
@@ -94,8 +115,7 @@ def in_process_only() -> Iterator[None]:
             ("fx_compile_progressive", False),
         ):
             if hasattr(compile_fx, name):
-                stack.callback(setattr, compile_fx, name, getattr(compile_fx, name))
-                setattr(compile_fx, name, value)
+                stack.enter_context(_replaced(compile_fx, name, value))
         yield
 
 

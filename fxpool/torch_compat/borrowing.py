@@ -14,13 +14,13 @@ for it.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
 
+from fxpool import forks
 from fxpool.torch_compat import operators
 
 
@@ -62,9 +62,10 @@ class Begin(Protocol):
 
 
 _ABSENT = object()
-_lock = threading.RLock()
+_lock = forks.rlock(__name__, "_lock", lambda: _undo_half())
 #: (owner, attribute, what its own dictionary held), in the order of replacing
 _replaced: list[tuple[Any, str, Any]] = []
+_changing = False
 
 
 def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
@@ -72,9 +73,11 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
 
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
     """
+    global _changing
     with _lock:
         if _replaced:
             return
+        _changing = True
         try:
             _take_kernels(kernels)  # first: what is imported after it must find no pool to start
             _take_graphs(graphs)
@@ -82,17 +85,28 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
         except BaseException:
             uninstall()
             raise
+        finally:
+            _changing = False
 
 
 def uninstall() -> None:
     """Put back what `install` replaced, the same objects."""
+    global _changing
     with _lock:
+        _changing = True
         while _replaced:
             owner, name, before = _replaced.pop()
             if before is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        _changing = False
+
+
+def _undo_half() -> None:
+    """In a child that was forked while another thread was at it: it may install anew."""
+    if _changing:
+        uninstall()
 
 
 def installed() -> bool:

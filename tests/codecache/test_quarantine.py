@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fxpool.codecache import quarantine
@@ -65,3 +66,36 @@ def test_a_key_is_no_path(root: str) -> None:
     for key in ("../" + "a" * 61, "", "AB" * 32):
         with pytest.raises(ValueError, match="no key"):
             quarantine.find(root, key)
+
+
+def test_a_limit_is_over_for_who_allows_more(root: str) -> None:
+    record = quarantine.add(root, KEY, label="graph", error="late", log=None, limit="timeout", value=5.0)
+    assert quarantine.find(root, KEY) == record
+    assert record.holds_under({"timeout": 5.0, "memory": 9e9}) and record.holds_under({"timeout": 4.0})
+    assert record.holds_under({"memory": 9e9}), "of another limit nothing follows"
+    assert not record.holds_under({"timeout": 5.1, "memory": 0.0})
+    died = quarantine.add(root, OTHER, label="graph", error="died", log=None)
+    assert died.holds_under({"timeout": 9e9, "memory": 9e18})
+
+
+def test_what_says_more_stays(root: str) -> None:
+    def add(error: str, limit: str = "", value: float = 0.0) -> str:
+        quarantine.add(root, KEY, label="graph", error=error, log=None, limit=limit, value=value)
+        found = quarantine.find(root, KEY)
+        assert found is not None
+        return found.error
+
+    assert add("after 5", "timeout", 5.0) == "after 5"
+    assert add("after 3", "timeout", 3.0) == "after 5"
+    assert add("after 9", "timeout", 9.0) == "after 9"
+    assert add("over 1000", "memory", 1000.0) == "over 1000"
+    assert add("died") == "died"
+    assert add("after 99", "timeout", 99.0) == "died"
+
+
+def test_a_record_of_before_there_were_limits(root: str) -> None:
+    quarantine.add(root, KEY, label="graph", error="died", log=None)
+    path = Path(root, "quarantine", f"{KEY}.json")
+    path.write_bytes(msgspec.json.encode({"key": KEY, "label": "g", "error": "e", "when": 1.0}))
+    record = quarantine.find(root, KEY)
+    assert record is not None and record.holds_under({"timeout": 9e9})

@@ -32,6 +32,12 @@ def _do(how: str) -> None:
         os.abort()
     elif kind == "hang":
         time.sleep(600)
+    elif kind == "take":  # so many seconds
+        time.sleep(float(argument))
+    elif kind == "hold":  # so many megabytes, for a second
+        held = bytearray(b"x" * (int(argument) << 20))
+        time.sleep(1.0)
+        del held
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "eat":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -19,7 +20,7 @@ from processes import HERE, run_python
 import fxpool
 from fxpool.cli import main
 from fxpool.codecache import quarantine
-from fxpool.errors import JobMemoryError, JobTimeoutError, QuarantinedError, WorkerDiedError
+from fxpool.errors import JobMemoryError, JobTimeoutError, NoWorkerError, QuarantinedError, WorkerDiedError
 from fxpool.lowering import service
 
 sys.path.insert(0, str(HERE))
@@ -145,6 +146,87 @@ def test_over_its_memory(shared_pool: Path, cache: Path) -> None:
     assert isinstance(strictly("eat"), QuarantinedError)
     fxpool.configure(job_memory="700M")
     run("harmless too")  # an ordinary graph is far from it
+
+
+def test_a_larger_limit_of_time_is_another_chance(shared_pool: Path, cache: Path) -> None:
+    fxpool.configure(job_timeout=1.5)
+    assert isinstance(strictly("take 5"), JobTimeoutError)
+    (record,) = quarantine.scan(str(cache))
+    assert (record.limit, record.value) == ("timeout", 1.5)
+    error = strictly("take 5")
+    assert isinstance(error, QuarantinedError)
+    for said in ("1.5 s", "FXPOOL_JOB_TIMEOUT", record.log, "fxpool cache quarantine --release"):
+        assert said in str(error)
+    fxpool.configure(job_timeout=2.5)
+    late = strictly("take 5")
+    assert isinstance(late, JobTimeoutError) and late.seconds == 2.5
+    (record,) = quarantine.scan(str(cache))
+    assert (record.limit, record.value) == ("timeout", 2.5)
+    assert isinstance(strictly("take 5"), QuarantinedError)
+    fxpool.configure(job_timeout=None)  # an hour
+    run("take 5")
+    assert not list(quarantine.scan(str(cache)))
+    assert fxpool.stats()["quarantine_retries"] == {"timeout": 2}
+    assert fxpool.stats()["compiles"]["worker"] == 1
+
+
+def test_a_larger_limit_of_memory_is_another_chance(shared_pool: Path, cache: Path) -> None:
+    fxpool.configure(job_memory="700M")
+    assert isinstance(strictly("hold 900"), JobMemoryError)
+    (record,) = quarantine.scan(str(cache))
+    assert (record.limit, record.value) == ("memory", 700 << 20)
+    error = strictly("hold 900")
+    assert isinstance(error, QuarantinedError)
+    assert "700 MB" in str(error) and "FXPOOL_JOB_MEMORY" in str(error)
+    fxpool.configure(job_memory=None)
+    run("hold 900")
+    assert not list(quarantine.scan(str(cache)))
+    assert fxpool.stats()["quarantine_retries"] == {"memory": 1}
+
+
+def test_a_death_is_none_of_a_limit_s(shared_pool: Path, cache: Path) -> None:
+    strictly("_exit of its own")
+    fxpool.configure(job_timeout=7200, job_memory="64G")
+    assert isinstance(strictly("_exit of its own"), QuarantinedError)
+
+
+def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
+    """The one that starts the host's server does not set them."""
+    fxpool.configure(pool="host", idle_timeout=1.0, job_timeout=2.0, job_memory="600M")
+    service.pool().start(wait=True)
+    limits = service.pool().status()["limits"]
+    assert limits["job_seconds"] == 3600.0
+    assert limits["rules"]["job_bytes"] != "configured"
+    fxpool.close()
+
+
+# --- what the host lacks ---------------------------------------------------------------------------------
+
+
+def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Path, cache: Path) -> None:
+    pool = service.pool()
+    pool.start(wait=True)
+    server = psutil.Process(pool.server_pid)
+    before = server.rlimit(psutil.RLIMIT_NOFILE)
+    server.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        error = strictly("harmless without descriptors")
+    finally:
+        server.rlimit(psutil.RLIMIT_NOFILE, before)
+    assert isinstance(error, NoWorkerError) and error.code == "EMFILE"
+    assert not list(quarantine.scan(str(cache)))
+    assert fxpool.stats()["quarantined"] == 0
+    run("harmless without descriptors")
+    assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
+
+
+def test_without_its_directory_of_logs_a_server_goes_on(shared_pool: Path, cache: Path) -> None:
+    pool = service.pool()
+    pool.start(wait=True)
+    shutil.rmtree(Path(pool.status()["directory"]) / "logs")
+    run("harmless without logs")
+    assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
+    assert not list(quarantine.scan(str(cache)))
 
 
 def test_without_a_cache_there_is_no_quarantine(shared_pool: Path, cache: Path) -> None:

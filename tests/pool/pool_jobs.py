@@ -524,3 +524,26 @@ def spoil(data: bytes) -> bytes:
     assert job is not None
     job.spoil()
     return str(os.getpid()).encode()
+
+
+# -- what is too much for who asked
+
+
+def flood(data: bytes) -> bytes:
+    """Logs so many records of so many characters each."""
+    count, size = map(int, data.split())
+    log = logging.getLogger("pool_jobs")
+    text = "x" * size
+    for _ in range(count):
+        log.warning(text)
+    return b"through"
+
+
+def gather_late(data: bytes) -> bytes:
+    """A sub-job that is asked for when there is a file of that name."""
+    pathlib.Path(data.decode()).touch()
+    return _submit("echo", b"x").result()
+
+
+def zeros(data: bytes) -> bytes:
+    return bytes(int(data))

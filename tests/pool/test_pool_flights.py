@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pool_place import Place, until
 
-from fxpool.errors import JobCancelledError, WorkerDiedError
+from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
 from fxpool.pool import Job, PoolClient
+from fxpool.pool import messages as m
+from fxpool.pool.bounds import Bounds
+from fxpool.pool.outcomes import Exceeded, Work, Worker
+from fxpool.pool.watch import Limits
 
 
 def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: object) -> Job:
@@ -99,3 +106,70 @@ def test_sub_jobs_of_a_shared_job_outlive_the_first_who_asked(client: PoolClient
     first.cancel()
     place.mark("mark-sub-go").touch()
     assert second.result(timeout=60) == b"the sub-job is done"
+
+
+# ---------------------------------------------------------------- limits
+
+
+def running(client: PoolClient, place: Place, **settings: object) -> tuple[Job, Callable[[], None]]:
+    """A job that is certain to run, and what ends it."""
+    mark = place.mark("mark-running")
+    job = ask(client, "wait_for_a_mark", str(mark).encode(), retries=0, **settings)
+    assert until(mark.exists)
+    return job, place.mark("mark-running-go").touch
+
+
+def ran_for(client: PoolClient, seconds: float) -> bool:
+    (one,) = client.status()["running"]
+    return bool(one["seconds"] > seconds)
+
+
+def test_the_largest_limit_of_those_who_wait_holds(client: PoolClient, place: Place) -> None:
+    first, go = running(client, place, timeout=1.0)
+    second = ask(client, "wait_for_a_mark", timeout=50.0)  # it runs already
+    assert until(lambda: ran_for(client, 2.0))
+    go()
+    for job in (first, second):
+        assert (job.result(timeout=50), job.attempts) == (b"the sub-job is done", 1)
+
+
+def test_who_has_no_limit_of_his_own_has_the_pool_s(client: PoolClient, place: Place) -> None:
+    first, go = running(client, place, timeout=1.0)
+    second = ask(client, "wait_for_a_mark")
+    assert until(lambda: ran_for(client, 2.0))
+    go()
+    assert [job.result(timeout=50) for job in (first, second)] == [b"the sub-job is done"] * 2
+
+
+def test_who_leaves_takes_his_limit_along(client: PoolClient, place: Place) -> None:
+    first, _ = running(client, place, timeout=50.0)
+    second = ask(client, "wait_for_a_mark", timeout=1.0, retries=0)
+    assert until(lambda: ran_for(client, 2.0))
+    first.cancel()
+    with pytest.raises(JobTimeoutError) as caught:
+        second.result(timeout=20)
+    assert caught.value.seconds == 1.0
+
+
+@pytest.mark.parametrize("limits", [(150, 900), (900, 150), (150, None)])
+def test_so_does_the_largest_of_memory(client: PoolClient, limits: tuple[int, int | None]) -> None:
+    asked = [None if one is None else one << 20 for one in limits]
+    jobs = [ask(client, "eat_in_a_child", b"300 1.0", memory=one, retries=0) for one in asked]
+    assert [job.result(timeout=50) for job in jobs] == [b"full"] * 2
+
+
+def test_who_comes_when_it_was_ended_for_less_has_it_tried_again() -> None:
+    """Between the kill and the worker's end, which no test can be quick enough for."""
+    works = [Work(n, m.Submit(n, "f", "l", timeout=t), memoryview(b""), None, None) for n, t in ((1, 1.0), (2, 9.0))]
+    worker = Worker(1, 1, works[0], 1, Path("log"), Path("scratch"), None)
+    waiting = works[:1]
+
+    async def look() -> list[bool]:
+        limits = Limits.of(3600.0, None, 0.9)
+        bounds = Bounds(limits, {1: worker}, lambda job: waiting, lambda *_: None)
+        worker.exceeded = Exceeded("timeout", 1.0, 1.0, "")
+        before = bounds.allowed_since(worker)
+        waiting.append(works[1])
+        return [before, bounds.allowed_since(worker)]
+
+    assert asyncio.run(look()) == [False, True]

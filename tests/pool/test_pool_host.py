@@ -408,3 +408,26 @@ def test_a_look_at_one_that_is_gone_or_hangs(join: Make, place: Place) -> None:
     assert hosts.status(link(place)) == {"state": "silent"}
     os.kill(pid, signal.SIGCONT)
     assert hosts.status(link(place))["state"] == "running"
+
+
+FAST = """
+import asyncio
+real = asyncio.BaseEventLoop.call_later
+def call_later(self, delay, *arguments, **more):
+    # What is waited for in tens of seconds comes in a tenth of that; an hour stays an hour.
+    return real(self, delay / 10 if 9 < delay < 100 else delay, *arguments, **more)
+asyncio.BaseEventLoop.call_later = call_later
+"""
+
+
+def test_who_came_and_went_may_come_again_for_as_long_as_is_set(join: Make, place: Place) -> None:
+    """Not only for as long as a start may take."""
+    modules = place.mark("mark-modules")
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(FAST)
+    client = join(idle_timeout=3600.0, start_timeout=10.0, extra={"PYTHONPATH": str(modules)})
+    pid = pid_of(client)
+    client.close()
+    # Longer than it waits for the first to come.
+    assert until(lambda: time.time() - psutil.Process(pid).create_time() > 2.5 or ended(pid))
+    assert hosts.status(link(place)).get("server_pid") == pid

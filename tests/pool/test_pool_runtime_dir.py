@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from pool_place import Place
 
+from fxpool import directories
 from fxpool.errors import PoolUnavailableError
 from fxpool.pool import runtime_dir
 
@@ -89,3 +92,42 @@ def test_sweep_takes_what_nobody_holds(place: Place) -> None:
     os.close(lock)
     assert sorted(runtime_dir.sweep(place.runtime, older_than=0)) == sorted([held, young])
     (place.runtime / "other").rmdir()
+
+
+def test_sweep_spares_who_may_still_start(place: Place) -> None:
+    slow, late = (runtime_dir.make_private(place.runtime) for _ in range(2))
+    for path, seconds in ((slow, 300.0), (late, 100.0)):
+        (path / "config.json").write_text(json.dumps({"start_timeout": seconds, "of another version": 1}))
+        os.utime(path, (time.time() - 200.0,) * 2)
+    assert runtime_dir.sweep(place.runtime) == [late]
+    os.utime(slow, (time.time() - 301.0,) * 2)
+    assert runtime_dir.sweep(place.runtime) == [slow]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_directory_in_which_others_can_rename_is_refused_unless_sticky(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    above = place.files / "mark-above"
+    above.mkdir()
+    os.chown(above, -1, 12345) if os.getuid() == 0 else None
+    above.chmod(mode)
+    monkeypatch.setattr(directories, "_is_private_group", lambda gid: False)
+    for name in (str(above / "runtime"), str(above / "deep" / "er")):
+        with pytest.raises(PoolUnavailableError, match="others could put another") as caught:
+            runtime_dir.runtime_root(name)
+        assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy and str(above) in str(caught.value)
+    above.chmod(mode | stat.S_ISVTX)
+    assert runtime_dir.runtime_root(str(above / "runtime")) == above / "runtime"
+
+
+def test_a_link_of_somebody_else_s_on_the_way_is_refused(place: Place) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make a link somebody else's")
+    target, link = place.files / "mark-target", place.files / "mark-link"
+    target.mkdir(0o700)
+    link.symlink_to(target)
+    assert runtime_dir.runtime_root(str(link / "runtime"))
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(PoolUnavailableError, match="is a symbolic link of"):
+        runtime_dir.runtime_root(str(link / "runtime"))

@@ -17,6 +17,7 @@ from fxpool.pool.decisions import (
     Fork,
     Grant,
     Kill,
+    NoWorker,
     Park,
     Unavailable,
 )
@@ -33,7 +34,7 @@ def start(scheduler: Scheduler, job: int, **settings: object) -> int:
     """Submit a job that runs at once; its worker."""
     (fork,) = scheduler.submit(job, owner="a", **settings)  # type: ignore[arg-type]
     assert isinstance(fork, Fork)
-    scheduler.forked(fork.worker)
+    scheduler.reached(fork.worker)
     return fork.worker
 
 
@@ -74,7 +75,7 @@ def test_a_death_costs_a_retry_and_then_the_job() -> None:
     worker = start(scheduler, 1)
     (fork,) = scheduler.exited(worker, "signal 9")
     assert fork == Fork(2, 1, 2, "signal 9")
-    scheduler.forked(2)
+    scheduler.reached(2)
     assert scheduler.exited(2, "signal 11") == [Deliver(1, Died("signal 11"), 2, 2)]
     assert scheduler.retries == 1
 
@@ -138,8 +139,48 @@ def test_nobody_is_blamed_for_the_zygote_but_one_that_is_always_there() -> None:
         (fork,) = scheduler.zygote_ready()
         assert isinstance(fork, Fork)
         assert (fork.job, fork.attempt) == (1, 1)
-        scheduler.forked(worker := fork.worker)
-    assert scheduler.zygote_lost("gone") == [Deliver(1, Died("gone"), 1, worker)]
+        scheduler.reached(worker := fork.worker)
+    often = Unavailable("the zygote died, for the 3. time while it ran")
+    assert scheduler.zygote_lost("gone") == [Deliver(1, often, 1, worker)]
+
+
+def test_a_worker_that_did_not_reach_its_job_costs_it_nothing() -> None:
+    scheduler = ready()
+    (fork,) = scheduler.submit(1, owner="a", retries=0)
+    for number in range(2, 9):
+        assert isinstance(fork, Fork)
+        assert scheduler.missed(1) == number - 2
+        (fork,) = scheduler.exited(fork.worker, "no room")
+        assert fork == Fork(number, 1, 1, "no room")
+    assert scheduler.exited(8, "no room") == [Deliver(1, NoWorker("no room", 8), 0, 8)]
+    assert (scheduler.used, scheduler.missed(1)) == (0, 0)
+
+
+def test_patience_with_the_host_begins_again_when_a_worker_reached_its_job() -> None:
+    scheduler = ready()
+    scheduler.submit(1, owner="a", retries=1)
+    for worker in range(1, 8):
+        scheduler.exited(worker, "no room")
+    scheduler.reached(8)
+    assert scheduler.missed(1) == 0
+    assert scheduler.exited(8, "died") == [Fork(9, 1, 2, "died")]
+    assert scheduler.exited(9, "no room") == [Fork(10, 1, 2, "no room")]
+    scheduler.reached(10)
+    assert scheduler.exited(10, "died") == [Deliver(1, Died("died"), 2, 10)]
+
+
+def test_what_was_not_the_job_s_fault_after_all_costs_it_nothing() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1, retries=0)
+    assert scheduler.failed(worker) == []
+    assert scheduler.exited(worker, "no room") == [Fork(2, 1, 1, "no room")]
+
+
+def test_a_job_that_no_worker_can_be_given_ends_at_once() -> None:
+    scheduler = ready()
+    worker = start(scheduler, 1)
+    assert scheduler.refuse(worker, "too long") == [Deliver(1, Unavailable("too long"), 1, worker), Kill(worker)]
+    assert scheduler.exited(worker, "x") == []
 
 
 def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
@@ -149,7 +190,7 @@ def test_waiting_lends_the_slot_and_resume_comes_first() -> None:
     assert scheduler.submit(3, owner="a", parent=parent) == []
     (fork,) = scheduler.waiting(parent)
     assert fork == Fork(2, 3, 1)  # the sub-job before the older job
-    scheduler.forked(2)
+    scheduler.reached(2)
     assert scheduler.answered(2, "x") == [Deliver(3, Answered("x"), 1, 2)]
     assert scheduler.resume(parent) == []
     assert scheduler.exited(2, None) == [Grant(parent)]
@@ -271,7 +312,7 @@ def test_who_joins_lives_through_a_death() -> None:
     scheduler.submit(2, owner="b", flight="f", retries=1)
     (fork,) = scheduler.exited(worker, "died")
     assert isinstance(fork, Fork) and (fork.job, fork.attempt) == (1, 2)
-    scheduler.forked(fork.worker)
+    scheduler.reached(fork.worker)
     assert [a.job for a in scheduler.exited(fork.worker, "died") if isinstance(a, Deliver)] == [1, 2]
 
 
@@ -306,6 +347,7 @@ def test_a_worker_is_parked_for_the_next_job_of_its_kind() -> None:
     assert isinstance(fork, Fork)
     assert scheduler.submit(3, owner="a", kind="k") == [Assign(worker, 3, 1)]
     assert scheduler.dismiss(worker) == []  # it is busy
+    scheduler.reached(worker)
     assert scheduler.exited(worker, "died") == [Fork(3, 3, 2, "died")]
 
 
@@ -329,7 +371,7 @@ def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
     (fork,) = scheduler.submit(1, owner="a", **settings)
     assert isinstance(fork, Fork)
     if not settings:
-        scheduler.forked(fork.worker)
+        scheduler.reached(fork.worker)
     assert scheduler.answered(fork.worker, None, stays=True)[-1] == Kill(fork.worker)
 
 
@@ -343,7 +385,7 @@ def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
     scheduler.answered(other, None)
     assert scheduler.exited(other, None) == [Fork(3, 3, 1)]
     assert not scheduler.waits_to_be_alone
-    scheduler.forked(3)
+    scheduler.reached(3)
     assert scheduler.resume(parent) == []
     assert scheduler.answered(3, None) == [Deliver(3, Answered(None), 1, 3), Grant(parent), Fork(4, 4, 1)]
 
@@ -489,7 +531,7 @@ class Machine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         worker = self.some(data, list(set(self.live) - self.forked))
         self.forked.add(worker)
-        self.take(self.scheduler.forked(worker))
+        self.take(self.scheduler.reached(worker))
 
     @precondition(lambda self: any(self.children(w) for w in self.running()))
     @rule(data=st.data())
@@ -602,7 +644,7 @@ class Machine(RuleBasedStateMachine):
                 break
             for worker in list(self.live):
                 self.forked.add(worker)
-                self.take(self.scheduler.forked(worker))
+                self.take(self.scheduler.reached(worker))
                 if self.live.get(worker) is None:
                     self.finish(worker)
                 elif self.slot[worker] == "none" and not self.children(worker):

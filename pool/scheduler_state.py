@@ -1,0 +1,46 @@
+"""What the scheduler knows of jobs and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["Job", "Slot", "Worker"]
+
+
+class Slot(Enum):
+    HELD = "held"
+    NONE = "none"
+    WANTED = "wanted"
+
+
+@dataclass
+class Job:
+    """`job` is the number of its first ask, which may have left; `asks` maps those that want it to their owners."""
+
+    job: int
+    asks: dict[int, Hashable]
+    parent: int | None
+    flight: Hashable | None
+    kind: Hashable | None
+    retries: int
+    priority: int
+    age: int
+    alone: bool
+    attempt: int = 0
+    losses: int = 0  # of zygotes
+    missed: int = 0  # workers that did not reach it
+    worker: int | None = None
+    last: object = None
+
+
+@dataclass
+class Worker:
+    worker: int
+    job: int | None
+    kind: Hashable | None
+    slot: Slot = Slot.HELD
+    reached: bool = False
+    killed: bool = False
+    children: dict[int, None] = field(default_factory=dict)
