@@ -37,9 +37,17 @@ _OURS = (
 )
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
 # Precompiles the header and asks the tool chain what it can do, once.
-_FIRST = {
-    "hunted.py": "import torch\ndef inputs():\n    return (torch.ones(8),)\ndef run(x):\n    return x.sin().sum()\n"
-}
+_FIRST = """
+import glob, os, time, torch
+def inputs():
+    return (torch.ones(8),)
+def run(x):
+    return x.sin().sum()
+def state():
+    end = time.monotonic() + 100
+    while not glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.gch") and time.monotonic() < end:
+        time.sleep(0.1)
+"""
 
 
 @dataclasses.dataclass
@@ -151,17 +159,11 @@ class Hunter:
         return found
 
     def _prepare(self) -> None:
-        case = Case("prepare", 0, [Step("before", _FIRST)])
+        case = Case("prepare", 0, [Step("before", {"hunted.py": _FIRST})])
         home = self.root / "first"
         (home / "cache").mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.backend == "fxpool":
-            if (home / "cache" / "toolchain").is_dir():
-                return
+        if self.backend == "fxpool" and not list((home / "cache" / "toolchain").glob("headers/*.gch")):
             self._process(case, case.steps[0], home, "fxpool")
-            end = time.monotonic() + 120
-            while not list((home / "cache" / "toolchain").glob("headers/*.json")) and time.monotonic() < end:
-                time.sleep(0.1)
-        self._process(case, case.steps[0], home, "inductor")
 
     def _process(
         self, case: Case, step: Step, directory: Path, backend: str
