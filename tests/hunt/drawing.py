@@ -6,7 +6,7 @@ import dataclasses
 import random
 from typing import Any
 
-from .pieces import PIECES, Piece
+from .pieces import EARLY, PIECES, Piece
 from .program import Case, Step
 from .readings import READINGS, Reading
 
@@ -80,7 +80,7 @@ class Program:
     def main(self, number: float, *, after: str = "", before: str = "") -> str:
         """The main module's text. `before` is executed before the operators' module is imported, `after` at its end."""
         setup = self.reading.put(self.reading.setup, number)
-        first = self.setup_first or self.at_import
+        first = self.setup_first or self.at_import or self.piece.name in EARLY
         gradient = ".requires_grad_()" if self.training else ""
         wrapped = "sub.Wrapped(x)" if "subclass" in self.piece.families else "x"
         parts = [

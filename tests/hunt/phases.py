@@ -61,8 +61,32 @@ def _import_ahead(names: list[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
         importlib.import_module(name)
+    if "torch._inductor.compile_fx" in names:
+        _compile_ahead()
     gc.collect()
     gc.freeze()
+
+
+def _compile_ahead() -> None:
+    """Have stock Inductor ask what the CPU can do and trace its patterns, which takes 3 s of each process otherwise."""
+    import torch
+    import torch._inductor.decomposition
+
+    with contextlib.suppress(ImportError):  # it would start a thread beside each progress bar
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0
+    x = torch.ones(8, requires_grad=True)
+    torch.compile(lambda x: x.sin().sum(), backend="inductor")(x)
+    with torch.no_grad():
+        torch.compile(lambda x: x.cos().sum(), backend="inductor")(x)
+    torch._dynamo.reset()
+    # A table that is made at the first compile: what a program registers before its own first one belongs into it.
+    torch._inductor.decomposition.fast_random_decomps.cache_clear()
+    with open("/proc/self/status") as file:
+        threads = next(line.split()[1] for line in file if line.startswith("Threads:"))
+    if threads != "1":
+        raise RuntimeError(f"compiling ahead started {threads} threads: this process can't be forked")
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["PIECES", "Piece"]
+__all__ = ["EARLY", "PIECES", "Piece"]
+
+
+# They read the number when their module is imported.
+EARLY = frozenset(("operator_autocast", "low_autocast", "module_attribute", "module_buffer", "module_parameter",
+                   "module_list", "global_tensor", "choices", "graph_lowering_hook"))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,17 +252,17 @@ class Wrapped(torch.Tensor):
 """}, main="import sub\n_plain_inputs = None\n", call="piece(x)", training=False, families=("subclass",)),
     Piece("aten_override_implicit", _HEAD + """
 LIB = torch.library.Library("aten", "IMPL")
-@torch.library.impl(LIB, "relu6", "CompositeImplicitAutograd", allow_override=True)
 def _relu6(x):
     return torch.clamp(x, 0, VALUE)
+LIB.impl("relu6", _relu6, "CompositeImplicitAutograd", allow_override=True)
 def piece(x):
     return torch.ops.aten.relu6(x * 40)
 """, training=False, families=("aten",)),
     Piece("aten_override_cpu", _HEAD + """
 LIB = torch.library.Library("aten", "IMPL")
-@torch.library.impl(LIB, "digamma", "CPU", allow_override=True)
 def _digamma(x):
     return torch.sin(x) * VALUE
+LIB.impl("digamma", _digamma, "CPU", allow_override=True)
 def piece(x):
     return torch.digamma(x)
 """, training=False, families=("aten",)),
