@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache import sources
 from fxpool.torch_compat import configs, operators, tracing
 
 
@@ -103,7 +102,7 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
 def _refusal(target: Any) -> str | None:
     """The bypass a function's presence means, or None."""
     if operators.is_overload(target) or operators.is_packet(target):
-        return None  # those of a program are hashed by source: see code_digests
+        return None  # those of a program are hashed by content: see program_code
     if operators.is_higher_order(target):
         return None if operators.higher_order_cacheable(target) else "higher_order_operator"
     wrapped = operators.numpy_wrapper(target)
@@ -124,36 +123,3 @@ def _refusal(target: Any) -> str | None:
     if f"{module}.{name}" in configs.functions_marked_cacheable():
         return None
     return "function"
-
-
-def code_digests(dependencies: dict[str, Any]) -> dict[str, Any]:
-    """Digests of everything a graph names that is not torch's.
-
-    Raises:
-        Bypass: a source can't be found or hashed.
-    """
-    digests: dict[str, Any] = {}
-    for name, target in sorted(dependencies.items()):
-        try:
-            digests[name] = _operator_digest(target) if name.startswith("operator:") else _function_digest(target)
-        except (sources.UndigestableError, OSError) as error:
-            raise Bypass("source", f"{name}: {error}") from error
-    return digests
-
-
-def _function_digest(target: Any) -> Any:
-    return sources.digest_callable(target)
-
-
-def _operator_digest(target: Any) -> Any:
-    registration = operators.registration(target)
-    if not registration.files and not registration.libraries and not registration.functions:
-        raise Bypass("operator_of_unknown_source", registration.name)
-    return {
-        # A path is not in the key; two files of one content are one source.
-        "files": sorted(sources.digest_file(path) for path in registration.files),
-        "libraries": sorted(sources.digest_file(path) for path in registration.libraries),
-        "functions": {name: sources.digest_callable(f) for name, f in sorted(registration.functions.items())},
-        "triton": [sources.digest_callable(kernel) for kernel in operators.triton_kernels_of(target)],
-        "schema": operators.schema_of(target),
-    }

@@ -382,7 +382,7 @@ class GraphEncoder:
         self._changes_switches |= attention.changes_switches(target)
         module, qualified = name_of(target)
         if not _comes_with_torch(module):
-            self.dependencies[f"function:{module}.{qualified}"] = target
+            self.dependencies[f"function:{module}:{qualified}"] = target
         return ["py", module, qualified]
 
 
@@ -496,4 +496,4 @@ def _candidates(target: Any) -> Iterator[tuple[str, str]]:
 
 
 def _comes_with_torch(module: str) -> bool:
-    return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "einops", "torchgen")
+    return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "torchgen")

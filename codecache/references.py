@@ -6,10 +6,13 @@ The user's is digested by its content (`sources`); the rest is known by name and
 from __future__ import annotations
 
 import dis
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from fxpool.codecache import process_state
 
 # Whose code is identified by name and version: the key holds torch's and Triton's digests anyway.
 NAMED_BY_VERSION = frozenset({"torch", "torchgen", "functorch", "triton", "numpy", "sympy", *sys.stdlib_module_names})
@@ -60,29 +63,74 @@ def version_of(module: str) -> str:
     return str(getattr(sys.modules.get(top), "__version__", ""))
 
 
+class Variable:
+    """Stands for a variable of the environment that a function reads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of the global names in a function's code and the code nested in it, sorted by name.
 
-    A user's module is followed along the attributes that are read from it, to what is used of it; `refuse` makes the
-    error for an import whose outcome is not known here.
+    A user's module is followed along the attributes that are read from it, to what is used of it. What is imported in
+    the function is a global of its own. `refuse` makes the error for an import whose outcome is not known here, and
+    for a reader of the environment that names no constant.
     """
-    paths: set[tuple[str, ...]] = set()
+    reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]] = set()
+    imports: set[tuple[str, int, tuple[str, ...]]] = set()
     for code in _codes(function.__code__):
-        paths |= _paths_read(code, refuse)
+        _read(code, reads, imports)
     builtins: Any = function.__globals__.get("__builtins__", {})
     known: Mapping[str, Any] = builtins if isinstance(builtins, Mapping) else vars(builtins)
     resolved: dict[str, Any] = {}
-    for path in paths:
+    for path, constant in reads:
         first = path[0]
         value = function.__globals__.get(first, known.get(first, MISSING))
-        used = 1
-        while isinstance(value, types.ModuleType) and used < len(path):
-            module, value = value, getattr(value, path[used], MISSING)
-            used += 1
-            if top_level(module.__name__) in NAMED_OBJECTS and is_instance(value):
-                value = Named(f"{module.__name__}.{path[used - 1]} {version_of(module.__name__)}")
-        resolved[".".join(path[:used])] = value
+        used, value = _followed(value, path, 1)
+        name = ".".join(path[:used])
+        if process_state.is_environment(value):
+            variable = process_state.variable_read(value, constant)
+            if variable is None:
+                raise refuse(process_state.ENVIRONMENT)
+            resolved[f"{name} {variable}"] = Variable(variable)
+        else:
+            resolved[name] = value
+    for name, level, wanted in imports:
+        resolved.update(_imported(function, name, level, wanted, refuse))
     return iter(sorted(resolved.items()))
+
+
+def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:
+    """How much of a path leads from module to module, and to what."""
+    while used < len(path) and (isinstance(value, types.ModuleType) or process_state.is_environment(value)):
+        owner, found = value, getattr(value, path[used], MISSING)
+        if not isinstance(owner, types.ModuleType) and not process_state.is_environment(found):
+            break  # a method of the environment that is no reader
+        value, used = found, used + 1
+        if isinstance(owner, types.ModuleType) and top_level(owner.__name__) in NAMED_OBJECTS and is_instance(value):
+            value = Named(f"{owner.__name__}.{path[used - 1]} {version_of(owner.__name__)}")
+    return used, value
+
+
+def _imported(
+    function: types.FunctionType, name: str, level: int, wanted: tuple[str, ...], refuse: Callable[[str], Exception]
+) -> Iterator[tuple[str, Any]]:
+    """What a function imports, where that is known: of a module that is loaded in this process."""
+    package = str(function.__globals__.get("__package__") or function.__globals__.get("__name__", ""))
+    try:
+        full = importlib.util.resolve_name("." * level + name, package)
+    except (ImportError, ValueError):
+        full = ""
+    if top_level(full) in NAMED_BY_VERSION:
+        return
+    module = sys.modules.get(full)
+    if module is None:
+        raise refuse(f"the import of {full or name or 'a sibling module'} inside the function, which is not loaded")
+    if not wanted:
+        yield f"import {full}", module
+    for attribute in wanted:
+        yield f"import {full}.{attribute}", getattr(module, attribute, sys.modules.get(f"{full}.{attribute}", MISSING))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -92,9 +140,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _paths_read(code: types.CodeType, refuse: Callable[[str], Exception]) -> set[tuple[str, ...]]:
-    """The global names a code object loads, each with the attributes that are taken from it at once."""
-    paths: set[tuple[str, ...]] = set()
+def _read(
+    code: types.CodeType,
+    reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]],
+    imports: set[tuple[str, int, tuple[str, ...]]],
+) -> None:
+    """Add the global names a code object loads, each with the attributes that are taken from it at once and the
+    constant it is called with; and what it imports, with the level of a relative import and the names taken."""
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "CACHE")]
     for position, instruction in enumerate(instructions):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -103,9 +155,14 @@ def _paths_read(code: types.CodeType, refuse: Callable[[str], Exception]) -> set
                 if follower.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
                     break
                 path.append(str(follower.argval))
-            paths.add(tuple(path))
+            constant = process_state.constant_after(instructions, position + len(path))
+            reads.add((tuple(path), constant))
         elif instruction.opname == "IMPORT_NAME":
-            level = instructions[position - 2].argval if position >= 2 else None
-            if level != 0 or top_level(str(instruction.argval)) not in NAMED_BY_VERSION:
-                raise refuse(f"the import of {instruction.argval or 'a sibling module'} inside the function")
-    return paths
+            level = instructions[position - 2].argval if position >= 2 else 0
+            wanted: list[str] = []
+            for follower in instructions[position + 1 :]:
+                if follower.opname == "IMPORT_FROM":
+                    wanted.append(str(follower.argval))
+                elif not follower.opname.startswith("STORE_"):
+                    break
+            imports.add((str(instruction.argval), level if isinstance(level, int) else 0, tuple(wanted)))

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxpool.codecache import cacheable, toolchain
@@ -55,6 +55,11 @@ class AmbientState:
             environment={**self.environment, **hidden},
         )
 
+    def with_variables(self, variables: Mapping[str, str | None]) -> AmbientState:
+        """With variables of the environment that a program's code reads while it is traced."""
+        found = {name: value for name, value in variables.items() if value is not None}
+        return dataclasses.replace(self, environment={**self.environment, **found}) if found else self
+
 
 def without_index(device: str | None) -> str | None:
     """The default device, by kind: what it was given to is in the graph."""
@@ -71,9 +76,6 @@ def capture(*, before_autograd: bool) -> AmbientState:
         raise CannotTravelError("dispatch_mode", "a TorchDispatchMode is active")
     if before_autograd and switches.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
-    registered = configs.user_lowerings()
-    if registered:
-        raise CannotTravelError("registered_lowering", ", ".join(registered[:3]))
     return AmbientState(switches.capture(), configs.capture(), _environment(), _dump_code(configs.code_values()))
 
 

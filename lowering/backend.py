@@ -123,6 +123,9 @@ def fxpool_backend(
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
     from fxpool.lowering import ladder, service
+    from fxpool.torch_compat import inductor_registrations
+
+    inductor_registrations.watch()
 
     wanted = call_options.parse(mode, options)
     if wanted.mode != "subprocess":

@@ -24,13 +24,16 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fxpool import config, statistics
+from fxpool.codecache import program_code
+from fxpool.codecache.undigestable import UndigestableError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering import service
+from fxpool.lowering.request import CODE_DIFFERS
 from fxpool.torch_compat import versions
 
 log = logging.getLogger("fxpool.lowering")
@@ -46,6 +49,10 @@ _ending = threading.Event()
 
 class _DeviceNeededError(Exception):
     """A worker that does not see the devices can't compile a graph; the text is what one was asked."""
+
+
+class _OtherCode(str):
+    """Stands for a result where a worker has other code than the program; the text is which."""
 
 
 class _Sent(Protocol):
@@ -124,10 +131,15 @@ def _step_down(error: FxpoolError) -> None:
 
 
 def _value(answer: bytes) -> Any:
-    """What a job returned; raises the error that Inductor makes of one which it raised."""
+    """What a job returned; raises the error that Inductor makes of one which it raised.
+
+    Raises CannotTravelError: the worker has other code than this program.
+    """
     from fxpool.torch_compat import borrowing
 
     made, value = pickle.loads(answer)
+    if isinstance(value, _OtherCode):
+        raise CannotTravelError(CODE_DIFFERS, value)
     if made is None:
         statistics.count("fallbacks", "borrowed:device_needed")
         raise _DeviceNeededError(value)
@@ -214,21 +226,21 @@ def _kernel_name(arguments: tuple[Any, ...]) -> str:
 class GraphPool:
     """Graphs after AOTAutograd, each to a worker of its own."""
 
-    def compile(self, graph: bytes) -> bytes:
+    def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
         from fxpool.torch_compat import borrowing
 
         try:
             try:
-                answer = self._send(graph).result()
+                answer = self._send(graph, dependencies).result()
                 return bytes(_value(answer))
             except _DeviceNeededError:
-                answer = self._send(graph, seen=True).result()
+                answer = self._send(graph, dependencies, seen=True).result()
         except (PoolError, CannotTravelError) as error:
             _step_down(error)
             raise borrowing.NotBorrowedError from error
         return bytes(_value(answer))
 
-    def compile_later(self, graph: bytes) -> Future[bytes]:
+    def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()
 
@@ -248,33 +260,40 @@ class GraphPool:
                 try:
                     future.set_result(_value(sent.result()))
                 except _DeviceNeededError:
-                    self._send(graph, seen=True).add_done_callback(take)
-            except PoolError as error:
+                    self._send(graph, dependencies, seen=True).add_done_callback(take)
+            except (PoolError, CannotTravelError) as error:
                 without_pool(error)
             except BaseException as error:
                 future.set_exception(error)
 
         try:
-            self._send(graph).add_done_callback(take)
+            self._send(graph, dependencies).add_done_callback(take)
         except (PoolError, CannotTravelError) as error:
             without_pool(error)
         return future
 
-    def _send(self, graph: bytes, *, seen: bool = False) -> _Sent:
+    def _send(self, graph: bytes, dependencies: Mapping[str, Any], *, seen: bool = False) -> _Sent:
         """To a worker that does not see this process's GPUs unless they are to be `seen`.
 
         Raises PoolError, and CannotTravelError for a process whose state exists here only.
         """
-        from fxpool.lowering import ambient, devices
+        from fxpool.lowering import ambient, capture, devices
         from fxpool.torch_compat import instruction_sets
 
+        modules, libraries, stays = capture.needed(dependencies)
+        if stays is not None:
+            raise stays
+        try:
+            code = program_code.SentCode.of(program_code.of(dependencies), dependencies)
+        except UndigestableError as error:
+            raise CannotTravelError("code_unknown", error.what) from error
         state = ambient.capture(before_autograd=False)
         tools = service.tools_directory(service.store())
         facts = devices.visible(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
         current = devices.current() if facts else 0
-        payload = pickle.dumps((graph, state, known, facts, current, tools))
+        payload = pickle.dumps((graph, modules, libraries, code, state, known, facts, current, tools))
         sent = _to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts))
         statistics.count("borrowed", "fx")
         return sent
@@ -296,10 +315,15 @@ def run_kernel(payload: bytes) -> bytes:
 def run_graph(payload: bytes) -> bytes:
     """Job: compile one graph; its kernels on the cores that are free now, without a pool in the pool."""
     from fxpool.lowering import ambient, devices
+    from fxpool.lowering import compile as compiling
     from fxpool.pool import current_job
     from fxpool.torch_compat import borrowing, instruction_sets, preload
 
-    graph, state, known, facts, current, tools = pickle.loads(payload)
+    graph, modules, libraries, code, state, known, facts, current, tools = pickle.loads(payload)
+    try:
+        compiling.load_code(modules, libraries, code)
+    except CannotTravelError as error:
+        return pickle.dumps((False, _OtherCode(error.detail)))
     job = current_job()
     assert job is not None, "run_graph runs in a pool"
     preload.settle_assembler()

@@ -7,23 +7,24 @@ Dynamo goes on using them when the backend has returned.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fxpool.codecache import cacheable, graph_codec, guards, key, system, toolchain
+from fxpool.codecache import cacheable, graph_codec, guards, key, program_code, sources, system, toolchain
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering import ambient, devices, overlap
 from fxpool.lowering.request import AOT, FX, CompileRequest
-from fxpool.torch_compat import aot, configs, operators, shape_env, switches, tracing
+from fxpool.torch_compat import aot, configs, registrations, shape_env, switches, tracing
 
 
 @dataclasses.dataclass
 class Captured:
     """A request, and what of this process is needed to load its result.
 
+    `stays` says why a worker can't have the program's code: it is compiled here, and kept if there is a key.
     `bypass` says why there is no key; `describe` gives the key with its components explained.
     `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
     inputs of the compiled callable.
@@ -37,6 +38,7 @@ class Captured:
     sources: list[Any]
     layout: overlap.Layout
     placement: devices.Placement
+    stays: CannotTravelError | None = None
     bypass: cacheable.Bypass | None = None
     describe: Callable[[], key.GraphKey] | None = None
     describe_with_host: Callable[[], key.GraphKey] | None = None
@@ -104,8 +106,8 @@ def capture(
     lifted = aot.parameters_and_buffers(graph)
     named_sources = aot.parameter_sources(graph)
     from_dynamo = named_sources is not None
-    sources = [tracing.placeholder_source(node) for node in placeholders]
-    fakes = [tracing.fakify(fake_mode, context, value, source) for value, source in zip(inputs, sources, strict=True)]
+    origins = [tracing.placeholder_source(node) for node in placeholders]
+    fakes = [tracing.fakify(fake_mode, context, value, source) for value, source in zip(inputs, origins, strict=True)]
     fake_lifted = {
         name: tracing.fakify(fake_mode, context, value, (named_sources or {}).get(name))
         for name, value in lifted.items()
@@ -126,9 +128,9 @@ def capture(
         context=context,
         fakes=[*fake_lifted.values(), *fakes],
         lifted=list(lifted.values()),
-        sources=[*((named_sources or {}).get(name) for name in lifted), *sources],
+        origins=[*((named_sources or {}).get(name) for name in lifted), *origins],
         request_fields={
-            "sources": sources,
+            "sources": origins,
             "parameter_sources": dict(named_sources or {}),
             "from_dynamo": from_dynamo,
             "arguments": {},
@@ -170,7 +172,7 @@ def capture_inner(
         context=context,
         fakes=list(inputs),
         lifted=[],
-        sources=[],
+        origins=[],
         request_fields={"sources": [], "parameter_sources": {}, "from_dynamo": False, "arguments": arguments},
         check=(lambda: cacheable.check(gm, context, after_autograd=True)) if keep else None,
         store=store,
@@ -190,14 +192,22 @@ def _finish(
     context: Any | None,
     fakes: list[Any],
     lifted: list[torch.Tensor],
-    sources: list[Any],
+    origins: list[Any],
     request_fields: dict[str, Any],
     check: Callable[[], None] | None,
     store: str | None,
     tools: str | None,
 ) -> Captured:
     state = ambient.capture(before_autograd=level == AOT)
-    modules, libraries = _needed(encoded.dependencies)
+    modules, libraries, stays = needed(encoded.dependencies)
+    code: program_code.ProgramCode | None = None
+    unproven: cacheable.Bypass | None = None
+    try:
+        code = program_code.of(encoded.dependencies)
+        state = state.with_variables(code.environment)
+    except sources.UndigestableError as error:
+        stays = CannotTravelError("code_unknown", error.what)
+        unproven = cacheable.Bypass("source", error.what)
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(values)
     shapes = _dump_shapes(env) if encoded.symbols and env is not None else None
@@ -216,6 +226,7 @@ def _finish(
         aot_id=0,
         modules=modules,
         libraries=libraries,
+        code=program_code.SentCode.of(code, encoded.dependencies) if code is not None else None,
         store=store,
         tools=tools,
         devices=placement.facts if not placement.needed else (),
@@ -224,14 +235,16 @@ def _finish(
         timing=placement.names() if placement.indices else None,
         **request_fields,
     )
-    captured = Captured(request, context, env, fakes, lifted, sources, layout, placement)
+    captured = Captured(request, context, env, fakes, lifted, origins, layout, placement, stays=stays)
     try:
         if check is None:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
+        if unproven is not None or code is None:
+            raise unproven or cacheable.Bypass("source")
         try:
             parts = key_parts(
-                level, encoded, graph_bytes, input_bytes, constraints, layout, env, state, placement, tools
+                level, encoded, code, graph_bytes, input_bytes, constraints, layout, env, state, placement, tools
             )
             portable = without_host(parts) if request.devices else parts
             made = request.key = key.GraphKey.of(portable)
@@ -259,6 +272,7 @@ def _dump_shapes(env: Any) -> bytes:
 def key_parts(
     level: str,
     encoded: graph_codec.EncodedGraph,
+    code: program_code.ProgramCode,
     graph_bytes: bytes,
     input_bytes: bytes,
     constraints: list[Any],
@@ -280,7 +294,7 @@ def key_parts(
         "shapes": _shape_facts(env, encoded.symbols),
         "ambient": ambient_part,
         "configuration": configuration,
-        "code": cacheable.code_digests(encoded.dependencies),
+        "code": code.digests,
         "system": {
             **system.system_facts(tools),
             **system.device_facts(encoded.devices, named=bool(placement.facts)),
@@ -327,14 +341,10 @@ def _readable_inputs(layout: overlap.Layout) -> str:
     return f"overlapping inputs: {[list(pair[:2]) for pair in layout]}" if layout else "no overlapping inputs"
 
 
-def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Modules to import and libraries to load before a graph can be rebuilt elsewhere.
-
-    Raises:
-        CannotTravelError: something is registered in the main script, or nobody knows where.
-    """
+def needed(dependencies: Mapping[str, Any]) -> tuple[list[str], list[str], CannotTravelError | None]:
+    """Modules to import and libraries to load before a graph can be rebuilt elsewhere; and why it can't be, if so."""
     modules: set[str] = set()
-    libraries: set[str] = set()
+    compiled: set[str] = set()
     for name, target in dependencies.items():
         if name.startswith("kernel:"):
             modules.add(name.split(":")[1])
@@ -342,13 +352,16 @@ def _needed(dependencies: dict[str, Any]) -> tuple[list[str], list[str]]:
         if not name.startswith("operator:"):
             modules.add(graph_codec.name_of(target)[0])
             continue
-        registration = operators.registration(target)
-        libraries.update(registration.libraries)
+        try:
+            registration = registrations.registration(target)
+        except registrations.NotFoundError as error:
+            return [], [], CannotTravelError("operator_of_unknown_source", str(error))
+        compiled.update(registration.libraries)
         for path in registration.files:
-            module = operators.module_of_file(path)
+            module = registrations.module_of_file(path)
             if module is None:
-                raise CannotTravelError("operator_in_main", f"{registration.name} is registered in {path}")
+                return [], [], CannotTravelError("operator_in_main", f"{registration.name} is registered in {path}")
             modules.add(module)
         if not registration.files and not registration.libraries:
-            raise CannotTravelError("operator_of_unknown_source", registration.name)
-    return sorted(modules), sorted(libraries)
+            return [], [], CannotTravelError("operator_of_unknown_source", registration.name)
+    return sorted(modules), sorted(compiled), None

@@ -14,7 +14,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +22,13 @@ import torch
 
 from fxpool import statistics
 from fxpool.codecache import graph_decoder, toolchain
+from fxpool.codecache.program_code import SentCode
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import CannotReturnError, StoreError
+from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
 from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
 from fxpool.lowering.artifact import Artifact, publish
 from fxpool.lowering.capture import Captured
-from fxpool.lowering.request import AOT, CompileRequest
+from fxpool.lowering.request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.lowering.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.torch_compat import aot, cpp, inner, operators, output_code, shape_env, tensors, tracing, triton_compile
 
@@ -52,11 +53,12 @@ def compile_request(
     and asked only if the compiler disagrees.
 
     Raises:
+        CannotTravelError: this process has other code than the program that asks.
         CannotReturnError: the result, a guard or another effect has no form outside this process.
         Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
     """
     phase("loading what it needs")
-    load_dependencies(request)
+    load_code(request.modules, request.libraries, request.code)
     try:
         return _compile(request, submit, units, patient, apart, phase)
     except _NotAsClaimed:
@@ -130,12 +132,24 @@ def _name(request: CompileRequest) -> str:
     return "fxpool " + name.replace(" ", "_")
 
 
-def load_dependencies(request: CompileRequest) -> None:
-    """Import the modules and load the libraries that register what the graph names."""
-    for library in request.libraries:
-        operators.load_library(library)
-    for module in request.modules:
-        importlib.import_module(module)
+def load_code(modules: Iterable[str], libraries: Iterable[str], code: SentCode | None) -> None:
+    """Import the modules and load the libraries that register what a graph names.
+
+    Raises CannotTravelError: one can't be loaded in this process, or it is other code than the asker's.
+    """
+    for library in libraries:
+        try:
+            operators.load_library(library)
+        except (OSError, RuntimeError) as error:
+            raise CannotTravelError("code_not_importable", f"{library}: {error}") from error
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a module of the program's, which may do anything
+            detail = f"{module}: {type(error).__name__}: {error}"
+            raise CannotTravelError("code_not_importable", detail) from error
+    if code is not None and (other := code.difference()):
+        raise CannotTravelError(CODE_DIFFERS, other)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
 from fxpool.lowering.quarantined import DEADLY, run_eagerly
-from fxpool.lowering.request import BACKGROUND, COMPILE_JOB, PREPARE_JOB, CompileRequest
+from fxpool.lowering.request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat import aot, configs, tracing
 
 if TYPE_CHECKING:
@@ -113,12 +113,22 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
             only = captured()
         if attempt.wanted.mode == "normal":
             return _here(gm, inputs, only, attempt, loader(only))
-        return compile_captured(only, attempt, loader(only))
-    from fxpool.lowering import stages
+    else:
+        from fxpool.lowering import stages
 
-    with attempt.timed("capture"):
-        found = stages.of_call(attempt, captured, store)
-    return _by_stages(gm, found, attempt, store, loader)
+        with attempt.timed("capture"):
+            found = stages.of_call(attempt, captured, store)
+        only = found[0].captured
+        if only.stays is None:
+            return _by_stages(gm, found, attempt, store, loader)
+    try:
+        return compile_captured(only, attempt, loader(only))
+    except CannotTravelError as error:
+        # A worker's code is not the program's. Here it is, and what is made of it is kept under its key.
+        if only.key is None or not _is_of_code(error, only):
+            raise
+        attempt.step_down(error.reason, error)
+        return _here(gm, inputs, only, attempt, loader(only), looked=True)
 
 
 def _by_stages(
@@ -201,7 +211,31 @@ def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
     return served
 
 
+def _is_of_code(error: CannotTravelError, captured: Captured) -> bool:
+    return error is captured.stays or error.reason in (CODE_DIFFERS, "code_not_importable")
+
+
+# Pieces of code, with their digests, that workers of this process's were found to have otherwise.
+_differing: set[tuple[str, str]] = set()
+
+
+def _refuse_other_code(captured: Captured) -> None:
+    """Raises CannotTravelError if a worker can't have the program's code, or is known not to have it."""
+    if captured.stays is not None:
+        raise captured.stays
+    code = captured.request.code
+    for name in _differing.intersection(code.digests.items() if code is not None else ()):
+        raise CannotTravelError(CODE_DIFFERS, name[0])
+
+
+def _remember_other_code(captured: Captured, error: CannotTravelError) -> None:
+    code = captured.request.code
+    if error.reason == CODE_DIFFERS and code is not None and error.detail in code.digests:
+        _differing.add((error.detail, code.digests[error.detail]))
+
+
 def _in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, loaded: Callable[[Parts], Any]) -> Any:
+    _refuse_other_code(captured)
     flights = [""]
     if captured.key is not None and store is not None:
         # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
@@ -228,6 +262,9 @@ def _once(
                 data, joined = _submit(request, attempt, flight)
             except DEADLY as error:
                 quarantined.add(store, attempt.key, attempt.label, error)
+                raise
+            except CannotTravelError as error:
+                _remember_other_code(captured, error)
                 raise
         answer = decode_answer(data)
         if answer.questions:
@@ -382,11 +419,20 @@ def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Part
 
 
 def _here(
-    gm: Any, inputs: Sequence[Any], captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
+    gm: Any,
+    inputs: Sequence[Any],
+    captured: Captured,
+    attempt: Attempt,
+    loaded: Callable[[Parts], Any],
+    *,
+    looked: bool = False,
 ) -> Callable[..., Any]:
-    """Mode ``normal``: the graph itself is compiled in this process, and kept if it may be."""
+    """Mode ``normal``: the graph itself is compiled in this process, and kept if it may be.
+
+    `looked`: it was looked for in the store.
+    """
     store = service.store() if attempt.wanted.cache else None
-    served = _served(captured, attempt, loaded)
+    served = _served(captured, attempt, loaded) if not looked else None
     if served is not None:
         return served
     quarantined.check(store, attempt.key, attempt.label)

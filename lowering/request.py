@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fxpool.codecache.key import GraphKey
+from fxpool.codecache.program_code import SentCode
 from fxpool.lowering.ambient import AmbientState
 from fxpool.lowering.measured import Measured
 from fxpool.torch_compat import tensors, tracing
@@ -26,6 +27,9 @@ COMPILE_JOB = "fxpool.lowering.worker:compile_job"
 #: the job that finds out what this host's tool chain can do, on a host that was not asked before
 PREPARE_JOB = "fxpool.lowering.worker:prepare_job"
 
+#: the reason of a graph whose code is another in the worker
+CODE_DIFFERS = "code_differs"
+
 #: the priority of jobs that nobody waits for; who waits asks with 0
 BACKGROUND = -1
 
@@ -34,6 +38,8 @@ BACKGROUND = -1
 class CompileRequest:
     """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
     where there is none, None travels.
+
+    `code` is what of the program's code the worker's has to be equal to; None where that can't be told.
 
     `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
     one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to. `values`
@@ -61,6 +67,7 @@ class CompileRequest:
     arguments: dict[str, Any]
     modules: list[str]
     libraries: list[str]
+    code: SentCode | None
     key: GraphKey | None = None
     store: str | None = None
     tools: str | None = None

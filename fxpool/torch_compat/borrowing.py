@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fxpool.torch_compat import operators
+
 
 class NotBorrowedError(Exception):
     """Nobody else compiles this graph: it is to be compiled here, as without a pool."""
@@ -41,10 +43,13 @@ class Kernels(Protocol):
 class Graphs(Protocol):
     """Compiles a graph that was pickled by torch; what comes back is a pickle of torch's, too."""
 
-    def compile(self, graph: bytes) -> bytes:
-        """Raises NotBorrowedError, and what `job_error` makes of an error of the compile's own."""
+    def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
+        """Raises NotBorrowedError, and what `job_error` makes of an error of the compile's own.
 
-    def compile_later(self, graph: bytes) -> Future[bytes]:
+        `dependencies` are the operators in the graph that are not torch's, by name (see `operators_of`).
+        """
+
+    def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
         """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
 
 
@@ -138,6 +143,8 @@ def _take_graphs(graphs: Graphs) -> None:
     original = _SubprocessFxCompile.codegen_and_compile
 
     def codegen_and_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+        before = getattr(_sent, "dependencies", {})
+        _sent.dependencies = operators_of(gm)
         try:
             return original(self, gm, inputs, to_check, kwargs)
         except NotBorrowedError:
@@ -145,9 +152,11 @@ def _take_graphs(graphs: Graphs) -> None:
             if hasattr(self, "compile_region_name"):  # since 2.13
                 here.compile_region_name = self.compile_region_name
             return here.codegen_and_compile(gm, inputs, to_check, kwargs)
+        finally:
+            _sent.dependencies = before
 
     def send_to_child(self: Any, graph: Any) -> Any:
-        return _WireProtocolPickledOutput(graphs.compile(graph.value))
+        return _WireProtocolPickledOutput(graphs.compile(graph.value, _sent.dependencies))
 
     def send_to_child_async(self: Any, graph: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -160,12 +169,26 @@ def _take_graphs(graphs: Graphs) -> None:
             else:
                 future.set_result(_WireProtocolPickledOutput(made.result()))
 
-        graphs.compile_later(graph.value).add_done_callback(done)
+        graphs.compile_later(graph.value, _sent.dependencies).add_done_callback(done)
         return future
 
     _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
     _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
     _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+# Of the graph that a thread is sending: Inductor hands on only its bytes.
+_sent = threading.local()
+
+
+def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
+    """Operators that are not torch's in a graph after AOTAutograd and in those nested in it, by name."""
+    found: dict[str, Any] = {}
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if operators.is_overload(node.target) and not operators.is_builtin(node.target):
+                found[f"operator:{operators.overload_name(node.target)}"] = node.target
+    return found
 
 
 def _take_background(begin: Begin) -> None:

@@ -11,9 +11,8 @@ import contextlib
 import copy
 import functools
 import inspect
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch._functorch.config as functorch_config
@@ -245,39 +244,6 @@ def caches_disabled() -> bool:
     import torch
 
     return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
-
-
-def user_lowerings() -> list[str]:
-    """Lowerings, decompositions and device back ends registered by code that is not torch's.
-
-    They change what a graph compiles to and exist in this process only. Empty unless the
-    registries were imported, which ordinary programs with fxpool never do.
-    """
-    found: list[str] = []
-    for module_name, attribute in (
-        ("torch._inductor.lowering", "lowerings"),
-        ("torch._inductor.decomposition", "decompositions"),
-    ):
-        module = sys.modules.get(module_name)
-        registry = getattr(module, attribute, None) if module is not None else None
-        for operator, function in list(registry.items()) if isinstance(registry, dict) else ():
-            if not _of_torch(function):
-                found.append(f"{attribute}[{operator}]")
-    common = sys.modules.get("torch._inductor.codegen.common")
-    for device, scheme in list(getattr(common, "device_codegens", {}).items()) if common is not None else ():
-        if not _of_torch(scheme.scheduling) or not _of_torch(scheme.wrapper_codegen):
-            found.append(f"device_codegens[{device}]")
-    return found
-
-
-def _of_torch(function: Callable[..., Any] | Any) -> bool:
-    module = str(
-        getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
-    )
-    # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
-    return module in ("torch", "operator", "_operator", "builtins", "math") or module.startswith(
-        ("torch.", "torchgen", "functools")
-    )
 
 
 def functions_marked_cacheable() -> frozenset[str]:

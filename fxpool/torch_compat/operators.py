@@ -1,24 +1,16 @@
 """Operators and functions of a graph by name, and what a program registered for them.
 
-A graph names its targets; a worker finds them again. An operator from outside torch brings the
-files it was registered in (the dispatcher knows them), so that a worker can load them and a key
-can hash them.
+A graph names its targets; a worker finds them again. What a program registered for an operator from outside torch
+is the business of `registrations`.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-
-_TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
-_REGISTERED_AT = re.compile(r"registered at (.+?):\d+|\bfrom (/[^:\s]+):\d+")
 
 # Namespaces whose operators come with torch itself.
 _BUILTIN_NAMESPACES = frozenset(
@@ -83,82 +75,6 @@ def is_builtin(target: Any) -> bool:
     return namespace_of(target) in _BUILTIN_NAMESPACES
 
 
-class Registration:
-    """Where a program registered an operator: Python files and functions, and shared libraries."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.files: list[str] = []
-        self.libraries: list[str] = []
-        self.functions: dict[str, Callable[..., Any]] = {}
-
-
-def registration(target: Any) -> Registration:
-    """What is registered for an operator from outside torch."""
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
-    found = Registration(packet_name(target) if isinstance(target, OpOverloadPacket) else overload_name(target))
-    files: set[str] = set()
-    foreign = False
-    for overload in overloads:
-        qualified = overload.name()
-        for match in _REGISTERED_AT.finditer(torch._C._dispatch_dump(qualified)):
-            path = match.group(1) or match.group(2)
-            if path.startswith(_TORCH_ROOT):
-                continue
-            if path.endswith(".py") and os.path.exists(path):
-                files.add(os.path.abspath(path))
-            elif not path.endswith(".py"):
-                foreign = True  # C++: the path is of the machine that built it
-        definition = _custom_op(qualified.split(".")[0])
-        if definition is not None:
-            found.functions.update(_functions_of(definition))
-        for name, function in _registry_functions(qualified):
-            found.functions[name] = function
-        for key, kernel in getattr(overload, "py_kernels", {}).items():
-            if callable(kernel):
-                found.functions[f"py_kernel[{key}]"] = kernel
-    for function in found.functions.values():
-        path = getattr(getattr(function, "__code__", None), "co_filename", None)
-        if path and os.path.exists(path) and not os.path.abspath(path).startswith(_TORCH_ROOT):
-            files.add(os.path.abspath(path))
-    found.files = sorted(files)
-    if foreign:
-        found.libraries = sorted(torch.ops.loaded_libraries)
-    return found
-
-
-def _custom_op(qualified: str) -> Any | None:
-    from torch._library.custom_ops import OPDEFS
-
-    return OPDEFS.get(qualified)
-
-
-def _functions_of(definition: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name in ("_init_fn", "_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
-        function = getattr(definition, name, None)
-        if callable(function):
-            yield name, function
-    for table in ("_backend_fns", "_torch_dispatch_fns"):
-        for key, function in getattr(definition, table, {}).items():
-            if callable(function):
-                yield f"{table}[{key}]", function
-
-
-def _registry_functions(qualified: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Fake implementations and vmap rules registered through torch.library."""
-    from torch._library.simple_registry import singleton
-
-    entry = singleton._data.get(qualified.removesuffix(".default"))
-    if entry is None:
-        return
-    for holder in ("fake_impl", "abstract_impl"):
-        implementation = getattr(entry, holder, None)
-        for kernel in getattr(implementation, "kernels", None) or ([implementation.kernel] if implementation else []):
-            function = getattr(kernel, "func", None) or getattr(kernel, "fn", None) if kernel is not None else None
-            if callable(function):
-                yield holder, function
-
-
 def triton_kernels_of(target: Any) -> list[Any]:
     """User-written Triton kernels behind a ``triton_op``; empty where triton isn't installed."""
     try:
@@ -167,15 +83,6 @@ def triton_kernels_of(target: Any) -> list[Any]:
         return []
     overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
     return [kernel for overload in overloads for kernel in get_triton_kernels_for_op(overload.name().split(".")[0])]
-
-
-def module_of_file(path: str) -> str | None:
-    """The importable name of the module loaded from `path`; None for a script or an anonymous module."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and name != "__main__" and os.path.abspath(file) == path:
-            return name
-    return None
 
 
 def load_library(path: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import zoo
 from processes import HERE, run_python
+from programs import Programs
 
 import fxpool
 from fxpool.demo_processes import ChildError, Loader
@@ -177,3 +178,27 @@ def _stock_outputs_ahead(request: pytest.FixtureRequest) -> None:
         inductor = request.getfixturevalue("inductor")
         for model in zoo.NAMES:
             inductor.begin(model, **zoo.asked(model))
+
+
+@pytest.fixture(scope="session")
+def program_loader() -> Iterator[Loader]:
+    """Forks for runs of program_child.py: it has imported torch and Dynamo."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    with Loader("program_child", environment) as loader:
+        yield loader
+
+
+@pytest.fixture(scope="session")
+def program_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The runtime directory of one server for all programs of a session: starting one takes five seconds."""
+    directory = tmp_path_factory.mktemp("g")
+    directory.chmod(0o700)
+    yield directory
+    run_python(["-m", "fxpool", "stop"], FXPOOL_RUNTIME_DIR=str(directory))
+
+
+@pytest.fixture
+def programs(cache: Path, tmp_path: Path, program_loader: Loader, program_server: Path) -> Programs:
+    """Runs small programs in processes of their own, with this test's cache and one server for all of them."""
+    settings = {"FXPOOL_RUNTIME_DIR": str(program_server), "FXPOOL_IDLE_TIMEOUT": "120"}
+    return Programs(program_loader, tmp_path / "p", settings)

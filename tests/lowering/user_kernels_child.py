@@ -282,7 +282,7 @@ def decode(place: Path) -> dict[str, Any]:
     assert MODULE not in sys.modules
     for name in NAMES:
         request = CompileRequest.load((place / name).read_bytes())
-        compiling.load_dependencies(request)
+        compiling.load_code(request.modules, request.libraries, request.code)
         report[name] = {"calls": calls(decoded(request)), "modules": request.modules}
     try:
         decoded(CompileRequest.load((place / "changed").read_bytes()))

@@ -1,0 +1,121 @@
+"""The program's code that a graph is compiled with, by digest: in the key, and compared in the worker.
+
+    what a graph names        functions, operators and kernels from outside torch, with all they lead to
+    what is registered        kernels for torch's own operators, and what Inductor is told to do otherwise
+
+A worker imports a program's modules afresh. What it gets is the program's code only if nothing was different: the
+text of a file, the environment when it was imported, what the program put into a module since. So digests travel with
+a request, are made again there, and a compile whose code differs is made in the program's own process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fxpool.codecache import sources, torch_objects
+from fxpool.codecache.digester import Digester
+from fxpool.codecache.undigestable import UndigestableError
+from fxpool.torch_compat import inductor_registrations, operators, registrations
+
+__all__ = ["ProgramCode", "SentCode", "of"]
+
+_REGISTERED = "registered: "
+_KERNEL = "kernel:"
+#: what a process with other tables has among its digests; tables are compared by what they mean
+TABLES = "registered: tables of lowerings and decompositions"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCode:
+    """Digests by name, and the variables of the environment that the code reads (None: not set)."""
+
+    digests: dict[str, str]
+    environment: dict[str, str | None]
+
+    def traced(self) -> dict[str, str]:
+        """Those of code that compiling runs. The rest is called by compiled code, in the program's process.
+
+        Triton kernels are compared where a graph is rebuilt.
+        """
+        return {
+            name: digest
+            for name, digest in self.digests.items()
+            if torch_objects.LATER not in name and not name.startswith(_KERNEL)
+        }
+
+
+def of(dependencies: Mapping[str, Any]) -> ProgramCode:
+    """The code behind what a graph names (see `GraphEncoder.dependencies`), and what is registered in this process.
+
+    Raises:
+        UndigestableError: code has no digest, so that nobody can say whether it is the same elsewhere.
+    """
+    digests: dict[str, str] = {}
+    environment: dict[str, str | None] = {}
+
+    def examine(name: str, value: Any) -> None:
+        try:
+            examined = sources.examine(value)
+        except UndigestableError as error:
+            raise UndigestableError(f"{name}: {error.what}") from error
+        digests[name] = examined.digest
+        environment.update(examined.environment)
+
+    for name, target in sorted(dependencies.items()):
+        if operators.is_overload(target) or operators.is_packet(target):
+            digester = Digester()
+            digester.met(target)
+            for part, digest in torch_objects.parts_of_operator(target, digester).items():
+                digests[f"{name} {part}"] = digest
+            environment.update(digester.environment)
+        else:
+            examine(name, target)
+    try:
+        for name, part in registrations.overridden():
+            examine(_REGISTERED + name, part.value)
+    except registrations.NotFoundError as error:
+        raise UndigestableError(str(error)) from error
+    for name, value in inductor_registrations.of_the_program():
+        examine(_REGISTERED + name, value)
+    if (changed := inductor_registrations.tables()) is not None:
+        examine(TABLES, changed.for_key())
+    return ProgramCode(digests, environment)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentCode:
+    """What travels of it: digests of traced code, names of the graph's dependencies, and changed tables."""
+
+    digests: Mapping[str, str]
+    dependencies: Sequence[str]
+    tables: inductor_registrations.Tables | None
+
+    @staticmethod
+    def of(code: ProgramCode, dependencies: Iterable[str]) -> SentCode:
+        names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
+        return SentCode(code.traced(), names, inductor_registrations.tables())
+
+    def difference(self) -> str:
+        """Which piece of code is another in this process; empty if none is."""
+        try:
+            here = of({name: _found(name) for name in self.dependencies}).traced()
+        except UndigestableError as error:
+            return error.what
+        except (ImportError, AttributeError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        for name in sorted(self.digests.keys() | here.keys()):
+            if name != TABLES and self.digests.get(name) != here.get(name):
+                where = "" if name in self.digests and name in here else ", in one of the two"
+                return f"{name}{where}"
+        return self.tables.disagreement() if self.tables is not None else ""
+
+
+def _found(name: str) -> Any:
+    """What a dependency's name leads to in this process. Raises ImportError, AttributeError."""
+    kind, _, rest = name.partition(":")
+    if kind == "operator":
+        return operators.find_overload(rest) if "." in rest.partition("::")[2] else operators.find_packet(rest)
+    module, _, qualified = rest.partition(":")
+    return operators.resolve(module, qualified)

@@ -1,0 +1,240 @@
+"""What a program tells Inductor and AOTAutograd to do otherwise, in tables that torch keeps in modules.
+
+Lowerings, decompositions, layout constraints, patterns of the graph passes, passes and back ends of a device, operators
+made fallbacks, decompositions taken away. A table is looked at only where its module is loaded: who registers something
+has loaded it, and ordinary programs with fxpool never do.
+
+What is a program's is told by the module of its functions. Taking away, and making a fallback, leave no function; they
+show against the tables as torch's module made them, which `watch` keeps a record of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fxpool.torch_compat.registrations import foreign_functions
+
+__all__ = ["Tables", "of_the_program", "tables", "watch"]
+
+_LOWERING = "torch._inductor.lowering"
+_COMMON = "torch._inductor.codegen.common"
+_PASSES = "torch._inductor.fx_passes."
+_OF_TORCH = ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def of_the_program() -> Iterator[tuple[str, Any]]:
+    """(name, value) of each registration that is not torch's; the values are for a digest."""
+    yield from _functions_in_tables()
+    yield from _patterns()
+    yield from _of_devices()
+
+
+# ---------------------------------------------------------------- tables of functions
+
+
+def _functions_in_tables() -> Iterator[tuple[str, Any]]:
+    for module_name, attribute in (
+        (_LOWERING, "lowerings"),
+        (_LOWERING, "_maybe_layout_constraints"),
+        ("torch._inductor.decomposition", "decompositions"),
+        ("torch._inductor.decomposition", "extra_random_decomps"),
+    ):
+        table = getattr(sys.modules.get(module_name), attribute, None)
+        if isinstance(table, dict):
+            yield from _of_program(attribute, table)
+    registries = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
+    for name, table in registries.items():
+        yield from _of_program(f"decompositions {name}", table)
+
+
+def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, function in list(table.items()):
+        if function is not None and not _module_of(function).startswith(_OF_TORCH):
+            yield f"{name}[{key}]", function
+
+
+def _module_of(function: Any) -> str:
+    # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
+    return str(getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch"))
+
+
+# ---------------------------------------------------------------- patterns
+
+# Entries of torch's own by identity, kept so that the identity is not taken by another.
+_torchs: dict[int, Any] = {}
+
+
+def _patterns() -> Iterator[tuple[str, Any]]:
+    matcher = sys.modules.get("torch._inductor.pattern_matcher")
+    kind = getattr(matcher, "PatternMatcherPass", None)
+    if kind is None:
+        return
+    seen: set[int] = set()
+    for module_name, module in sorted(sys.modules.items()):
+        if not module_name.startswith(_PASSES):
+            continue
+        for attribute, value in sorted(vars(module).items()):
+            for place, found in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
+                if id(found) not in seen:
+                    seen.add(id(found))
+                    yield from _entries(place, found)
+
+
+def _passes_in(value: Any, kind: type, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, kind):
+        yield place, value
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            if isinstance(item, kind):
+                yield f"{place}[{position}]", item
+    elif isinstance(value, dict):
+        for key, item in list(value.items()):
+            if isinstance(item, kind):
+                yield f"{place}[{key}]", item
+
+
+def _entries(place: str, matcher_pass: Any) -> Iterator[tuple[str, Any]]:
+    for (op, target), entries in list(matcher_pass.patterns.items()):
+        for position, entry in enumerate(entries):
+            if id(entry) in _torchs:
+                continue
+            seen: set[int] = set()
+            functions = [f for value in vars(entry).values() for f in foreign_functions(value, seen)]
+            if functions:
+                pattern = _ADDRESS.sub("", repr(entry.pattern))
+                yield f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}", [pattern, functions]
+            else:
+                _torchs[id(entry)] = entry
+
+
+# ---------------------------------------------------------------- devices
+
+
+def _of_devices() -> Iterator[tuple[str, Any]]:
+    common = sys.modules.get(_COMMON)
+    for device, scheme in list(getattr(common, "device_codegens", {}).items()):
+        parts = [part for part in vars(scheme).values() if part is not None]
+        if any(not _module_of(part).startswith(_OF_TORCH) for part in parts):
+            yield f"device_codegens[{device}]", parts
+    for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
+        if custom is not None:
+            uuid = custom.uuid() if callable(getattr(custom, "uuid", None)) else None
+            yield f"custom_backend_passes[{device}]", [type(custom).__qualname__, custom if uuid is None else uuid]
+    for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
+        if configuration is not None:
+            yield f"custom_backend_codegen_configs[{device}]", configuration.get_config_copy()
+
+
+# ---------------------------------------------------------------- what leaves no function
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """Names in Inductor's tables in a process that changed them, or may have.
+
+    `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` is what
+    differs from torch's own tables; None if these were made before anybody watched.
+    """
+
+    fallbacks: Sequence[str]
+    decomposed: Sequence[str]
+    changed: Sequence[str] | None
+
+    def for_key(self) -> Sequence[Any]:
+        return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
+
+    def disagreement(self) -> str:
+        """Where the tables of this process would have a graph compiled otherwise; empty if nowhere."""
+        lowering: Any = sys.modules.get(_LOWERING)
+        if lowering is None:
+            return ""
+        lowered, fallbacks, decomposed = _names(lowering.lowerings), _names(lowering.fallbacks), _decomposed()
+        for name in self.fallbacks:
+            if name in decomposed or (name in lowered and name not in fallbacks):
+                return f"the fallback for {name}"
+        for name in sorted(decomposed - set(self.decomposed)):
+            return f"the decomposition of {name}, which was taken away"
+        return ""
+
+
+def tables() -> Tables | None:
+    """The tables of this process; None if they are as torch made them."""
+    lowering: Any = sys.modules.get(_LOWERING)
+    if lowering is None or not hasattr(lowering, "fallbacks") or not hasattr(lowering, "lowerings"):
+        return None
+    fallbacks, decomposed = _names(lowering.fallbacks), _decomposed()
+    changed: list[str] | None = None
+    if _made is not None:
+        changed = [f"fallback {name}" for name in sorted(fallbacks - _made.fallbacks) if name in _made.known]
+        changed += [f"without decomposition {name}" for name in sorted(_made.decomposed - decomposed)]
+        if not changed:
+            return None
+    return Tables(sorted(fallbacks), sorted(decomposed), changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """Torch's tables when its module had made them."""
+
+    fallbacks: frozenset[str]
+    decomposed: frozenset[str]
+    known: frozenset[str]
+
+
+_made: _Made | None = None
+
+
+def watch() -> None:
+    """Keep a record of Inductor's tables as soon as they are made, unless they are there already."""
+    if _LOWERING not in sys.modules and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher())
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; has the loader of one module tell when it is done."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _LOWERING:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Telling(spec.loader)
+        return spec
+
+
+class _Telling(importlib.abc.Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        made: types.ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        global _made
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader  # `inspect` asks it for the source
+        module.__loader__ = self._loader
+        fallbacks, decomposed = _names(module.fallbacks), _decomposed()
+        _made = _Made(frozenset(fallbacks), frozenset(decomposed), frozenset(_names(module.lowerings) | decomposed))
+
+
+def _decomposed() -> set[str]:
+    return _names(getattr(sys.modules.get("torch._inductor.decomposition"), "decompositions", ()))
+
+
+def _names(operators: Any) -> set[str]:
+    return {str(operator) for operator in operators if hasattr(operator, "_schema")}

@@ -1,0 +1,85 @@
+"""Operators of compiled extensions: a library built anew is another, however it came into the process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from programs import Programs
+
+SOURCE = """
+#include <Python.h>
+#include <torch/library.h>
+#include <ATen/ops/mul.h>
+static at::Tensor scaled(const at::Tensor& x) { return at::mul(x, FACTOR); }
+TORCH_LIBRARY(extension_of_a_test, m) {
+  m.def("scaled(Tensor x) -> Tensor");
+  m.impl("scaled", c10::DispatchKey::CompositeImplicitAutograd, scaled);
+}
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "built", nullptr, -1, nullptr};
+PyMODINIT_FUNC PyInit_built() { return PyModule_Create(&definition); }
+"""
+PROGRAM = """
+import torch, math
+{loading}
+function = lambda x: torch.ops.extension_of_a_test.scaled(x) + 1
+inputs = [torch.linspace(-1, 1, 8)]
+"""
+LOADING = {
+    "import of an extension module": "import built",
+    "load_library": "torch.ops.load_library({path!r})",
+    "a library beside an unrelated load_library": "import built\ntorch.ops.load_library({other!r})",
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The extension with each of two factors."""
+    directory = tmp_path_factory.mktemp("extension")
+    (directory / "built.cpp").write_text(SOURCE)
+    root = Path(torch.__file__).parent
+    found: dict[int, Path] = {}
+    running = []
+    for factor in (2, 5):
+        found[factor] = directory / f"built-{factor}.so"
+        command = [
+            "g++", "-shared", "-fPIC", "-O0", "-std=c++17", f"-DFACTOR={factor}", "-DTORCH_EXTENSION_NAME=built",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{sysconfig.get_paths()['include']}",
+            str(directory / "built.cpp"), "-o", str(found[factor]), f"-L{root}/lib", "-ltorch_cpu", "-lc10",
+        ]  # fmt: skip
+        running.append(subprocess.Popen(command, stderr=subprocess.PIPE))
+    for process in running:
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors.decode()[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_an_extension_built_anew(name: str, built: dict[int, Path], programs: Programs, tmp_path: Path) -> None:
+    library, other = tmp_path / "p" / "built.so", tmp_path / "libother.so"
+    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(other)], check=True)
+    program = PROGRAM.format(loading=LOADING[name].format(path=str(library), other=str(other)))
+    for factor in (2, 5, 5):
+        library.unlink(missing_ok=True)
+        shutil.copy(built[factor], library)
+        report = programs.run(program)
+        assert report["lowerings"] == 0, report["stats"]
+    assert report["stats"]["hits"] == 1
+
+
+def test_a_library_replaced_while_it_is_in_use_proves_nothing(
+    built: dict[int, Path], programs: Programs, tmp_path: Path
+) -> None:
+    library = tmp_path / "p" / "built.so"
+    shutil.copy(built[2], library)
+    replacing = f"import os, shutil\nos.unlink({str(library)!r})\nshutil.copy({str(built[5])!r}, {str(library)!r})\n"
+    report = programs.run(PROGRAM.format(loading="import built\n" + replacing))
+    assert report["lowerings"] == 1 and report["stats"]["entries_written"] == 0
+    assert (
+        "code_unknown" in report["stats"]["fallbacks"] or "operator_of_unknown_source" in report["stats"]["fallbacks"]
+    )

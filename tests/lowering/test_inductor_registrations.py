@@ -1,0 +1,137 @@
+"""What a program tells Inductor to do otherwise is done, and is never served to who did not."""
+
+from __future__ import annotations
+
+import pytest
+from programs import Programs
+
+PLAIN = """
+import torch
+function = lambda x: torch.sin(x) * 2
+inputs = [torch.linspace(-1, 1, 8)]
+"""
+LOWERING = """
+import torch
+from torch._inductor.lowering import lowerings, register_lowering
+import helper
+@register_lowering(torch.ops.aten.sin, type_promotion_kind=None)
+def lowered(x):
+    return lowerings[torch.ops.aten.mul.Tensor](lowerings[torch.ops.aten.cos.default](x), helper.FACTOR)
+"""
+DECOMPOSITION = """
+import torch
+from torch._inductor.decomposition import decompositions
+import helper
+decompositions[torch.ops.aten.sin.default] = lambda x: x.cos() * helper.FACTOR
+"""
+CORE_DECOMPOSITION = """
+import torch
+from torch._decomp import decomposition_table
+import helper
+def decomposed(x):
+    return x.cos() * helper.FACTOR
+decomposition_table[torch.ops.aten.sin.default] = decomposed
+from torch._inductor.decomposition import decompositions
+decompositions[torch.ops.aten.sin.default] = decomposed
+"""
+PATTERN = """
+import torch
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
+import helper
+@register_graph_pattern(
+    CallFunction(torch.ops.aten.sin.default, KeywordArg("x")), pass_dict=post_grad.pass_patterns[0]
+)
+def replace(match, x):
+    factor = helper.FACTOR
+    match.replace_by_example(lambda x: torch.ops.aten.mul.Tensor(torch.ops.aten.cos.default(x), factor), [x])
+"""
+REPLACEMENT = """
+import torch
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.pattern_matcher import fwd_only, register_replacement
+import helper
+def search(x):
+    return torch.sin(x) * 2
+def replacement(x):
+    return torch.cos(x) * 2 * helper.FACTOR
+register_replacement(search, replacement, [torch.ones(8)], fwd_only, joint_graph.patterns)
+"""
+DEVICE_PASS = """
+import torch
+from torch._inductor.codegen import common
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+import helper
+class Cosines(CustomGraphModulePass):
+    def __call__(self, gm):
+        for node in gm.graph.nodes:
+            if node.target is torch.ops.aten.sin.default:
+                node.target = torch.ops.aten.cos.default
+                with gm.graph.inserting_after(node):
+                    scaled = gm.graph.call_function(torch.ops.aten.mul.Tensor, (node, helper.FACTOR))
+                scaled.meta.update(node.meta)
+                node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        gm.recompile()
+    def uuid(self):
+        return {uuid}
+common.init_backend_registration()
+common.register_backend_for_device(
+    "cpu",
+    common.get_scheduling_for_device("cpu"),
+    common.get_wrapper_codegen_for_device("cpu"),
+    device_custom_pass=Cosines(),
+)
+"""
+HELPER = "FACTOR = {factor}\n"
+REGISTERING = {
+    "lowering": LOWERING,
+    "decomposition": DECOMPOSITION,
+    "core decomposition": CORE_DECOMPOSITION,
+    "pattern": PATTERN,
+    "replacement": REPLACEMENT,
+    "device pass": DEVICE_PASS.replace("{uuid}", "f'cosines {helper.FACTOR}'"),
+    "device pass without a version": DEVICE_PASS.replace("{uuid}", "None"),
+}
+
+
+@pytest.mark.parametrize("name", REGISTERING)
+def test_what_is_registered_counts_with_what_it_refers_to(name: str, programs: Programs) -> None:
+    programs.write({"registering": REGISTERING[name]})
+    programs.run(PLAIN)
+    with_it = PLAIN + "import registering, helper\nexpected = lambda x: torch.cos(x) * 2 * helper.FACTOR\n"
+    for factor in (2.0, 4.0, 2.0):
+        programs.write({"helper": HELPER.format(factor=factor)})
+        report = programs.run(with_it)
+        assert report["stats"]["hits"] or report["stats"]["fallbacks"]
+    plain = programs.run(PLAIN)
+    assert plain["stats"]["hits"] == 1
+
+
+TAKEN_AWAY = {
+    "a fallback": "from torch._inductor import lowering\nlowering.make_fallback(torch.ops.aten.sin.default)\n",
+    "a decomposition less": "from torch._inductor.decomposition import decompositions\n"
+    "del decompositions[torch.ops.aten.silu.default]\n",
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_AWAY)
+@pytest.mark.parametrize("when", ["before the first compile", "after one"])
+def test_what_leaves_no_function_counts(name: str, when: str, programs: Programs) -> None:
+    """Results are the same to the last digits; whether it was compiled anew shows in who compiled it."""
+    plain = PLAIN.replace("torch.sin(x)", "torch.nn.functional.silu(torch.sin(x))")
+    first = programs.run(plain)
+    assert first["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+    early = "torch.compile(lambda x: x + 7, backend='fxpool', options={'mode': 'normal'})(torch.ones(3))\n"
+    begun = "import torch\n" + (early if when == "after one" else "") + TAKEN_AWAY[name]
+    changed = programs.run(begun + plain)
+    assert changed["stats"]["hits"] == 0 and changed["stats"]["fallbacks"] == {"code_differs": 1}
+    assert programs.run(begun + plain)["stats"]["fallbacks"] == {}, "kept by the process that compiled it"
+    assert programs.run(plain)["stats"]["hits"] == 1
+
+
+def test_a_process_that_has_only_loaded_inductor_shares_its_entries(programs: Programs) -> None:
+    programs.run(PLAIN)
+    loading = "import fxpool, torch\ntorch.compile(lambda x: x + 7, backend='inductor')(torch.ones(3))\n"
+    started = "torch.compile(lambda x: x * 3, backend='fxpool')(torch.ones(3))\n"
+    report = programs.run("import torch\n" + started + loading + PLAIN)
+    assert report["stats"]["hits"] == 1 and report["stats"]["fallbacks"] == {}
