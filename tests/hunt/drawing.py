@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from .pieces import EARLY, PIECES, Piece
-from .program import Case, Step
+from .program import Built, Case, Step
 from .readings import READINGS, Reading
 
 __all__ = ["Drawn", "Kind", "Program", "case_of", "draw", "kind", "kinds", "numbers_of", "program_of", "steps_of"]
@@ -22,8 +22,8 @@ _REFERENCES = [
     ("import helper\nclass _Get:\n    @staticmethod\n    def k():\n        return helper.factor()", "_Get.k()", False),
     ("import helper\n_TABLE = {'get': helper.factor}", "_TABLE['get']()", False),
     ("from helper import factor\ndef _value(get=factor):\n    return get()", "_value()", False),
-    ("import helper\ndef _make(module):\n    def get():\n        return module.factor()\n    return get\n_get = _make(helper)",
-     "_get()", False),
+    ("import helper\ndef _make(module):\n    def get():\n        return module.factor()\n    return get\n"
+     "_get = _make(helper)", "_get()", False),
     ("from helper import factor\nK = factor()", "K", True),
     ("import helper\nclass _Settings:\n    k = helper.factor()", "_Settings.k", True),
     ("from helper import factor\ndef _value(k=factor()):\n    return k", "_value()", True),
@@ -116,7 +116,7 @@ class Program:
             .replace("NUMBER", str(self.table))
         )
 
-    def files(self, number: float, **main: str) -> dict[str, str | bytes]:
+    def files(self, number: float, **main: str) -> dict[str, str | bytes | Built]:
         """All files of the program."""
         return {
             "hunted.py": self.main(number, **main),
@@ -161,7 +161,7 @@ def program_of(drawn: Drawn, reading: str | None = None, piece: str | None = Non
         drawn.choose("surrounding", surroundings),
         training,
         setup_first=drawn.chance(0.5),
-        uuid=drawn.choose("uuid", ["f'pass {VALUE}'.encode()", "None"]).replace("VALUE", expression)
+        uuid=drawn.choose("uuid", ["('pass ' + str(VALUE)).encode()", "None"]).replace("VALUE", expression)
         if "pass" in used.families
         else "None",
         hook=drawn.choose("hook", ["post_grad_custom_post_pass", "post_grad_custom_pre_pass", "joint_custom_post_pass",
@@ -173,9 +173,12 @@ def program_of(drawn: Drawn, reading: str | None = None, piece: str | None = Non
 
 def case_of(drawn: Drawn, name: str, program: Program, steps: list[Step], **more: Any) -> Case:
     """A case with the mode and the kind of sizes drawn."""
-    mode = more.pop("mode", None) or drawn.random.choices(
-        [None, "serialize", "normal", "async+subprocess", "progressive+subprocess"], [86, 4, 2, 5, 3]
-    )[0]
+    mode = (
+        more.pop("mode", None)
+        or drawn.random.choices(
+            [None, "serialize", "normal", "async+subprocess", "progressive+subprocess"], [86, 4, 2, 5, 3]
+        )[0]
+    )
     dynamic = True if drawn.chance(0.15) and "subclass" not in program.piece.families else None
     if mode and "+" in mode:
         # What is compiled in the background is used by the call after it.

@@ -4,6 +4,8 @@ Each row is a program and two or more texts that set the state; they differ betw
 of one (`ambient_` and `switched_` kinds of the same row).
 """
 
+# ruff: noqa: E501 (tables of programs' texts)
+
 from __future__ import annotations
 
 import dataclasses
@@ -214,8 +216,7 @@ def _case(drawn: Drawn, name: str, live: bool) -> Case:
         steps.append(Step("another process", {"hunted.py": _text(row, states[1], training)}))
     else:
         steps = [
-            Step(f"state {number}", {"hunted.py": _text(row, state, training)})
-            for number, state in enumerate(states)
+            Step(f"state {number}", {"hunted.py": _text(row, state, training)}) for number, state in enumerate(states)
         ]
         for step, environment in zip(steps, row.environment, strict=False):
             step.environment = dict(environment)

@@ -3,6 +3,8 @@
 The function stays, its arguments differ between two processes, or between the calls of one.
 """
 
+# ruff: noqa: E501 (tables of programs' texts)
+
 from __future__ import annotations
 
 import dataclasses
@@ -146,7 +148,7 @@ _BY_NAME = {row.name: row for row in ROWS}
 
 
 def _text(row: Row, inputs: str, body: str, training: bool) -> str:
-    arguments = "a, b" if "(a" in body or " a" in body or "a." in body and " b" in body else "x"
+    arguments = "a, b" if "(a" in body or " a" in body or ("a." in body and " b" in body) else "x"
     return "\n".join(
         [
             "import torch",

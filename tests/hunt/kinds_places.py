@@ -1,18 +1,18 @@
-"""Kinds of change in where code comes from: the import path, files edited late, caches of byte code, helpers replaced."""
+"""Kinds of change in where code comes from: the import path, files edited late, helpers replaced."""
 
 from __future__ import annotations
 
 from .drawing import Drawn, Program, case_of, kind, numbers_of, program_of
 from .pieces import PIECES
-from .program import Case, Step
+from .program import Built, Case, Step
 from .readings import READINGS
 
 __all__: list[str] = []
 
 # What a worker traces for itself: a change that only the program's process sees is lost there.
-_TRACED_IN_WORKERS = ("operator_backward", "operator_setup_context", "low_implicit", "low_implicit_function", "low_backward",
-                      "low_backward_only", "low_autograd_key", "allow_in_graph", "allow_in_graph_lambda",
-                      "allow_in_graph_function", "nonstrict_trace", "operator_vmap", "low_vmap", "library_in_graph",
+_TRACED_IN_WORKERS = ("operator_backward", "operator_setup_context", "low_implicit", "low_implicit_function",
+                      "low_backward", "low_backward_only", "low_autograd_key", "allow_in_graph",
+                      "allow_in_graph_lambda", "allow_in_graph_function", "nonstrict_trace", "operator_vmap", "low_vmap", "library_in_graph",
                       "post_grad_pass", "lowering", "decomposition", "pattern")  # fmt: skip
 
 
@@ -20,7 +20,9 @@ def _drawn(drawn: Drawn, reading: str = "constant", pieces: tuple[str, ...] = _T
     return program_of(drawn, reading=reading, piece=drawn.choose("piece", pieces))
 
 
-def _moved(files: dict[str, str | bytes], directory: str, names: tuple[str, ...]) -> dict[str, str | bytes]:
+def _moved(
+    files: dict[str, str | bytes | Built], directory: str, names: tuple[str, ...]
+) -> dict[str, str | bytes | Built]:
     return {f"{directory}/{name}" if name in names else name: text for name, text in files.items()}
 
 
@@ -30,9 +32,7 @@ def _edited_after_import(drawn: Drawn, name: str) -> Case:
     program = _drawn(drawn, drawn.choose("reading", ["constant", "code", "default_argument", "two_hops"]))
     one, other = numbers_of(drawn, program)
     files = program.reading.files(other)
-    rewrite = "\n".join(
-        f"open({file!r}, 'w').write({text!r})" for file, text in files.items() if isinstance(text, str)
-    )
+    rewrite = "\n".join(f"open({file!r}, 'w').write({text!r})" for file, text in files.items() if isinstance(text, str))
     steps = [
         program.step("before", one),
         program.step("edited", one, after=rewrite),
@@ -45,7 +45,7 @@ def _edited_after_import(drawn: Drawn, name: str) -> Case:
 @kind("edited_operators_after_import")
 def _edited_operators(drawn: Drawn, name: str) -> Case:
     program = _drawn(drawn)
-    one, other = numbers_of(drawn, program)
+    one, _ = numbers_of(drawn, program)
     text = program.operators().replace(program.expression, f"({program.expression} + 1)")
     rewrite = f"open('ops.py', 'w').write({text!r})"
     edited = program.step("edited", one, after=rewrite)
@@ -99,7 +99,9 @@ def _path_removed(drawn: Drawn, name: str) -> Case:
     program = _drawn(drawn)
     one, other = numbers_of(drawn, program)
     plain = program.step("before", other)
-    late = program.step("late", one, path=["ahead", ""], after="import sys, os\nsys.path.remove(os.path.abspath('ahead'))")
+    late = program.step(
+        "late", one, path=["ahead", ""], after="import sys, os\nsys.path.remove(os.path.abspath('ahead'))"
+    )
     late.files = _moved(late.files, "ahead", ("helper.py",))
     late.files["helper.py"] = program.reading.files(other)["helper.py"]
     return case_of(drawn, name, program, [plain, late])
@@ -173,8 +175,10 @@ def _helper_replaced(drawn: Drawn, name: str) -> Case:
     steps = [program.step("before", one), program.step("after", one), program.step("back", one, expect_hit=True)]
     for step in steps:
         step.files["second.py"] = program.reading.files(other)["helper.py"]
-    steps[1].files["ops.py"] = str(steps[1].files["ops.py"]).replace("import helper", "import second as helper").replace(
-        "from helper", "from second"
+    steps[1].files["ops.py"] = (
+        str(steps[1].files["ops.py"])
+        .replace("import helper", "import second as helper")
+        .replace("from helper", "from second")
     )
     return case_of(drawn, name, program, steps)
 
@@ -251,11 +255,15 @@ def _method_patched(drawn: Drawn, name: str) -> Case:
 @kind("library_version")
 def _library_version(drawn: Drawn, name: str) -> Case:
     """Another version of a library that is traced through, or called as one node."""
-    program = program_of(drawn, reading="constant", piece=drawn.choose("piece", ["library_function", "library_in_graph"]))
+    program = program_of(
+        drawn, reading="constant", piece=drawn.choose("piece", ["library_function", "library_in_graph"])
+    )
     one, other = numbers_of(drawn, program)
     steps = [program.step("before", one), program.step("after", one), program.step("back", one, expect_hit=True)]
     only_version = drawn.choose("what", ["content", "content and version"])
-    steps[1].files["tinylib/core.py"] = str(steps[1].files["tinylib/core.py"]).replace("x.sin()", f"x.sin() * {other!r}")
+    steps[1].files["tinylib/core.py"] = str(steps[1].files["tinylib/core.py"]).replace(
+        "x.sin()", f"x.sin() * {other!r}"
+    )
     if only_version != "content":
         text = str(steps[1].files["tinylib/__init__.py"])
         steps[1].files["tinylib/__init__.py"] = text.replace("'1.0'", "'2.0'")
@@ -286,16 +294,23 @@ pack = unpack = einsum
 @kind("einops_replaced")
 def _einops(drawn: Drawn, name: str) -> Case:
     """Another einops: Dynamo puts calls of it into the graph as they are, and no version says what it does."""
-    program = program_of(drawn, reading=drawn.choose("reading", ["constant", "code", "environment_at_import"]), piece="traced")
+    program = program_of(
+        drawn, reading=drawn.choose("reading", ["constant", "code", "environment_at_import"]), piece="traced"
+    )
     one, other = numbers_of(drawn, program)
-    call = drawn.choose("call", ["rearrange(x, 'a b -> b a')", "reduce(x, 'a b -> b', 'sum')", "repeat(x, 'a b -> (2 a) b')"])
+    call = drawn.choose(
+        "call", ["rearrange(x, 'a b -> b a')", "reduce(x, 'a b -> b', 'sum')", "repeat(x, 'a b -> (2 a) b')"]
+    )
     version = drawn.choose("version", ["0.6.1", "0.8.0", "0.8.1"])
     steps = [program.step("before", one), program.step("after", other), program.step("back", one, expect_hit=True)]
     program.surrounding = "y"
     for step, number in zip(steps, (one, other, one), strict=True):
         step.files["einops/__init__.py"] = _EINOPS.format(version=version)
         step.files["einops/einops.py"] = _EINOPS_CORE
-        step.files["ops.py"] = f"import torch\nimport einops\nfrom einops import rearrange, reduce, repeat\ndef piece(x):\n    return {call}\n"
+        step.files["ops.py"] = (
+            "import torch\nimport einops\nfrom einops import rearrange, reduce, repeat\n"
+            f"def piece(x):\n    return {call}\n"
+        )
         step.files["hunted.py"] = program.main(number)
     if drawn.chance(0.3):
         steps[1].files["einops/__init__.py"] = _EINOPS.format(version="0.8.2")
@@ -322,7 +337,9 @@ def _module_renamed(drawn: Drawn, name: str) -> Case:
     steps = [program.step("before", one), program.step("renamed", other), program.step("back", one, expect_hit=True)]
     files = steps[1].files
     files["operators.py"] = files.pop("ops.py")
-    files["hunted.py"] = str(files["hunted.py"]).replace("from ops", "from operators").replace("import ops", "import operators as ops")
+    files["hunted.py"] = (
+        str(files["hunted.py"]).replace("from ops", "from operators").replace("import ops", "import operators as ops")
+    )
     return case_of(drawn, name, program, steps)
 
 
@@ -361,5 +378,7 @@ def _time_of_import(drawn: Drawn, name: str) -> Case:
     one, other = numbers_of(drawn, program)
     first, second = program.step("before", one), program.step("after", one)
     late = f"import helper\nhelper.K = {one!r}\nimport ops\nhelper.K = {other!r}"
-    second.files["hunted.py"] = str(second.files["hunted.py"]).replace("from ops import piece", f"{late}\nfrom ops import piece")
+    second.files["hunted.py"] = str(second.files["hunted.py"]).replace(
+        "from ops import piece", f"{late}\nfrom ops import piece"
+    )
     return case_of(drawn, name, program, [first, second])

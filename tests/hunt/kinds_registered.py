@@ -1,11 +1,15 @@
 """Kinds of change in what is registered, and by whom: added, removed, moved, registered again, rebuilt."""
 
+# ruff: noqa: E501 (tables of programs' texts)
+
 from __future__ import annotations
 
-import functools
+import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from .drawing import Drawn, case_of, kind, numbers_of, program_of
@@ -101,7 +105,7 @@ _WITHOUT = {
 
 def _taken_away(text: str, what: str) -> str:
     """The operators' module without the registration."""
-    piece, line = _LATER[what]
+    _, line = _LATER[what]
     if line is not None:
         return text.replace(line, "")
     if what == "effect":
@@ -122,11 +126,15 @@ def _taken_away(text: str, what: str) -> str:
 def _added_or_removed(drawn: Drawn, name: str) -> Case:
     what = name.split("_", 1)[1].replace("_", " ").replace("pre grad", "pre-grad").replace("atens", "aten's")
     piece, _ = _LATER[what]
-    program = program_of(drawn, reading=drawn.choose("reading", ["constant", "code", "two_hops", "closure"]), piece=piece)
+    program = program_of(
+        drawn, reading=drawn.choose("reading", ["constant", "code", "two_hops", "closure"]), piece=piece
+    )
     one, _other = numbers_of(drawn, program)
     with_it, without = program.step("with", one), program.step("without", one)
     without.files["ops.py"] = program.operators(_taken_away(program.piece.text, what))
-    first, second = (with_it, without) if drawn.choose("order", ["removed", "added"]) == "removed" else (without, with_it)
+    first, second = (
+        (with_it, without) if drawn.choose("order", ["removed", "added"]) == "removed" else (without, with_it)
+    )
     back = Step("back", dict(first.files), environment=dict(first.environment), expect_hit=True)
     return case_of(drawn, name, program, [first, second, back][: 3 if drawn.chance(0.4) else 2])
 
@@ -151,7 +159,9 @@ def _by_another(drawn: Drawn, name: str) -> Case:
     for step in steps:
         step.files["ops.py"], step.files["rules.py"] = alone, rule
         if step.name != "without":
-            step.files["hunted.py"] = str(step.files["hunted.py"]).replace("from ops import piece", "from ops import piece\nimport rules")
+            step.files["hunted.py"] = str(step.files["hunted.py"]).replace(
+                "from ops import piece", "from ops import piece\nimport rules"
+            )
     return case_of(drawn, name, program, steps)
 
 
@@ -238,7 +248,9 @@ def _schema(drawn: Drawn, name: str) -> Case:
         text = text.replace("def _formula(x):", "def _formula(x, k=1.0):").replace("x.sin() *", "x.sin() * k *")
         if key != "CompositeImplicitAutograd":
             text = text.replace("CompositeImplicitAutograd", key)
-            text += "\n@torch.library.register_fake('hunted::op')\ndef _fake(x, k=1.0):\n    return torch.empty_like(x)\n"
+            text += (
+                "\n@torch.library.register_fake('hunted::op')\ndef _fake(x, k=1.0):\n    return torch.empty_like(x)\n"
+            )
             program.training = False
         step.files["ops.py"] = text
     if not program.training:
@@ -266,26 +278,38 @@ TORCH_LIBRARY(hunted_ext, m) {
 """
 
 
-@functools.lru_cache(maxsize=8)
-def _extension(factor: float, implicit: bool) -> bytes:
-    """The bytes of a shared library that registers ``hunted_ext::op``; 25 s of the compiler, once per library."""
-    import torch
-    from torch.utils.cpp_extension import include_paths
+_building = threading.Lock()
 
-    home = Path(tempfile.gettempdir(), f"hunted-extension-{torch.__version__}")
-    made = home / f"{factor}-{implicit}.so"
-    if made.exists():
+
+@dataclasses.dataclass(frozen=True)
+class _Extension:
+    """A shared library that registers ``hunted_ext::op``; some 20 s of the compiler, once per library and user."""
+
+    factor: float
+    implicit: bool
+
+    def content(self) -> bytes:
+        """The library's bytes. Raises CalledProcessError."""
+        import torch
+        from torch.utils.cpp_extension import include_paths, library_paths
+
+        home = Path(os.environ.get("HUNT_EXTENSIONS", tempfile.gettempdir()), f"hunt-extension-{os.getuid()}")
+        made = home / f"{torch.__version__}-{self.factor}-{self.implicit}.so"
+        with _building:
+            if made.exists():
+                return made.read_bytes()
+            home.mkdir(mode=0o700, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home) as directory:
+                source, target = Path(directory, "op.cpp"), Path(directory, "op.so")
+                source.write_text(_EXTENSION.replace("FACTOR", repr(self.factor)))
+                defines = ["-DIMPLICIT"] if self.implicit else []
+                includes = [f"-I{path}" for path in include_paths()]
+                command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", "-w", *defines, *includes]
+                links = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
+                command += [str(source), "-o", str(target), *links, "-lc10", "-ltorch_cpu", "-ltorch"]
+                subprocess.run(command, check=True, stdout=sys.stderr)
+                target.replace(made)
         return made.read_bytes()
-    home.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as directory:
-        source, target = Path(directory, "op.cpp"), Path(directory, "op.so")
-        source.write_text(_EXTENSION.replace("FACTOR", repr(factor)))
-        defines = ["-DIMPLICIT"] if implicit else []
-        includes = [f"-I{path}" for path in include_paths()]
-        command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", "-w", *defines, *includes, str(source), "-o", str(target)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        target.replace(made)
-    return made.read_bytes()
 
 
 @kind("extension_rebuilt")
@@ -299,7 +323,7 @@ def _extension_rebuilt(drawn: Drawn, name: str) -> Case:
     program.training, program.surrounding = implicit and drawn.chance(0.5), "y + x"
     steps = [program.step("before", one), program.step("after", one), program.step("back", one, expect_hit=True)]
     for step, number in zip(steps, (one, other, one), strict=True):
-        step.files["hunted_extension.so"] = _extension(number, implicit)
+        step.files["hunted_extension.so"] = _Extension(number, implicit)
         step.files["ops.py"] = (
             "import ctypes, os, torch\nPLACE = os.path.join(os.path.dirname(__file__), 'hunted_extension.so')\n"
             f"{line}\ndef piece(x):\n    return torch.ops.hunted_ext.op(x)\n"
@@ -317,14 +341,15 @@ exec g++ "$@"
 """
 
 
-@kind("compiler_wrapper")
+@kind("compiler_wrapper", slow=True)
 def _wrapper(drawn: Drawn, name: str) -> Case:
     """CXX is a script: what it does with a source changes what comes out, and says nothing of it."""
     program = program_of(drawn, reading="constant", piece="traced")
     drawn.note["numbers"] = 1.25
     steps = []
     for label, number in (("before", "1.25"), ("after", drawn.choose("number", ["7.5", "3.0"])), ("back", "1.25")):
-        step = program.step(label, 1.25, before="import os\nos.environ['CXX'] = os.path.abspath('wrapper.sh')")
+        step = program.step(label, 1.25)
+        step.environment["CXX"] = "{directory}/wrapper.sh"
         step.files["wrapper.sh"] = _WRAPPER.format(number=number)
         steps.append(step)
-    return case_of(drawn, name, program, steps, stock=True, shared_stock=False)
+    return case_of(drawn, name, program, steps, stock=True, shared_stock=False, fresh=True)

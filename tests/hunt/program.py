@@ -6,10 +6,17 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["Case", "Step", "write_files"]
+__all__ = ["Built", "Case", "Step", "write_files"]
+
+
+class Built(Protocol):
+    """A file that is made when it is written, because that takes long. `repr()` says what it will hold."""
+
+    def content(self) -> bytes: ...
 
 
 @dataclasses.dataclass
@@ -22,7 +29,7 @@ class Step:
     """
 
     name: str
-    files: dict[str, str | bytes]
+    files: dict[str, str | bytes | Built]
     calls: list[str] = dataclasses.field(default_factory=lambda: [""])
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     path: list[str] = dataclasses.field(default_factory=lambda: [""])
@@ -36,7 +43,7 @@ class Case:
 
     `stock`: eager execution says nothing about it, only stock Inductor does (passes, lowerings, precision). `anew`:
     every call compiles anew. `fresh`: each process is an interpreter of its own, not a fork of one that has imported
-    torch. `shared_stock`: kernels that stock Inductor compiled for other cases serve this one. `note` is what was drawn.
+    torch. `shared_stock`: kernels that stock Inductor compiled for other cases serve this one. `note`: what was drawn.
     """
 
     kind: str
@@ -69,14 +76,14 @@ class Case:
     def state_digest(self, step: Step) -> str:
         """Names what stock Inductor's result for a step depends on."""
         files = {
-            name: hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
-            for name, text in step.files.items()
+            name: hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()
+            for name, content in step.files.items()
         }
         flags = [self.training, self.dynamic, self.anew, self.shared_stock, step.calls, step.path, step.cwd]
         return hashlib.sha256(json.dumps([files, step.environment, flags], sort_keys=True).encode()).hexdigest()
 
 
-def write_files(directory: Path, files: dict[str, str | bytes]) -> None:
+def write_files(directory: Path, files: Mapping[str, str | bytes | Built]) -> None:
     """Make `directory` hold exactly `files`; what is there with the right content is left as it is."""
     directory.mkdir(parents=True, exist_ok=True)
     wanted = {directory / name for name in files}
@@ -88,7 +95,10 @@ def write_files(directory: Path, files: dict[str, str | bytes]) -> None:
             path.unlink()
     for name, content in files.items():
         path = directory / name
-        data = content.encode() if isinstance(content, str) else content
+        if isinstance(content, str):
+            data = content.encode()
+        else:
+            data = content if isinstance(content, bytes) else content.content()
         if path.exists() and path.read_bytes() == data:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,8 @@ process has, what the program does when it has imported everything, and with whi
 one in a process that runs.
 """
 
+# ruff: noqa: E501 (tables of programs' texts)
+
 from __future__ import annotations
 
 import dataclasses

@@ -41,12 +41,18 @@ class Report:
         if outcome.verdict != "right":
             for step in outcome.steps:
                 if step.verdict in ("wrong", "broken"):
-                    print(f"{step.verdict}: {outcome.kind}:{outcome.number} {step.name}: {step.detail[:300]}", flush=True)
+                    print(
+                        f"{step.verdict}: {outcome.kind}:{outcome.number} {step.name}: {step.detail[:300]}", flush=True
+                    )
                     break
         if time.monotonic() - self._told > _EVERY:
             self._told = time.monotonic()
             seconds = self._told - self.begun
-            print(f"{len(self.outcomes)} cases, {self._count('wrong')} wrong, {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{len(self.outcomes)} cases, {self._count('wrong')} wrong, {seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             self.write()
 
     def _count(self, verdict: str) -> int:
@@ -71,8 +77,8 @@ class Report:
 
     def table(self) -> str:
         """Per kind and in all: cases, hits, misses, where graphs were compiled, hits lost, what is wrong."""
-        columns = ("cases", "telling", "hits", "misses", "worker", "in_process", "bypasses", "lost", "refused", "broken",
-                   "wrong")  # fmt: skip
+        columns = ("cases", "telling", "hits", "misses", "worker", "in_process", "bypasses", "lost", "refused",
+                   "broken", "wrong")  # fmt: skip
         rows = self.rows()
         total = {"kind": f"{len(rows)} kinds", **{name: sum(row.get(name, 0) for row in rows) for name in columns}}
         width = max(len(row["kind"]) for row in [*rows, total])
