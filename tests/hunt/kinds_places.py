@@ -10,10 +10,26 @@ from .readings import READINGS
 __all__: list[str] = []
 
 # What a worker traces for itself: a change that only the program's process sees is lost there.
-_TRACED_IN_WORKERS = ("operator_backward", "operator_setup_context", "low_implicit", "low_implicit_function",
-                      "low_backward", "low_backward_only", "low_autograd_key", "allow_in_graph",
-                      "allow_in_graph_lambda", "allow_in_graph_function", "nonstrict_trace", "operator_vmap", "low_vmap", "library_in_graph",
-                      "post_grad_pass", "lowering", "decomposition", "pattern")  # fmt: skip
+_TRACED_IN_WORKERS = (
+    "operator_backward",
+    "operator_setup_context",
+    "low_implicit",
+    "low_implicit_function",
+    "low_backward",
+    "low_backward_only",
+    "low_autograd_key",
+    "allow_in_graph",
+    "allow_in_graph_lambda",
+    "allow_in_graph_function",
+    "nonstrict_trace",
+    "operator_vmap",
+    "low_vmap",
+    "library_in_graph",
+    "post_grad_pass",
+    "lowering",
+    "decomposition",
+    "pattern",
+)
 
 
 def _drawn(drawn: Drawn, reading: str = "constant", pieces: tuple[str, ...] = _TRACED_IN_WORKERS) -> Program:
