@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from fxpool.demo_processes import ChildError, Loader, run_child
+from fxpool.pool import hosts
 
 from .program import Case, Step, write_files
 
@@ -108,6 +109,7 @@ class Hunter:
         self._local = threading.local()
         self._stack = ExitStack()
         self._lock = threading.Lock()
+        self._runtime = root / "r"
         for name in ("r", "t", "i", "tools", "cases"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -117,6 +119,12 @@ class Hunter:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+        # A server waits for the next client; its directories are about to go.
+        for link in hosts.links(self._runtime):
+            hosts.stop(link)
+        end = time.monotonic() + 30
+        while list(self._runtime.glob("pool-*")) and time.monotonic() < end:
+            time.sleep(0.05)
 
     # ------------------------------------------------------------ processes
 
