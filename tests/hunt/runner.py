@@ -134,7 +134,7 @@ class Hunter:
             for name, value in os.environ.items()
             if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_", "PYTHON", "HUNT_"))
         }
-        inductor = case_directory / "inductor" if own_kernels else self.root / "i"
+        inductor = case_directory / f"i-{step.name}" if own_kernels and step else self.root / "i"
         return {
             **kept,
             "FXPOOL_CONFIG": os.devnull,
