@@ -3,6 +3,7 @@
 #   make demo        GPT-2 and BERT beside stock Inductor, a few minutes
 #   make test        the quick tests           make test-slow   all of them
 #   make lint        ruff, and mypy on the installed package
+#   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #
 # VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BENCH ?=
+HUNT ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
@@ -23,7 +25,7 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unu
 endef
 export COMPILE_BYTECODE
 
-.PHONY: all demo test test-slow lint bench clean
+.PHONY: all demo test test-slow lint bench hunt clean
 all: demo
 
 $(BIN)/python:
@@ -73,6 +75,9 @@ lint: $(LINTERS)
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/run.py $(BENCH)
+
+hunt: $(INSTALLED)
+	@PYTHONPATH=tests $(BIN)/python -m hunt $(HUNT)
 
 clean:
 	rm -rf .venv build dist bench/out .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,0 +1,12 @@
+"""A hunt for wrong results: programs that are changed in one thing, and what fxpool makes of them afterwards.
+
+    program    what a case is: the processes of a program, one thing different between them
+    readings   how a program comes by a number: a constant, a default argument, the environment, a file, ...
+    pieces     what a program does with it: operators, rules, passes, patterns, modules, ...
+    kinds_*    the kinds of change, each a function that draws a case
+    phases     one process of a case: imports the program, calls it, and says what came out
+    runner     has the processes of a case run and judges them
+    report     the table, and what is kept of a run
+
+`python -m hunt` (with ``tests`` on the path; `make hunt`) runs it.
+"""

@@ -1,0 +1,354 @@
+"""Has the processes of a case run, and judges what came out of them.
+
+Truth after a change is what eager execution gives, and stock Inductor where eager says nothing of it or where fxpool
+differs from eager (Inductor may). Stock runs with its graph caches off; of its kernels it keeps what is named by their
+own text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxpool.demo_processes import ChildError, Loader, run_child
+from fxpool.pool import hosts
+
+from .program import Case, Step, write_files
+
+__all__ = ["Hunter", "Outcome", "StepOutcome", "scratch"]
+
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT = 240.0  # seconds for one process of a case
+# What no program can tell from its absence is imported before the forks.
+_OURS = (
+    "fxpool.lowering.ladder fxpool.lowering.load fxpool.lowering.service fxpool.lowering.effects "
+    "fxpool.pool.client fxpool.codecache.toolchain"
+)
+_STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
+# Precompiles the header and asks the tool chain what it can do, once.
+_FIRST = """
+import glob, os, time, torch
+def inputs():
+    return (torch.ones(8),)
+def run(x):
+    return x.sin().sum()
+def state():
+    end = time.monotonic() + 100
+    while not glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.gch") and time.monotonic() < end:
+        time.sleep(0.1)
+"""
+
+
+@dataclasses.dataclass
+class StepOutcome:
+    """What became of one process: `verdict` is ``right``, ``wrong`` or ``refused`` (a setting of the hunt's fails)."""
+
+    name: str
+    verdict: str = "right"
+    against: str = "eager"
+    detail: str = ""
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    errors: list[str] = dataclasses.field(default_factory=list)
+    lost_hit: bool = False
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a case. `telling`: what is right differs between its processes, so a stale result would show."""
+
+    kind: str
+    number: int
+    note: dict[str, Any]
+    steps: list[StepOutcome]
+    telling: bool
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        verdicts = {step.verdict for step in self.steps}
+        return "wrong" if "wrong" in verdicts else "broken" if "broken" in verdicts else "right"
+
+
+class Hunter:
+    """Runs cases under one directory, on one pool of workers, with `slots` cases at a time.
+
+    `backend` other than ``fxpool`` puts another backend in its place: with ``inductor`` the expectations are tried.
+    `environment` is what every process of the programs gets besides.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        slots: int = 2,
+        backend: str = "fxpool",
+        stock_every: int = 10,
+        environment: Mapping[str, str] | None = None,
+        prelude: str = "",
+        keep: bool = False,
+    ) -> None:
+        self.root, self.slots, self.backend, self.stock_every, self.keep = root, slots, backend, stock_every, keep
+        self._extra = dict(environment or {})
+        self._prelude = prelude
+        self._stock: dict[str, list[Any]] = {}
+        self._local = threading.local()
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._runtime = root / "r"
+        for name in ("r", "t", "i", "tools", "cases"):
+            (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def __enter__(self) -> Hunter:
+        self._prepare()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+        # A server waits for the next client; its directories are about to go.
+        for link in hosts.links(self._runtime):
+            hosts.stop(link)
+        end = time.monotonic() + 30
+        while list(self._runtime.glob("pool-*")) and time.monotonic() < end:
+            time.sleep(0.05)
+
+    # ------------------------------------------------------------ processes
+
+    def _environment(self, case_directory: Path, step: Step | None, *, own_kernels: bool = False) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_", "PYTHON", "HUNT_"))
+        }
+        inductor = case_directory / f"i-{step.name}" if own_kernels and step else self.root / "i"
+        return {
+            **kept,
+            "FXPOOL_CONFIG": os.devnull,
+            "FXPOOL_CACHE_DIR": str(case_directory / "cache"),
+            "FXPOOL_RUNTIME_DIR": str(self.root / "r"),
+            "FXPOOL_IDLE_TIMEOUT": "20",
+            "FXPOOL_POOL": "host",
+            "TORCHINDUCTOR_CACHE_DIR": str(inductor),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TMPDIR": str(self.root / "t"),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **self._extra,
+            **(step.environment if step is not None else {}),
+        }
+
+    def _loader(self, role: str) -> Loader:
+        """This thread's forks for `role`: ``fxpool`` or ``stock``."""
+        found = getattr(self._local, role, None)
+        if found is None:
+            environment = self._environment(self.root / "loader", None)
+            environment["PYTHONPATH"] = str(TESTS)
+            environment["HUNT_AHEAD"] = _OURS if role == "fxpool" else _STOCKS
+            with self._lock:
+                found = self._stack.enter_context(Loader("hunt.phases", environment))
+            setattr(self._local, role, found)
+        return found
+
+    def _prepare(self) -> None:
+        case = Case("prepare", 0, [Step("before", {"hunted.py": _FIRST})])
+        home = self.root / "first"
+        (home / "cache").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.backend == "fxpool" and not list((home / "cache" / "toolchain").glob("headers/*.gch")):
+            _, report = self._process(case, case.steps[0], home, "fxpool")
+            if report["stats"]["compiles"]["worker"] != 1:
+                raise RuntimeError(f"workers compile nothing here: {report['stats']['fallbacks']}")
+
+    def _process(
+        self, case: Case, step: Step, directory: Path, backend: str
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """(result of each call, report) of one process. Raises ChildError if it died."""
+        program = directory / "program"
+        write_files(program, step.files)
+        own = not case.shared_stock
+        request = case.request(step, program, backend)
+        request["save"] = str(directory / f"result-{backend}.pt")
+        if backend == "fxpool" and self._prelude:
+            request["calls"] = [self._prelude + "\n" + request["calls"][0], *request["calls"][1:]]
+        environment = {
+            name: text.replace("{directory}", str(program))
+            for name, text in self._environment(directory, step, own_kernels=own).items()
+        }
+        what = f"{case.kind} {case.number} {step.name} ({backend})"
+        if case.fresh:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [*filter(None, [step.environment.get("PYTHONPATH")]), str(TESTS)]
+            )
+            report = run_child(["-m", "hunt.phases", json.dumps(request)], environment, what, LIMIT)
+        else:
+            role = "fxpool" if backend in ("fxpool", "none") else "stock"
+            report = self._loader(role).run([json.dumps(request)], environment, what, LIMIT)
+        results = torch.load(request["save"], weights_only=False)
+        return results, report
+
+    def _stock_results(self, case: Case, step: Step, directory: Path) -> list[dict[str, Any]]:
+        name = case.state_digest(step)
+        if name not in self._stock:
+            self._stock[name] = self._process(case, step, directory, "inductor")[0]
+        return self._stock[name]
+
+    # ------------------------------------------------------------ cases
+
+    def run_all(self, cases: Sequence[Case]) -> Iterator[Outcome]:
+        """Outcomes as they come, `slots` cases at a time."""
+        with ThreadPoolExecutor(self.slots, thread_name_prefix="hunt") as executor:
+            running = [executor.submit(self.run, case) for case in cases]
+            try:
+                for future in as_completed(running):
+                    yield future.result()
+            finally:
+                for future in running:
+                    future.cancel()
+
+    def run(self, case: Case) -> Outcome:
+        """Run a case's processes in order, each judged on its own."""
+        begun = time.perf_counter()
+        directory = Path(tempfile.mkdtemp(prefix=f"{case.kind}-{case.number}-", dir=self.root / "cases"))
+        (directory / "cache").mkdir(mode=0o700)
+        (directory / "cache" / "toolchain").symlink_to(self.root / "first" / "cache" / "toolchain")
+        steps: list[StepOutcome] = []
+        expectations: list[list[dict[str, Any]]] = []
+        for step in case.steps:
+            outcome = StepOutcome(step.name)
+            steps.append(outcome)
+            started = time.perf_counter()
+            try:
+                expectations.append(self._judge(case, step, directory, outcome))
+            except ChildError as error:
+                outcome.verdict, outcome.detail = "broken", f"{error}: {error.output[-1500:]}"
+            outcome.seconds = time.perf_counter() - started
+        found = Outcome(case.kind, case.number, case.note, steps, _telling(expectations), time.perf_counter() - begun)
+        if found.verdict == "right" and not self.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            found.note = {**found.note, "directory": str(directory)}
+        return found
+
+    def _judge(self, case: Case, step: Step, directory: Path, outcome: StepOutcome) -> list[dict[str, Any]]:
+        """Fill in `outcome`; returns what is right."""
+        expected: list[dict[str, Any]] = []
+        if not case.stock:
+            expected, _ = self._process(case, step, directory, "none")
+        else:
+            expected, outcome.against = self._stock_results(case, step, directory), "stock"
+        try:
+            actual, report = self._process(case, step, directory, self.backend)
+        except ChildError as error:
+            # The process of fxpool's died. Where stock's dies as well, that is the program's.
+            self._stock_results(case, step, directory)
+            outcome.verdict, outcome.detail = "wrong", f"{error}: {error.output[-1500:]}"
+            return expected
+        _counted(outcome, report.get("stats"))
+        outcome.errors = report["errors"]
+        outcome.lost_hit = step.expect_hit and self.backend == "fxpool" and _compiled(outcome) > 0
+        difference = _difference(actual, expected, case.tolerance)
+        # Of each kind another case in every so many.
+        sampled = (case.number + zlib.crc32(case.kind.encode())) % self.stock_every == 0
+        if outcome.against == "eager" and (difference or sampled):
+            expected, outcome.against = self._stock_results(case, step, directory), "stock"
+            difference = _difference(actual, expected, case.tolerance)
+        if difference:
+            outcome.verdict, outcome.detail = "wrong", difference
+        elif any("error" in result for result in expected):
+            # Stock refuses the program as well. That tells of the kind, not of fxpool.
+            outcome.verdict = "refused"
+            outcome.detail = next(result["error"] for result in expected if "error" in result)
+        return expected
+
+
+def _counted(outcome: StepOutcome, stats: Mapping[str, Any] | None) -> None:
+    if stats is None:
+        outcome.counts = {"hits": 0, "misses": 0, "worker": 0, "in_process": 0}
+        return
+    outcome.counts = {name: stats[name] for name in ("hits", "misses", "guard_misses", "joined", "quarantined")}
+    outcome.counts.update(stats["compiles"])
+    outcome.counts["eager_calls"] = sum(stats["eager_calls"].values())
+    for table in ("bypasses", "fallbacks"):
+        for reason, count in stats[table].items():
+            outcome.reasons[f"{table}:{reason}"] = count
+
+
+def _compiled(outcome: StepOutcome) -> int:
+    return outcome.counts.get("worker", 0) + outcome.counts.get("in_process", 0)
+
+
+def _telling(expectations: list[list[dict[str, Any]]]) -> bool:
+    """Whether some two results that are right differ: of two processes, or of two calls of one."""
+    flat = [result for results in expectations for result in results]
+    return any(_difference([one], [flat[0]], 1.0) for one in flat[1:])
+
+
+def _difference(actual: list[dict[str, Any]], expected: list[dict[str, Any]], tolerance: float) -> str:
+    """What is not the same, in words; empty if all is."""
+    if len(actual) != len(expected):
+        return f"{len(actual)} calls, not {len(expected)}"
+    for call, (ours, right) in enumerate(zip(actual, expected, strict=True)):
+        if "error" in ours or "error" in right:
+            if ("error" in ours) != ("error" in right):
+                return f"call {call}: {ours.get('error', 'no error')}; right: {right.get('error', 'no error')}"
+            continue
+        for part in ours:
+            for difference in _differences(ours[part], right[part], tolerance):
+                return f"call {call}, {part}: {difference}"
+    return ""
+
+
+def _differences(ours: Any, right: Any, tolerance: float) -> Iterator[str]:
+    if isinstance(ours, list) and isinstance(right, list):
+        if len(ours) != len(right):
+            yield f"{len(ours)} values, not {len(right)}"
+        for one, other in zip(ours, right, strict=False):
+            yield from _differences(one, other, tolerance)
+    elif isinstance(ours, dict) and isinstance(right, dict):
+        one, other = ours["tensor"], right["tensor"]
+        if ours["requires_grad"] != right["requires_grad"]:
+            yield f"requires_grad {ours['requires_grad']}, not {right['requires_grad']}"
+        small = {torch.bfloat16: (2e-2, 1e-2), torch.float16: (3e-3, 1e-3)}.get(one.dtype, (2e-5, 1e-5))
+        if one.dtype == torch.float64:
+            small = (1e-7, 1e-7)
+        try:
+            torch.testing.assert_close(
+                one, other, rtol=small[0] * tolerance, atol=small[1] * tolerance, equal_nan=True, check_stride=False
+            )
+        except AssertionError as error:
+            yield f"{_shown(one)}, not {_shown(other)} ({str(error).splitlines()[0]})"
+    elif type(ours) is not type(right) or (ours != right and not (ours != ours and right != right)):
+        yield f"{ours!r}, not {right!r}"
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    values = ", ".join(f"{value:.6g}" for value in tensor.flatten()[:4].to(torch.float64).tolist())
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} [{values}]"
+
+
+@contextmanager
+def scratch(directory: str | None = None) -> Iterator[Path]:
+    """A directory with a short name (sockets lie in it), gone afterwards unless it was given."""
+    if directory is not None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        yield Path(directory)
+        return
+    with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as made:
+        yield Path(made)

@@ -1,0 +1,93 @@
+"""A short hunt with a fixed seed, and whether the hunter can fail."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .drawing import draw, kinds
+from .report import Report
+from .runner import Hunter
+
+SEED = 20
+
+# One case of each in the ordinary suite. Add a kind here when it is found wrong and mended.
+SHORT = (
+    "read_constant", "read_closure", "read_two_hops", "read_environment_at_import", "read_dictionary_filled_by_program",
+    "read_json_at_import", "live_global_set_by_program", "use_operator_backward", "use_operator_setup_context",
+    "use_low_implicit", "use_low_backward", "use_low_autograd_key", "use_allow_in_graph_lambda", "use_nonstrict_trace",
+    "use_autograd_function", "use_checkpoint", "use_cond", "edited_after_import", "path_order", "helper_replaced",
+    "registered_again_by_another_module", "added_backward", "rule_added_by_another_module", "comment_and_names",
+    "ambient_autocast_default_dtype", "ambient_grad_mode", "ambient_default_dtype", "switched_deterministic",
+    "input_strides", "input_scalar_type", "next_requires_grad", "next_global_tensor_in_place",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """A directory with a short name: sockets lie in it. What the tool chain can do is asked once."""
+    with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def test_there_are_many_kinds_and_all_can_be_drawn() -> None:
+    table = kinds()
+    assert len(table) >= 60
+    for name in table:
+        first, again = draw(name, 0, SEED), draw(name, 0, SEED)
+        assert first == again, "a case is its kind, its number and the seed"
+        assert first.steps
+        for step in first.steps:
+            for file, text in step.files.items():
+                if file.endswith(".py"):
+                    compile(text, f"{name}/{file}", "exec")
+
+
+def test_draws_differ() -> None:
+    seen = {repr(draw("use_low_implicit", number, SEED).steps) for number in range(8)}
+    assert len(seen) == 8
+
+
+@pytest.mark.timeout(900)
+def test_short_hunt(root: Path, tmp_path: Path) -> None:
+    report = Report(tmp_path / "hunt.json", SEED, "fxpool")
+    with Hunter(root) as hunter:
+        for outcome in hunter.run_all([draw(name, 0, SEED) for name in SHORT]):
+            report.add(outcome)
+    print(report.table())
+    wrong = [
+        f"{one['kind']}:{one['number']}: {step['name']}: {step['detail']}"
+        for one in report.outcomes
+        for step in one["steps"]
+        if step["verdict"] in ("wrong", "broken")
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert sum(one["telling"] for one in report.outcomes) > len(SHORT) // 2
+    assert sum(step["counts"]["hits"] for one in report.outcomes for step in one["steps"]), "it is a cache"
+
+
+# A defect as there was: what the code of a graph's operators and functions is does not count.
+_BLIND = """
+from fxpool.lowering import capture
+_sighted = capture.key_parts
+capture.key_parts = lambda *arguments, **named: {**_sighted(*arguments, **named), "code": {}}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_key_without_code_is_found(root: Path) -> None:
+    cases = [draw(name, 0, SEED) for name in ("use_operator_backward", "use_low_implicit")]
+    with Hunter(root, prelude=_BLIND) as hunter:
+        verdicts = {outcome.kind: outcome.verdict for outcome in hunter.run_all(cases)}
+    assert set(verdicts.values()) == {"wrong"}, verdicts
+
+
+@pytest.mark.timeout(600)
+def test_stock_in_its_place_is_never_wrong(root: Path) -> None:
+    cases = [draw(name, 1, SEED) for name in ("read_closure", "use_low_backward", "input_overlap")]
+    with Hunter(root, backend="inductor") as hunter:
+        verdicts = {outcome.kind: outcome.verdict for outcome in hunter.run_all(cases)}
+    assert set(verdicts.values()) == {"right"}, verdicts
