@@ -43,6 +43,8 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
     """Of each configured value what it does here: its content, or its uuid where that has no digest.
 
     What was configured in one process and came to another by name is the same if the digests are.
+
+    Raises UndigestableError: one has neither.
     """
     found: dict[str, str] = {}
     for name, value in values.items():
@@ -50,7 +52,9 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
             found[name] = _content(value)
         except sources.UndigestableError as error:
             uuid = _uuid(value)
-            found[name] = f"uuid {uuid[0]!r}" if uuid is not None else str(error)
+            if uuid is None or uuid[0] is None:
+                raise sources.UndigestableError(f"{name}: {error.what}") from error
+            found[name] = f"uuid {uuid[0]!r}"
     return found
 
 

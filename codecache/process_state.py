@@ -13,15 +13,14 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "constant_after", "is_environment", "reads", "variable_read"]
+__all__ = ["ENVIRONMENT", "is_environment", "reads", "variable_asked", "variable_read"]
 
 #: stands for a reader of the environment that names no constant
 ENVIRONMENT = "the environment, under a name that is computed"
 
 _READERS = (os.getenv, os.environ, os.environ.get)
 # Between a reader and the constant it is called with, by interpreter.
-_BETWEEN = frozenset(("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG", "NOP"))
-_SUBSCRIPTS = frozenset(("BINARY_SUBSCR", "BINARY_OP"))
+_BETWEEN = frozenset(("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG", "NOP", "KW_NAMES"))
 
 # Modules whose functions and classes read the state of the process or of the host; `...` is all of them.
 _IMPURE: dict[str, Any] = {
@@ -64,19 +63,23 @@ def is_environment(value: Any) -> bool:
     return any(value is reader or (isinstance(value, types.MethodType) and value == reader) for reader in _READERS)
 
 
-def constant_after(instructions: Sequence[dis.Instruction], position: int) -> tuple[str, bool] | None:
+def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tuple[str, bool] | None:
     """The text that what was loaded before `position` is called or subscripted with at once, and whether subscripted.
 
-    None if what follows is no text.
+    A call may have one more argument, which is loaded by one instruction: what to take where there is none. None if
+    what follows is anything else, a text that is put together among them.
     """
-    rest = [each for each in instructions[position : position + 6] if each.opname not in _BETWEEN]
-    if rest and rest[0].opname == "LOAD_CONST" and isinstance(rest[0].argval, str):
-        return rest[0].argval, len(rest) > 1 and rest[1].opname in _SUBSCRIPTS
-    return None
-
-
-def variable_read(reader: Any, constant: tuple[str, bool] | None) -> str | None:
-    """The variable of the environment that a reader is asked for; None if it is computed, or the reader handed on."""
-    if constant is None or (reader is os.environ and not constant[1]):
+    rest = [each for each in instructions[position : position + 10] if each.opname not in _BETWEEN]
+    if len(rest) < 2 or rest[0].opname != "LOAD_CONST" or not isinstance(rest[0].argval, str):
         return None
-    return constant[0]
+    if rest[1].opname == "BINARY_SUBSCR" or (rest[1].opname == "BINARY_OP" and rest[1].argrepr == "[]"):
+        return rest[0].argval, True
+    after = rest[2] if rest[1].opname.startswith("LOAD_") and len(rest) > 2 else rest[1]
+    return (rest[0].argval, False) if after.opname.startswith("CALL") else None
+
+
+def variable_read(reader: Any, asked: tuple[str, bool] | None) -> str | None:
+    """The variable of the environment that a reader is asked for; None if it is computed, or the reader handed on."""
+    if asked is None or (reader is os.environ) != asked[1]:
+        return None
+    return asked[0]

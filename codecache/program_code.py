@@ -73,8 +73,8 @@ def of(dependencies: Mapping[str, Any]) -> ProgramCode:
         else:
             examine(name, target)
     try:
-        for name, part in registrations.overridden():
-            examine(_REGISTERED + name, part.value)
+        for name, kernel in registrations.overridden():
+            examine(_REGISTERED + name, kernel.value)
     except registrations.NotFoundError as error:
         raise UndigestableError(str(error)) from error
     for name, value in inductor_registrations.of_the_program():

@@ -165,7 +165,7 @@ def _read(
                 if follower.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
                     break
                 path.append(str(follower.argval))
-            constant = process_state.constant_after(instructions, position + len(path))
+            constant = process_state.variable_asked(instructions, position + len(path))
             reads.add((tuple(path), constant))
         elif instruction.opname == "IMPORT_NAME":
             level = instructions[position - 2].argval if position >= 2 else 0

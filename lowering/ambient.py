@@ -174,6 +174,9 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
 @contextlib.contextmanager
 def entered(state: AmbientState) -> Iterator[None]:
     """Put this process and thread into `state`; the environment is the pool's business."""
-    code = pickle.loads(state.code) if state.code is not None else None
+    try:
+        code = pickle.loads(state.code) if state.code is not None else None
+    except Exception as error:  # it imports modules of the program's, which may do anything
+        raise CannotTravelError("code_not_importable", f"a custom pass: {type(error).__name__}: {error}") from error
     with configs.entered(state.configuration, code), switches.entered(state.switches):
         yield

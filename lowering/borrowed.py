@@ -285,10 +285,10 @@ class GraphPool:
             raise stays
         try:
             of_graph = program_code.of(dependencies)
+            state = ambient.capture(before_autograd=False).with_variables(of_graph.environment)
+            code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state))
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
-        state = ambient.capture(before_autograd=False).with_variables(of_graph.environment)
-        code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state))
         tools = service.tools_directory(service.store())
         facts = devices.visible(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.

@@ -201,9 +201,11 @@ def _finish(
     state = ambient.capture(before_autograd=level == AOT)
     modules, libraries, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
+    sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
         code = program_code.of(encoded.dependencies)
+        sent = program_code.SentCode.of(code, encoded.dependencies, ambient.code_digests(state))
         state = state.with_variables(code.environment)
     except sources.UndigestableError as error:
         stays = CannotTravelError("code_unknown", error.what)
@@ -226,11 +228,7 @@ def _finish(
         aot_id=0,
         modules=modules,
         libraries=libraries,
-        code=(
-            program_code.SentCode.of(code, encoded.dependencies, ambient.code_digests(state))
-            if code is not None
-            else None
-        ),
+        code=sent,
         store=store,
         tools=tools,
         devices=placement.facts if not placement.needed else (),

@@ -14,7 +14,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,18 @@ from fxpool.lowering.artifact import Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.lowering.triton_kernels import LinkedTriton, TritonLinking
-from fxpool.torch_compat import aot, cpp, inner, operators, output_code, shape_env, tensors, tracing, triton_compile
+from fxpool.torch_compat import (
+    aot,
+    cpp,
+    inductor_registrations,
+    inner,
+    operators,
+    output_code,
+    shape_env,
+    tensors,
+    tracing,
+    triton_compile,
+)
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -133,7 +144,7 @@ def _name(request: CompileRequest) -> str:
     return "fxpool " + name.replace(" ", "_")
 
 
-def load_code(modules: Iterable[str], libraries: Iterable[str], code: SentCode | None) -> None:
+def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> None:
     """Import the modules and load the libraries that register what a graph names.
 
     Raises CannotTravelError: one can't be loaded in this process, or it is other code than the asker's.
@@ -149,6 +160,8 @@ def load_code(modules: Iterable[str], libraries: Iterable[str], code: SentCode |
         except Exception as error:  # a module of the program's, which may do anything
             detail = f"{module}: {type(error).__name__}: {error}"
             raise CannotTravelError("code_not_importable", detail) from error
+    if modules or libraries:
+        inductor_registrations.forget_what_was_gathered()
     if code is not None and (other := code.difference()):
         raise CannotTravelError(CODE_DIFFERS, other)
 

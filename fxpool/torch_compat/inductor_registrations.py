@@ -21,7 +21,7 @@ from typing import Any
 
 from fxpool.torch_compat.registrations import foreign_functions
 
-__all__ = ["Tables", "of_the_program", "tables", "watch"]
+__all__ = ["Tables", "forget_what_was_gathered", "of_the_program", "tables", "watch"]
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
@@ -36,6 +36,16 @@ def of_the_program() -> Iterator[tuple[str, Any]]:
     yield from _functions_in_tables()
     yield from _patterns()
     yield from _of_devices()
+
+
+def forget_what_was_gathered() -> None:
+    """Have Inductor and fake tensors look into their tables anew: something may have been registered since."""
+    gather: Any = getattr(sys.modules.get(_DECOMPOSITION), "fast_random_decomps", None)
+    if gather is not None:
+        gather.cache_clear()
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None:
+        fake.FakeTensorMode.cache_clear()
 
 
 # ---------------------------------------------------------------- tables of functions

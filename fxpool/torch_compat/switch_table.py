@@ -52,6 +52,17 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _specialized_floats() -> list[str]:
+    tracer = sys.modules.get("torch._dynamo.symbolic_convert")
+    return sorted(tracer.TensorifyState.force_specializations) if tracer is not None else []
+
+
+def _specialize_floats(names: list[str]) -> None:
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    TensorifyState.force_specializations = set(names)
+
+
 def _table() -> dict[str, tuple[Reader, Writer | None]]:
     """Name -> (read, write). A name that this release of torch does not have is left out.
 
@@ -88,6 +99,8 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
         lambda pair: torch.set_anomaly_enabled(*pair),
     )
+    # Floats that Dynamo was asked to specialize when it traced before: the pass that asks does not ask twice.
+    table["specialized_floats"] = (_specialized_floats, _specialize_floats)
     table["saved_tensor_hooks_disabled"] = (
         core._autograd._saved_tensors_hooks_get_disabled_error_message,
         _disable_saved_tensor_hooks,

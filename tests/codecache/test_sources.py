@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from fxpool.codecache import source_files
+from fxpool.codecache import source_files, sources
 from fxpool.codecache.sources import UndigestableError, digest_callable, digest_file, digest_module, digest_value
 
 _BASE = """
@@ -395,3 +395,85 @@ def test_a_class_is_the_same_once_it_was_pickled():
     pickle.loads(pickle.dumps(_Pickled()))
     assert "__slotnames__" in vars(_Pickled)
     assert digest_value(_Pickled) == before
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        'os.getenv("X")',
+        'os.getenv("X", "2")',
+        'os.getenv("X", default="2")',
+        'os.environ["X"]',
+        'os.environ.get("X")',
+        'os.environ.get("X", K)',
+        'environ["X"]',
+        'float(getenv("X", 1))',
+    ],
+)
+def test_a_variable_of_the_environment_counts_by_value(reading, monkeypatch):
+    module = load(f"import os\nfrom os import environ, getenv\nK = 1\ndef f(): return {reading}\n")
+    found = []
+    for value in ("1", "2"):
+        monkeypatch.setenv("X", value)
+        examined = sources.examine(module.f)
+        assert examined.environment == {"X": value}
+        found.append(examined.digest)
+    assert len(set(found)) == 2
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        "os.getenv('X' + K)",
+        "os.environ[f'X{K}']",
+        "os.environ.get('X_' + K, 1)",
+        "list(os.environ)",
+        "dict(os.environ, X='1')",
+        "helper(os.environ, 'X')",
+        "'X' in os.environ",
+        "map(os.getenv, K)",
+        "environ.copy()",
+        "os.environ.items()",
+        "open('X').read()",
+        "time.time()",
+        "random.random()",
+        "eval('1')",
+        "Path('X').read_text()",
+        "os.path.exists('X')",
+        "datetime.now()",
+    ],
+)
+def test_what_is_read_of_the_process_has_no_digest(reading):
+    module = load(
+        "import os, time, random\nfrom os import environ\nfrom pathlib import Path\nfrom datetime import datetime\n"
+        f"K = 'k'\ndef helper(*args): pass\ndef f(): return {reading}\n"
+    )
+    with pytest.raises(UndigestableError):
+        digest_callable(module.f)
+    assert sources.examine(module.f, runs_later=True).digest, "its own business where it runs"
+
+
+def test_objects_of_a_programs_classes_count_by_their_attributes():
+    module = load("""
+    import dataclasses, types
+    @dataclasses.dataclass
+    class Options:
+        by: float = 2.0
+    class Slotted:
+        __slots__ = ("by",)
+        def __init__(self): self.by = 2.0
+    class Mixed(dict):
+        by = 2.0
+    OPTIONS, SLOTTED, SPACE, MIXED = Options(), Slotted(), types.SimpleNamespace(by=2.0), Mixed()
+    def f(): return OPTIONS.by
+    def g(): return SLOTTED.by
+    def h(): return SPACE.by
+    def i(): return MIXED.by
+    """)
+    for function, value in ((module.f, module.OPTIONS), (module.g, module.SLOTTED), (module.h, module.SPACE)):
+        before = digest_callable(function)
+        assert digest_callable(function) == before
+        value.by = 3.0
+        assert digest_callable(function) != before
+    with pytest.raises(UndigestableError):
+        digest_callable(module.i)  # there is more to a dictionary than its attributes
