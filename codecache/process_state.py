@@ -34,11 +34,11 @@ _IMPURE: dict[str, Any] = {
     "json": {"load"}, "sys": ..., "torch.serialization": {"load"}, "numpy.random": ..., "numpy.random.mtrand": ...,
     "numpy.lib._npyio_impl": {"load", "loadtxt", "genfromtxt", "fromregex"}, "linecache": ..., "pkgutil": ...,
 }  # fmt: skip
-# Of modules that do both, what only computes.
-_PURE_OF_OS = frozenset(("fspath", "fsencode", "fsdecode"))
+# Of modules that do both, what only computes, or gives nothing back.
+_PURE_OF_OS = frozenset(("fspath", "fsencode", "fsdecode", "kill", "abort", "_exit"))
 _PURE_OF_PATHS = frozenset(("join", "basename", "dirname", "split", "splitext", "normpath", "isabs", "commonpath",
                             "commonprefix", "splitdrive", "normcase"))  # fmt: skip
-_PURE_OF_SYS = frozenset(("getsizeof", "intern", "getrefcount", "exc_info", "getrecursionlimit"))
+_PURE_OF_SYS = frozenset(("getsizeof", "intern", "getrefcount", "exc_info", "getrecursionlimit", "exit"))
 
 
 def reads(value: Any) -> str:
@@ -49,7 +49,7 @@ def reads(value: Any) -> str:
         return "" if name in _PURE_OF_OS else f"os.{name}"
     if module == "posixpath":
         return "" if name in _PURE_OF_PATHS else f"os.path.{name}"
-    if module == "sys" and name in _PURE_OF_SYS:
+    if (module == "sys" and name in _PURE_OF_SYS) or (module == "time" and name == "sleep"):
         return ""
     top = module.partition(".")[0]
     names = _IMPURE.get(module, _IMPURE.get(top) if _IMPURE.get(top) is ... else None)

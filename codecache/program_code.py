@@ -46,8 +46,10 @@ class ProgramCode:
         }
 
 
-def of(dependencies: Mapping[str, Any]) -> ProgramCode:
+def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> ProgramCode:
     """The code behind what a graph names (see `GraphEncoder.dependencies`), and what is registered in this process.
+
+    `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like.
 
     Raises:
         UndigestableError: code has no digest, so that nobody can say whether it is the same elsewhere.
@@ -67,7 +69,9 @@ def of(dependencies: Mapping[str, Any]) -> ProgramCode:
         if operators.is_overload(target) or operators.is_packet(target):
             digester = Digester()
             digester.met(target)
-            for part, digest in torch_objects.parts_of_operator(target, digester).items():
+            for part, digest in torch_objects.parts_of_operator(
+                target, digester, after_autograd=after_autograd
+            ).items():
                 digests[f"{name} {part}"] = digest
             environment.update(digester.environment)
         else:
@@ -95,11 +99,14 @@ class SentCode:
     dependencies: Sequence[str]
     tables: inductor_registrations.Tables | None
     configured: Mapping[str, str]
+    after_autograd: bool
 
     @staticmethod
-    def of(code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str]) -> SentCode:
+    def of(
+        code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str], *, after_autograd: bool = False
+    ) -> SentCode:
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
-        return SentCode(code.traced(), names, inductor_registrations.tables(), configured)
+        return SentCode(code.traced(), names, inductor_registrations.tables(), configured, after_autograd)
 
     def other_configured(self, here: Mapping[str, str]) -> str:
         """Which configured code is another in a process where the request's options are in force; empty if none is."""
@@ -108,7 +115,8 @@ class SentCode:
     def difference(self) -> str:
         """Which piece of code is another in this process; empty if none is."""
         try:
-            here = of({name: _found(name) for name in self.dependencies}).traced()
+            targets = {name: _found(name) for name in self.dependencies}
+            here = of(targets, after_autograd=self.after_autograd).traced()
         except UndigestableError as error:
             return error.what
         except (ImportError, AttributeError, KeyError) as error:

@@ -87,8 +87,10 @@ def add_operator(digester: Digester, op: Any) -> None:
         digester.token("digest", digest)
 
 
-def parts_of_operator(op: Any, digester: Digester) -> dict[str, str]:
+def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = False) -> dict[str, str]:
     """Digests of what a program registered for an operator, by part; `later` begins the names of those that run later.
+
+    With `after_autograd`, of what graphs need that AOTAutograd has made.
 
     Raises UndigestableError: a part has no digest, or nothing is known of the operator.
     """
@@ -102,7 +104,9 @@ def parts_of_operator(op: Any, digester: Digester) -> dict[str, str]:
     if not found.is_known:
         raise digester.refuse(f"the operator {name}, whose registration has no file")
     digests: dict[str, str] = {}
-    for part, (value, runs_later) in sorted(found.parts.items()):
+    for part, (value, runs_later, before_autograd) in sorted(found.parts.items()):
+        if after_autograd and before_autograd:
+            continue
         inner = digester.child()
         if runs_later:
             inner.runs_later = True

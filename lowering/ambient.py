@@ -89,7 +89,7 @@ def capture(*, before_autograd: bool) -> AmbientState:
     Raises:
         CannotTravelError: something is in force that exists in this process only.
     """
-    if (tied := thread_state.tied_to_thread()) is not None:
+    if (tied := thread_state.tied_to_thread(before_autograd=before_autograd)) is not None:
         raise CannotTravelError(*tied)
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")

@@ -284,9 +284,9 @@ class GraphPool:
         if stays is not None:
             raise stays
         try:
-            of_graph = program_code.of(dependencies)
+            of_graph = program_code.of(dependencies, after_autograd=True)
             state = ambient.capture(before_autograd=False).with_variables(of_graph.environment)
-            code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state))
+            code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state), after_autograd=True)
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
         tools = service.tools_directory(service.store())

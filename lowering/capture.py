@@ -204,12 +204,18 @@ def _finish(
     sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
-        code = program_code.of(encoded.dependencies)
-        sent = program_code.SentCode.of(code, encoded.dependencies, ambient.code_digests(state))
+        code = program_code.of(encoded.dependencies, after_autograd=level == FX)
         state = state.with_variables(code.environment)
     except sources.UndigestableError as error:
         stays = CannotTravelError("code_unknown", error.what)
         unproven = cacheable.Bypass("source", error.what)
+    else:
+        try:
+            configured = ambient.code_digests(state)
+            sent = program_code.SentCode.of(code, encoded.dependencies, configured, after_autograd=level == FX)
+        except sources.UndigestableError as error:
+            stays = CannotTravelError("code_unknown", error.what)
+            unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(values)
     shapes = _dump_shapes(env) if encoded.symbols and env is not None else None

@@ -33,11 +33,19 @@ _NOT_FOREIGN = frozenset(("torch", "torchgen", "functorch", *sys.stdlib_module_n
 _COMPUTE = frozenset(("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1"))
 
 
+# And those that are gone through before a graph is one of plain operators.
+_ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView")
+
+
 class Part(NamedTuple):
-    """Something registered. `runs_later`: it is called by compiled code, and no part of it."""
+    """Something registered. `runs_later`: it is called by compiled code, and no part of it.
+
+    `before_autograd`: AOTAutograd asks for it, and nobody asks for it again in the graphs that it makes.
+    """
 
     value: Any
     runs_later: bool = False
+    before_autograd: bool = False
 
 
 class Registration:
@@ -76,7 +84,8 @@ def registration(target: Any) -> Registration:
         for key, kernel in getattr(overload, "py_kernels", {}).items():
             found.parts[f"{before}Python kernel for {_key_name(key)}"] = Part(kernel)
         for key, function, others in dispatch_probe.python_kernels(overload):
-            part = Part((function, others), key in _COMPUTE or _computes(function))
+            above = key.startswith(_ABOVE) and _of_torch(function)
+            part = Part((function, others), key in _COMPUTE or _computes(function), above)
             found.parts[f"{before}kernel for {key}"] = part
         sources = dispatch_probe.foreign_sources(overload)
         if sources:
@@ -163,11 +172,11 @@ def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
     for name in ("_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
         function = getattr(definition, name, None)
         if callable(function):
-            yield name, Part(function)
+            yield name, Part(function, before_autograd=name != "_abstract_fn")
     for name in ("_autocast_dtype", "_autocast_cuda_dtype", "_autocast_cpu_dtype"):  # 2.13; 2.11 has the others
         dtype = getattr(definition, name, None)
         if dtype:
-            yield name, Part(dtype)
+            yield name, Part(dtype, before_autograd=True)
     disabled = getattr(definition, "_disabled_kernel", None)
     if disabled:
         yield "_disabled_kernel", Part(sorted(map(str, disabled)))

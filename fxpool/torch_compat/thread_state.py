@@ -26,8 +26,12 @@ _EXPLAINED = _mask(
 _EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
 
 
-def tied_to_thread() -> tuple[str, str] | None:
-    """(reason, detail) of the first thing in force that another process can't be put into; None in most programs."""
+def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
+    """(reason, detail) of the first thing in force that another process can't be put into; None in most programs.
+
+    `before_autograd`: AOTAutograd is still to run. Where it does, it switches dispatch keys itself, and what it has
+    made is the same under all of them.
+    """
     if dispatch_modes_active():
         return "dispatch_mode", "a TorchDispatchMode is active"
     core = torch._C
@@ -39,7 +43,7 @@ def tied_to_thread() -> tuple[str, str] | None:
         return "inference_mode", "inference mode is on while the graph is compiled"
     included = core._dispatch_tls_local_include_set().raw_repr() & ~_EXPLAINED
     excluded = core._dispatch_tls_local_exclude_set().raw_repr() & ~_EXPLAINED
-    if included != _EVERYWHERE or excluded:
+    if before_autograd and (included != _EVERYWHERE or excluded):
         return "dispatch_keys", f"included {included ^ _EVERYWHERE:#x}, excluded {excluded:#x}"
     device = core._get_default_device()
     if device != "cpu":

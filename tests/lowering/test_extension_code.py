@@ -79,7 +79,5 @@ def test_a_library_replaced_while_it_is_in_use_proves_nothing(
     shutil.copy(built[2], library)
     replacing = f"import os, shutil\nos.unlink({str(library)!r})\nshutil.copy({str(built[5])!r}, {str(library)!r})\n"
     report = programs.run(PROGRAM.format(loading="import built\n" + replacing))
-    assert report["lowerings"] == 1 and report["stats"]["entries_written"] == 0
-    assert (
-        "code_unknown" in report["stats"]["fallbacks"] or "operator_of_unknown_source" in report["stats"]["fallbacks"]
-    )
+    assert report["stats"]["fallbacks"] == {"code_unknown": 1}
+    assert report["lowerings"] == 0, "what AOTAutograd makes of it here has no operator of the library's any more"

@@ -14,7 +14,7 @@ LOWERING = """
 import torch
 from torch._inductor.lowering import lowerings, register_lowering
 import helper
-@register_lowering(torch.ops.aten.sin, type_promotion_kind=None)
+@register_lowering(torch.ops.aten.sin.default, type_promotion_kind=None)
 def lowered(x):
     return lowerings[torch.ops.aten.mul.Tensor](lowerings[torch.ops.aten.cos.default](x), helper.FACTOR)
 """
