@@ -17,7 +17,7 @@ from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.quarantined import DEADLY, run_eagerly
-from fxpool.torch_compat import configs, inner, tracing
+from fxpool.torch_compat import aot, configs, inner, tracing
 
 Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 
@@ -29,7 +29,7 @@ def compile_each(gm: Any, inputs: Sequence[Any], attempt: Attempt, compile_captu
         with configs.patched(attempt.wanted.inductor):
             return _compile_one(graph, example_inputs, arguments, attempt, compile_captured)
 
-    return inner.compile_with_inner(gm, inputs, inner_compile)
+    return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
 
 
 def _compile_one(

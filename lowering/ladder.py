@@ -441,7 +441,7 @@ def _here(
 
     captured.to_be_compiled()
     with compiling.local_kernels() as (submit, units):
-        artifact = compiling.compile_live(captured, gm, inputs, submit, units)
+        artifact = compiling.compile_live(captured, aot.copy_of(gm), inputs, submit, units)
     statistics.count("compiles", "in_process")
     attempt.how = "in_process"
     compiling.publish_if_kept(artifact, captured.request, store, attempt.bypass)

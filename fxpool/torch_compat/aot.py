@@ -8,6 +8,7 @@ another process (`wrap`). torch's cache itself is neither read nor written.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,23 @@ def _put_back() -> None:
     """In a child that was forked while another thread compiled: configuration is each thread's own, this is not."""
     while _before:
         setattr(*_before.pop())
+
+
+def copy_of(gm: Any) -> Any:
+    """The same graph, for a compile that another may have to follow: Inductor's first passes change what they get.
+
+    Parameters, and graphs nested in it, are shared.
+    """
+    if not isinstance(gm, torch.fx.GraphModule):
+        return gm
+    made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta = dict(gm.meta)
+    for theirs, ours in zip(gm.graph.nodes, made.graph.nodes, strict=True):
+        if hasattr(theirs, "_dynamo_source"):  # AOTAutograd wants it of placeholders
+            ours._dynamo_source = theirs._dynamo_source
+    for name, value in vars(gm).items():  # what Dynamo notes on it: sources of parameters, why it was compiled
+        made.__dict__.setdefault(name, value)
+    return made
 
 
 class Compiled:

@@ -337,7 +337,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
     ),
     "codecache/blobs.py:_verified_lock": _verify_blob,
-    "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.sources", "_files_lock", _digest),
+    "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
     "lowering/background.py:_ending": _of_module(

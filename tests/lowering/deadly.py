@@ -1,7 +1,7 @@
 """An operator that does something terrible to the process that compiles it, unless that is the user's.
 
-What it does is the business of a handler of its log: a logger counts by its name, so that a graph with the operator
-can be sent to a worker though this code reads the state of the process it runs in.
+What it does is the business of a filter of its log: a logger counts by its name, so that a graph with the operator can
+be sent to a worker though this code reads the state of the process it runs in.
 """
 
 from __future__ import annotations
@@ -52,16 +52,15 @@ def _do(how: str) -> None:
             time.sleep(0.01)
 
 
-class _Doing(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        if current_job() is not None:
-            _do(record.getMessage())
+def _when_logged(record: logging.LogRecord) -> bool:
+    if current_job() is not None:
+        _do(record.getMessage())
+    return True
 
 
 _log = logging.getLogger("fxpool_test.deadly")
-_log.propagate = False
 _log.setLevel(logging.CRITICAL)
-_log.addHandler(_Doing())
+_log.addFilter(_when_logged)
 
 
 @torch.library.custom_op("fxpool_test::deadly", mutates_args=())

@@ -321,3 +321,34 @@ def test_a_variable_that_code_names_travels(programs: Programs) -> None:
     programs.write(case.files)
     report = programs.run(case.main, environment={"PROGRAM_FACTOR": "2"})
     assert report["lowerings"] == 0 and report["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+
+
+PASS = """
+import torch
+import changing
+torch._inductor.config.pre_grad_custom_pass = changing.pass_
+changing.FACTORS["by"] = 3.0
+function = lambda x: torch.relu(x) + 1
+expected = lambda x: torch.relu(x) * 3 + 1
+"""
+CHANGING = """
+import torch
+FACTORS = {}
+class Pass(torch._inductor.custom_graph_pass.CustomGraphPass):
+    def __call__(self, graph):
+        for node in list(graph.nodes):
+            if node.target is torch.relu:
+                with graph.inserting_after(node):
+                    scaled = graph.call_function(torch.mul, (node, FACTORS["by"]))
+                scaled.meta.update(node.meta)
+                node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+    def uuid(self):
+        return None
+pass_ = Pass()
+"""
+
+
+def test_a_pass_is_done_once_however_often_a_graph_is_tried(programs: Programs) -> None:
+    """Here another worker's code, then no result that could be kept, then graphs after AOTAutograd."""
+    programs.write({"changing": CHANGING})
+    programs.run(PASS + INPUT)
