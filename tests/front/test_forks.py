@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import gc
 import io
 import os
 import select
@@ -285,6 +286,20 @@ def _load_in_background() -> None:
         pass  # what is done under it takes a graph, which a child of this process has no time for
 
 
+def _end_background() -> None:
+    from fxpool.lowering import background
+
+    background._end()
+    background._ending.clear()  # this process goes on
+
+
+def _end_borrowing() -> None:
+    from fxpool.lowering import borrowed
+
+    borrowed._ending.set()
+    borrowed._ending.clear()
+
+
 def _measure() -> None:
     from fxpool.lowering import measured
 
@@ -340,15 +355,11 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
-    "lowering/background.py:_ending": _of_module(
-        "fxpool.lowering.background", "_ending", lambda: sys.modules["fxpool.lowering.background"]._end()
-    ),
+    "lowering/background.py:_ending": _of_module("fxpool.lowering.background", "_ending", _end_background),
     "lowering/background.py:_loading": _of_module("fxpool.lowering.background", "_loading", _load_in_background),
     "lowering/background.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
     "lowering/borrowed.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
-    "lowering/borrowed.py:_ending": _of_module(
-        "fxpool.lowering.borrowed", "_ending", lambda: sys.modules["fxpool.lowering.borrowed"]._ending.set()
-    ),
+    "lowering/borrowed.py:_ending": _of_module("fxpool.lowering.borrowed", "_ending", _end_borrowing),
     "lowering/devices.py:library_ahead.ending": _of_event,
     "lowering/library.py:_loading": _of_module("fxpool.lowering.library", "_loading", _load_library),
     "lowering/measured.py:_measuring": _of_module("fxpool.lowering.measured", "_measuring", _measure),
@@ -535,6 +546,7 @@ def test_what_is_gone_is_forgotten() -> None:
         def __init__(self) -> None:
             self.lock, self.event = forks.lock(self, "lock"), forks.event()
 
+    gc.collect()  # what other tests left
     before = len(forks._places), len(forks._events)
     keepers = [Keeper() for _ in range(10)]
     assert (len(forks._places), len(forks._events)) == (before[0] + 10, before[1] + 10)
