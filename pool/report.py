@@ -31,11 +31,15 @@ def waiting(
 
 
 def running(worker: Worker, listening: Sequence[Work], now: float) -> dict[str, Any]:
-    """A worker's row; `listening` is what clients asked for that its job is, or is a part of."""
+    """A worker's row; `listening` is what clients asked for that its job is, or is a part of.
+
+    `reached` is whether the worker runs the job's function yet.
+    """
     return {
         "label": worker.work.ask.label,
         "pid": worker.pid,
         "attempt": worker.attempt,
+        "reached": worker.reached is not None,
         "phase": worker.phase,
         "seconds": round(now - worker.begun, 3),
         "sub_job": worker.work.worker is not None,

@@ -167,15 +167,18 @@ def restored() -> dict[str, Any]:
 
 def kill_workers(how_often: int) -> None:
     """From now on, kill workers as soon as they run a graph."""
+    from fxpool.lowering import service
+
     seen: set[int] = set()
 
     def watch() -> None:
         while len(seen) < how_often:
-            for job in jobs:
-                pid = job.worker_pid
-                if pid and pid not in seen and not job.done():
+            for job in service.pool().status().get("running", []) if jobs else ():
+                pid = job["pid"]
+                if pid and job["reached"] and not job["sub_job"] and pid not in seen and job["label"] == "graph":
                     seen.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                     break
             time.sleep(0.002)
 

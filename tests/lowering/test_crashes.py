@@ -73,7 +73,7 @@ def victim(who: str, facts: dict[str, Any], running: dict[str, Any] | None) -> i
 def seen_in(phase: str, who: str) -> Callable[[dict[str, Any]], int | None]:
     def seen(facts: dict[str, Any]) -> int | None:
         there = [one for one in facts["running"] if not one["sub_job"] and ours(one) and one["phase"] == phase]
-        parts = [one for one in facts["running"] if one["sub_job"] and one["pid"] and there]
+        parts = [one for one in facts["running"] if one["sub_job"] and one["reached"] and there]
         if phase == "kernels" and not parts:
             return None
         return victim(who, facts, (parts if who == "sub-job" else there)[0]) if there else None

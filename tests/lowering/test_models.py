@@ -39,9 +39,18 @@ def check_nothing_of_a_compiler_was_needed(report: dict[str, Any], cache: Path) 
     # Sources of modules are read for tracing's sake; hashing torch reads all two thousand of them.
     assert sum(path.endswith(".py") for path in watched["opened"]) < 300
     assert not [path for path in watched["opened"] if "torchinductor_" in path]
-    # Besides modules and the system's own: the compiler's first bytes (is it a script?) and Python's own question where
-    # temporary files may lie.
-    system = ("/proc/", "/sys/", "/dev/", "/usr/bin/", "/etc/", tempfile.gettempdir())
+    # Besides modules and the system's own: the first bytes of the compiler and of what it runs (is it a script?) and
+    # Python's own question where temporary files may lie.
+    system = (
+        "/proc/",
+        "/sys/",
+        "/dev/",
+        "/usr/bin/",
+        "/usr/lib/gcc/",
+        "/usr/libexec/gcc/",
+        "/etc/",
+        tempfile.gettempdir(),
+    )
     homes = (sys.prefix, sys.base_prefix, str(Path(torch.__file__).parent), *filter(None, sys.path))
     strange = [p for p in watched["opened"] if p.startswith("/") and not p.startswith((*system, *homes, str(cache)))]
     assert strange == []
