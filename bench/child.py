@@ -117,7 +117,7 @@ def hit() -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from fxpool.codecache import graph_codec, key
+    from fxpool.codecache import graph_codec, key, program_code
     from fxpool.lowering import ambient, capture, lookup, service
 
     found: dict[str, Any] = {}
@@ -146,6 +146,7 @@ def hit() -> dict[str, Any]:
                 capture.key_parts(
                     "aot",
                     encoded,
+                    program_code.of(encoded.dependencies),
                     described,
                     inputs,
                     [],

@@ -1,6 +1,7 @@
 """What stands in a key for code that a program configures: custom passes, estimators, choices.
 
-By its ``uuid()`` where it has one, which is the user's word for what it does; by content where not.
+By its ``uuid()`` where it has one, which is the user's word for what it does, and by the code of its class, since words
+are forgotten when code is changed; by content where it has none.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def identity(name: str, value: Any) -> Any:
     if found is not None:
         if found[0] is None:
             raise Bypass("custom_pass_without_uuid", name)
-        return {"uuid": found[0] if isinstance(found[0], _PLAIN) else repr(found[0])}
+        return {"uuid": found[0] if isinstance(found[0], _PLAIN) else repr(found[0]), "code": _code_of(value)}
     try:
         return {"content": _content(value)}
     except sources.UndigestableError as error:
@@ -62,6 +63,14 @@ def _uuid(value: Any) -> tuple[Any] | None:
     """What an object says of itself, in a tuple; None if it has no such method."""
     method = getattr(value, "uuid", None)
     return (method(),) if callable(method) and not isinstance(value, type) else None
+
+
+def _code_of(value: Any) -> str:
+    """Digest of the class of an object that has a uuid; empty where it has none, as the uuid says it all then."""
+    try:
+        return sources.digest_value(type(value))
+    except sources.UndigestableError:
+        return ""
 
 
 def _content(value: Any) -> str:

@@ -4,7 +4,11 @@
     tracing       Dynamo's tracing context: fake inputs, sources, guards, compile ids
     shape_env     symbolic shapes as data: symbols, ranges, guards, there and back
     tensors       a (fake) tensor's description, and the tensor made from it
-    operators     operators and functions by name, and what they depend on
+    operators     operators and functions by name
+    registrations      what a program registered for an operator, and for torch's own
+    dispatch_probe     the Python code behind a kernel of the dispatcher's
+    libraries          the shared library that an operator's C++ source was compiled into
+    inductor_registrations   lowerings, decompositions, patterns and device passes that are a program's
     custom_operators   operators that `custom_op` and `triton_op` made, behind the objects these return
     sympy_functions    sympy functions of torch's by name
     switches      global state that shapes code (autocast, SDPA backends, ...): captured and re-entered

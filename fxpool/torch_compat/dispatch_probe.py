@@ -11,11 +11,13 @@ source, where those of C++ name the source they were built from.
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -89,6 +91,22 @@ def _is_python(path: str) -> bool:
 
 def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str, Any]]:
     arguments, keywords = _stand_ins(op)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    call = functools.partial(op._handle.redispatch_boxed, keys, *arguments, **keywords)
+    if sys.getprofile() is None:
+        reached = _stopped(call)
+    else:  # a profiler of the program's, which may be one that only C can put back: another thread has none
+        with ThreadPoolExecutor(1, thread_name_prefix="fxpool-probe") as thread:
+            reached = thread.submit(_stopped, call).result()
+    if isinstance(reached, Exception):
+        raise NotFoundError(f"the kernel of {op.name()} for {key}: {reached}")
+    if reached is None:
+        raise NotFoundError(f"the kernel of {op.name()} for {key}, which has no Python code")
+    return _function_of(reached)
+
+
+def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
+    """The first frame of Python's that a call comes to, stopped there; or what it raised before."""
     reached: list[types.FrameType] = []
 
     def stop(frame: types.FrameType, event: str, _: object) -> None:
@@ -96,24 +114,20 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
             reached.append(frame)
             raise _ReachedError
 
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    call = op._handle.redispatch_boxed
-    before, collecting = sys.getprofile(), gc.isenabled()
+    collecting = gc.isenabled()
     gc.disable()  # a finaliser would be the first frame
     sys.setprofile(stop)
     try:
-        call(keys, *arguments, **keywords)
+        call()
     except _ReachedError:
         pass
     except Exception as error:
-        raise NotFoundError(f"the kernel of {op.name()} for {key}: {error}") from None
+        return error
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
         if collecting:
             gc.enable()
-    if not reached:
-        raise NotFoundError(f"the kernel of {op.name()} for {key}, which has no Python code")
-    return _function_of(reached[0])
+    return reached[0] if reached else None
 
 
 def _function_of(frame: types.FrameType) -> tuple[types.FunctionType, dict[str, Any]]:

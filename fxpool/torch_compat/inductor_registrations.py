@@ -138,7 +138,7 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
     for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
         if custom is not None:
             uuid = custom.uuid() if callable(getattr(custom, "uuid", None)) else None
-            yield f"custom_backend_passes[{device}]", [type(custom).__qualname__, custom if uuid is None else uuid]
+            yield f"custom_backend_passes[{device}]", [type(custom), custom if uuid is None else uuid]
     for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
         if configuration is not None:
             yield f"custom_backend_codegen_configs[{device}]", configuration.get_config_copy()

@@ -10,6 +10,7 @@ one zygote with one thread, CUDA's driver not loaded in it, no worker on the GPU
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -126,6 +127,14 @@ def measure(out: str | None) -> list[str]:
     return check(report)
 
 
+@functools.cache
+def by_torch() -> str:
+    """What a process has mapped that has only imported torch, and sees no device: its libraries may name the driver."""
+    program = "import torch; print(open('/proc/self/maps').read())"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
+
+
 def zygote_of(facts: dict[str, Any]) -> dict[str, Any]:
     pid = facts["zygote"]["pid"]
     tasks = Path(f"/proc/{pid}/task")
@@ -134,7 +143,7 @@ def zygote_of(facts: dict[str, Any]) -> dict[str, Any]:
         "pid": pid,
         "zygotes": facts["counters"]["zygotes"],
         "threads": [(task / "comm").read_text().strip() for task in tasks.iterdir()],
-        "driver": [name for name in ("libcuda.so", "libnvidia-ml.so") if name in mapped],
+        "driver": [name for name in ("libcuda.so", "libnvidia-ml.so") if name in mapped and name not in by_torch()],
         "megabytes": facts["memory"]["zygote"] >> 20,
         "on_the_gpu": on_the_gpu(),
     }

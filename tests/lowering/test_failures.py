@@ -131,7 +131,7 @@ def test_an_unsafe_cache_directory_is_refused_and_counted(
 
 
 def workers_busy() -> list[int]:
-    """Pids of the workers that compile a graph; not of those that wait for another kernel, or are still on their way."""
+    """Pids of workers that compile a graph; not of those that wait for another kernel, or are still on their way."""
     running = [job for job in service.pool().status().get("running", []) if job["pid"] and job["reached"]]
     return [job["pid"] for job in running if not job["sub_job"] and job["label"].startswith("graph")]
 

@@ -54,7 +54,7 @@ def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) ->
     assert "Traceback" not in report["log"]
     assert len(report["threads"]) == 1
     assert (report["zygotes"], report["zygotes_after"]) == (1, 1)
-    assert report["driver"] == [] and report["inherited"]["driver"] is False
+    assert report["driver"] == [], "of the driver no more than torch itself loads"
 
 
 @pytest.mark.timeout(900)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,19 @@ def ask(job: str, data: bytes = b"", **place: Any) -> Any:
     return json.loads(service.pool().submit(f"zygote_jobs:{job}", data, label=job, **place).result())
 
 
+def mapped_of_driver(pid: int) -> set[str]:
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in ("libcuda.so", "libnvidia-ml") if name in mapped}
+
+
+def by_torch() -> set[str]:
+    """What of it a process has mapped that has only imported torch: on a GPU machine its libraries may name it."""
+    program = "import torch, zygote_child, os; print(*zygote_child.mapped_of_driver(os.getpid()))"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
 def main(wanted: list[str]) -> None:
     if fresh := "--fresh" in wanted:
         wanted.remove("--fresh")
@@ -48,7 +62,7 @@ def main(wanted: list[str]) -> None:
     report: dict[str, Any] = {
         "zygotes": facts["counters"]["zygotes"],
         "threads": os.listdir(f"/proc/{zygote}/task"),
-        "driver": [name for name in ("libcuda.so", "libnvidia-ml") if name in Path(f"/proc/{zygote}/maps").read_text()],
+        "driver": mapped_of_driver(zygote) - by_torch(),
         "log": log.read_text(),
         "compiles": {},
     }
@@ -67,7 +81,7 @@ def main(wanted: list[str]) -> None:
         report["compiles"][name] = ask("compile_and_count", request.dump(), **_place(request))
     report["zygotes_after"] = pool.status()["counters"]["zygotes"]
     fxpool.close()
-    print(json.dumps(report))
+    print(json.dumps(report, default=sorted))
 
 
 if __name__ == "__main__":
