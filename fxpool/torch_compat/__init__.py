@@ -26,7 +26,8 @@
     preload       what is imported before it is needed
     borrowing     where Inductor hands work to processes of its own
 
-A new torch release is this folder to read. It imports nothing of fxpool's but itself.
+A new torch release is this folder to read. It imports nothing of fxpool's but itself and
+`fxpool.forks`, whose locks survive a fork.
 Line numbers and behaviour were read in torch 2.11 and 2.13; a name that exists in only
 one of them is looked up with ``getattr`` where it is used, with a comment.
 """

@@ -118,12 +118,20 @@ def test_names_of_passes_count(passes: Any) -> None:
         assert key_of(attention, Q) != plain
 
 
-def test_a_uuid_is_the_users_word(passes: Any) -> None:
+def test_a_uuid_is_the_users_word_for_state_and_not_for_code(passes: Any) -> None:
+    vouched = passes(2).Vouched
+    same = []
+    for state in (1, 2):
+        one = vouched()
+        one.state = state
+        with inductor_config.patch(post_grad_custom_post_pass=one):
+            same.append(key_of(attention, Q))
+    assert same[0] == same[1], "it says that they are the same"
     keys = []
     for factor in (2, 3):
         with inductor_config.patch(post_grad_custom_post_pass=passes(factor).Vouched()):
             keys.append(key_of(attention, Q))
-    assert keys[0] == keys[1], "it says that they are the same"
+    assert keys[0] == same[0] != keys[1], "whoever changes the code may forget to say so"
     module = passes(2)
     for refused in (module.Doubling(), [module.Vouched(), module.Doubling()]):
         with inductor_config.patch(post_grad_custom_post_pass=refused):
