@@ -81,18 +81,4 @@ def _content(value: Any) -> str:
         return sources.digest_value(sorted(_content(item) for item in value))
     if isinstance(value, dict):
         return sources.digest_value({key: _content(item) for key, item in value.items()})
-    try:
-        return sources.digest_value(value)
-    except sources.UndigestableError:
-        state = getattr(value, "__dict__", None)
-        if isinstance(value, type) or state is None or not _is_of_python(type(value)):
-            raise
-        return sources.digest_value([type(value), dict(sorted(state.items()))])
-
-
-def _is_of_python(kind: type) -> bool:
-    """Whether instances keep all of their state in ``__dict__``."""
-    return all(base is object or (not vars(base).get("__slots__") and base.__flags__ & _HEAP) for base in kind.__mro__)
-
-
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, as far as Python code goes
+    return sources.digest_value(value)

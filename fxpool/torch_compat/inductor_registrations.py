@@ -27,7 +27,10 @@ _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
-_OF_TORCH = ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
+# Whole names: a program's may begin like these.
+_OF_TORCH = frozenset(
+    ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -68,13 +71,14 @@ def _functions_in_tables() -> Iterator[tuple[str, Any]]:
 
 def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, function in list(table.items()):
-        if function is not None and not _module_of(function).startswith(_OF_TORCH):
+        if function is not None and not _is_torchs(function):
             yield f"{name}[{key}]", function
 
 
-def _module_of(function: Any) -> str:
+def _is_torchs(function: Any) -> bool:
     # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
-    return str(getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch"))
+    module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
+    return str(module).partition(".")[0] in _OF_TORCH
 
 
 # ---------------------------------------------------------------- patterns
@@ -133,7 +137,7 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
     common = sys.modules.get(_COMMON)
     for device, scheme in list(getattr(common, "device_codegens", {}).items()):
         parts = [part for part in vars(scheme).values() if part is not None]
-        if any(not _module_of(part).startswith(_OF_TORCH) for part in parts):
+        if any(not _is_torchs(part) for part in parts):
             yield f"device_codegens[{device}]", parts
     for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
         if custom is not None:

@@ -108,12 +108,6 @@ def pretty_name(target: Any) -> str:
     return torch.fx.Node._pretty_print_target(target) if not isinstance(target, str) else target
 
 
-def schema_of(target: Any) -> list[str]:
-    """Schemas of an operator's overloads as text: what it may alias and mutate is in them."""
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
-    return [str(overload._schema) for overload in overloads]
-
-
 # How Dynamo puts a call of NumPy's into a graph, and the attribute that says what is called.
 _NUMPY_WRAPPERS = {"numpy_to_tensor_wrapper": "f", "numpy_method_wrapper": "method", "numpy_operator_wrapper": "op"}
 

@@ -135,3 +135,22 @@ def test_a_process_that_has_only_loaded_inductor_shares_its_entries(programs: Pr
     started = "torch.compile(lambda x: x * 3, backend='fxpool')(torch.ones(3))\n"
     report = programs.run("import torch\n" + started + loading + PLAIN)
     assert report["stats"]["hits"] == 1 and report["stats"]["fallbacks"] == {}
+
+
+def test_a_module_whose_name_begins_like_torchs_is_a_programs() -> None:
+    from torch._inductor.decomposition import decompositions
+
+    from fxpool.torch_compat import inductor_registrations
+
+    def decomposed(x: object) -> object:
+        return x
+
+    operator, before = "an operator of this test", dict(inductor_registrations.of_the_program())
+    for module in ("torch_extensions.lowerings", "torchvision.ops", "mathematics", "operators"):
+        decomposed.__module__ = module
+        decompositions[operator] = decomposed
+        try:
+            found = dict(inductor_registrations.of_the_program())
+        finally:
+            del decompositions[operator]
+        assert found.keys() - before.keys() == {f"decompositions[{operator}]"}, module
