@@ -73,6 +73,7 @@ class Compiled:
 def _result_taken(compiled: Compiled) -> Iterator[None]:
     from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import config as inductor_config
 
     cache = autograd_cache.AOTAutogradCache
 
@@ -104,6 +105,8 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
             )
         )
         stack.enter_context(torch.compiler.config.patch(force_disable_caches=False))
+        # AOTAutograd makes no result where Inductor's cache is off, which bundling leaves unused.
+        stack.enter_context(inductor_config.patch(fx_graph_cache=True))
         yield
 
 

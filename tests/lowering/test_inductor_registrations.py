@@ -129,6 +129,16 @@ def test_what_leaves_no_function_counts(name: str, when: str, programs: Programs
     assert programs.run(plain)["stats"]["hits"] == 1
 
 
+def test_a_graph_compiled_in_process_is_kept_where_inductors_cache_is_off(programs: Programs) -> None:
+    """TORCHINDUCTOR_FX_GRAPH_CACHE=0 is about Inductor's own cache, which is not used either way."""
+    off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    program = "from torch._inductor import lowering\nlowering.make_fallback(torch.ops.aten.sin.default)\n" + PLAIN
+    first = programs.run("import torch\n" + program, environment=off)
+    assert first["stats"]["compiles"] == {"worker": 0, "in_process": 1}
+    assert first["stats"]["fallbacks"] == {"code_differs": 1}
+    assert programs.run("import torch\n" + program, environment=off)["stats"]["hits"] == 1
+
+
 def test_a_process_that_has_only_loaded_inductor_shares_its_entries(programs: Programs) -> None:
     programs.run(PLAIN)
     loading = "import fxpool, torch\ntorch.compile(lambda x: x + 7, backend='inductor')(torch.ones(3))\n"
