@@ -31,6 +31,7 @@ Importing this module imports neither torch nor anything else that takes time.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _imported(name: str) -> Any:
+    """A module of ours if it is in use, else None. One that another thread is importing is waited for."""
+    return importlib.import_module(name) if name in sys.modules else None
+
+
 def stats() -> dict[str, Any]:
     """What this process's graphs went through, and how much its store holds, as plain data.
 
@@ -78,7 +84,7 @@ def stats() -> dict[str, Any]:
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
-    background = sys.modules.get("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background")
     result["background"] = background.report() if background is not None else []
     return result
 
@@ -96,7 +102,7 @@ def _store_sizes() -> dict[str, Any] | None:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    service = sys.modules.get("fxpool.lowering.service")
+    service = _imported("fxpool.lowering.service")
     if service is not None:
         service.close()
 
@@ -109,7 +115,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
-    background = sys.modules.get("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background")
     found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
     return found
 
@@ -144,6 +150,6 @@ def install() -> None:
 
 def uninstall() -> None:
     """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
-    borrowed = sys.modules.get("fxpool.lowering.borrowed")
+    borrowed = _imported("fxpool.lowering.borrowed")
     if borrowed is not None:
         borrowed.uninstall()

@@ -78,8 +78,8 @@ def install() -> None:
     from fxpool.lowering.backend import fxpool_backend
     from fxpool.torch_compat import borrowing
 
-    if not borrowing.installed():
-        borrowing.install(KernelPool(_to_pool), GraphPool(), fxpool_backend)
+    # Another thread may be at it, and is waited for there.
+    if borrowing.install(KernelPool(_to_pool), GraphPool(), fxpool_backend):
         atexit.register(_ending.set)
 
 

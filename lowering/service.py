@@ -129,8 +129,11 @@ def start_ahead() -> None:
             from fxpool.lowering import devices
 
             devices.library_ahead(tools_directory(directory))
-            pool().start()
-            _ahead = True
+            with _lock:
+                first = _pool is None  # another thread's may be wanted already
+                started = pool()
+                _ahead = first
+            started.start()
     except FxpoolError as error:
         log.debug("no pool ahead of the first graph: %s", error)
 

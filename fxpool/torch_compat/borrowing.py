@@ -69,15 +69,15 @@ _replaced: list[tuple[Any, str, Any]] = []
 _changing = False
 
 
-def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
-    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own. Nothing happens if they are there.
+def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
+    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own; whether there were none in them before.
 
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
     """
     global _changing
     with _lock:
         if _replaced:
-            return
+            return False
         _changing = True
         try:
             _take_kernels(kernels)  # first: what is imported after it must find no pool to start
@@ -88,6 +88,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
             raise
         finally:
             _changing = False
+    return True
 
 
 def uninstall() -> None:
