@@ -24,7 +24,9 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`.
+`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`. What only
+shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and
+`descriptors` (standard streams that are closed).
 
 Importing this module imports neither torch nor anything else that takes time.
 """
@@ -123,10 +125,10 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     """Show what becomes of each graph from now on: queued, compiling, loading, ready, failed.
 
-    On a terminal as a table while something is under way, elsewhere a line per event: on standard error, into the
+    On a terminal a line for each that is through or takes long, elsewhere a line per event: on standard error, into the
     file `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with `close()` of what
     is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
-    Raises OSError where a file can't be opened.
+    Raises OSError where a file can't be opened. What can't be written later is warned of once, and ends it.
     """
     from fxpool.display import Progress
 

@@ -18,7 +18,7 @@ import site
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, forks, statistics
+from fxpool import config, descriptors, forks, statistics
 from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
@@ -216,12 +216,13 @@ def store() -> LocalStore | None:
     root = str(config.current().cache_dir)
     with _lock:
         if root not in _stores:
+            descriptors.keep_standard()  # what is printed must not get into an entry
             try:
                 _stores[root] = LocalStore(root)
             except (StoreError, OSError) as error:
                 _stores[root] = None
                 statistics.count("bypasses", "cache_directory_refused")
-                log.warning("fxpool compiles without a cache: %s", error)
+                log.warning("compiles without a cache: %s", error)
         elif _stores[root] is None:
             statistics.count("bypasses", "cache_directory_refused")
         return _stores[root]
