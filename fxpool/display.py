@@ -96,18 +96,18 @@ class Terminal:
     def __init__(self, file: File = None) -> None:
         self._file: Callable[[], File] = (lambda: sys.stderr) if file is None else (lambda: file)
         self._lock = forks.lock(self, "_lock")
-        self._pid = os.getpid()
+        self._news = forks.event()
+        self._over = forks.event()
         self._begin()
 
     def _begin(self) -> None:
+        self._pid = os.getpid()
         self._summary = Summary()
-        self._news, self._over = forks.event(), forks.event()
         self._thread: threading.Thread | None = None
 
     def on_state(self, event: State) -> None:
         with self._lock:
             if self._pid != os.getpid():  # a fork: what has been heard is for the parent to tell
-                self._pid = os.getpid()
                 self._begin()
             if self._over.is_set():
                 return

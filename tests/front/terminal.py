@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import termios
@@ -76,7 +78,7 @@ def shown(arguments: Sequence[str], environment: dict[str, str], *, columns: int
     """What a terminal shows of an interpreter with standard streams on it, when that has ended well."""
     ours, theirs = pty.openpty()
     try:
-        termios.tcsetwinsize(theirs, (24, columns)) if hasattr(termios, "tcsetwinsize") else None
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=theirs,

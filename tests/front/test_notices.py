@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fxpool import notices
+
+ROOT = Path(__file__).parents[2]
+# Warnings of workers are replayed as what they were; a server's log is its own.
+REPLAYED, OF_THE_SERVER = "pool/logs.py", "fxpool.pool.server"
+
+
+def test_everything_that_is_said_goes_this_way() -> None:
+    """A logger is one for all modules that have its name: one of them makes it, and is imported wherever they are."""
+    made, used, warning = set(), set(), []
+    for folder in ("fxpool", "pool", "lowering", "codecache"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+            made.update(re.findall(r"notices\.logger\(\"([\w.]+)\"\)", text))
+            used.update(re.findall(r"logging\.getLogger\(\"([\w.]+)\"\)", text))
+            if "warnings.warn" in text and name not in ("fxpool/notices.py", REPLAYED):
+                warning.append(name)
+    assert used - {OF_THE_SERVER} <= made and not warning
 
 
 class Raises(logging.Handler):
