@@ -24,13 +24,16 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`.
+`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`. What only
+shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and
+`descriptors` (standard streams that are closed).
 
 Importing this module imports neither torch nor anything else that takes time.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +67,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _imported(name: str) -> Any:
+    """A module of ours if it is in use, else None. One that another thread is importing is waited for."""
+    return importlib.import_module(name) if name in sys.modules else None
+
+
 def stats() -> dict[str, Any]:
     """What this process's graphs went through, and how much its store holds, as plain data.
 
@@ -78,7 +86,7 @@ def stats() -> dict[str, Any]:
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
-    background = sys.modules.get("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background")
     result["background"] = background.report() if background is not None else []
     return result
 
@@ -96,7 +104,7 @@ def _store_sizes() -> dict[str, Any] | None:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    service = sys.modules.get("fxpool.lowering.service")
+    service = _imported("fxpool.lowering.service")
     if service is not None:
         service.close()
 
@@ -109,7 +117,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
-    background = sys.modules.get("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background")
     found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
     return found
 
@@ -117,10 +125,10 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     """Show what becomes of each graph from now on: queued, compiling, loading, ready, failed.
 
-    On a terminal as a table while something is under way, elsewhere a line per event: on standard error, into the
+    On a terminal a line for each that is through or takes long, elsewhere a line per event: on standard error, into the
     file `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with `close()` of what
     is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
-    Raises OSError where a file can't be opened.
+    Raises OSError where a file can't be opened. What can't be written later is warned of once, and ends it.
     """
     from fxpool.display import Progress
 
@@ -144,6 +152,6 @@ def install() -> None:
 
 def uninstall() -> None:
     """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
-    borrowed = sys.modules.get("fxpool.lowering.borrowed")
+    borrowed = _imported("fxpool.lowering.borrowed")
     if borrowed is not None:
         borrowed.uninstall()

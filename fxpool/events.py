@@ -8,17 +8,19 @@ no translation. Without a listener nothing is made of an event.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fxpool import config, forks
-from fxpool.errors import ConfigurationError
+from fxpool import config, descriptors, forks, notices
 
 __all__ = ["Listener", "Span", "State", "listen", "listening", "span", "start", "state", "unlisten"]
+
+log = notices.logger("fxpool")
 
 #: where a graph may be, in the order in which it usually gets there
 STATES = ("queued", "compiling", "loading", "ready", "eager", "failed")
@@ -58,14 +60,23 @@ class Listener(Protocol):
     def on_span(self, event: Span) -> None: ...
 
 
+class OwnListener(Listener, Protocol):
+    """One of fxpool's own; `what` is shown, in words."""
+
+    @property
+    def what(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
 _listeners: tuple[Listener, ...] = ()
 _lock = forks.lock(__name__, "_lock")
 _started: tuple[object, ...] = ()
-_own: list[Listener] = []
+_own: list[OwnListener] = []
 
 
 def listen(listener: Listener) -> None:
-    """Tell `listener` everything from now on, in the thread in which it happens."""
+    """Tell `listener` everything from now on, in the thread in which it happens. One that raises is told no more."""
     global _listeners
     with _lock:
         _listeners = (*_listeners, listener)
@@ -86,9 +97,9 @@ def listening() -> bool:
 def start() -> None:
     """Attach what the settings `progress` and `trace` ask for, and detach what they don't any more.
 
-    Raises ConfigurationError where a log can't be opened.
+    What can't be shown is warned of once, and is no error: nothing that is only shown fails what it shows.
     """
-    global _started
+    global _started, _listeners
     settings = config.current()
     wanted = (os.getpid(), settings.progress, settings.trace)
     if wanted == _started:
@@ -96,25 +107,31 @@ def start() -> None:
     with _lock:
         if wanted == _started:
             return
-        old, _own[:] = list(_own), []
-        _started = wanted
+        descriptors.keep_standard()  # a log must not be what prints end up in
+        old, _own[:] = list(_own), _wanted(settings)
+        _listeners = (*(one for one in _listeners if one not in old), *_own)
+        _started = wanted  # others wait until all is attached
     for listener in old:
-        unlisten(listener)
-        listener.close()  # type: ignore[attr-defined]
+        try:
+            listener.close()
+        except Exception as error:
+            log.warning("%s could not be closed: %s", listener.what, error)
+
+
+def _wanted(settings: config.Settings) -> list[OwnListener]:
+    made: list[OwnListener] = []
     if settings.trace is not None:
         from fxpool.trace import TraceFile
 
-        _own.append(TraceFile(settings.trace))
+        made.append(TraceFile(settings.trace))
     if settings.progress:
         from fxpool.display import display
 
         try:
-            _own.append(display(None if settings.progress == "on" else settings.progress))
-        except OSError as error:
-            _started = ()
-            raise ConfigurationError(f"FXPOOL_PROGRESS: no log can be written: {error}") from None
-    for listener in _own:
-        listen(listener)
+            made.append(display(None if settings.progress == "on" else settings.progress))
+        except Exception as error:
+            log.warning("FXPOOL_PROGRESS: no progress is shown: %s", error)
+    return made
 
 
 def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float | None = None) -> None:
@@ -122,7 +139,8 @@ def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float 
     if _listeners:
         event = State(time.monotonic() if at is None else at, graph, name, detail, stage)
         for listener in _listeners:
-            listener.on_state(event)
+            with _dropped_if_it_raises(listener):
+                listener.on_state(event)
 
 
 def span(name: str, begin: float, end: float, **facts: object) -> None:
@@ -134,4 +152,14 @@ def span(name: str, begin: float, end: float, **facts: object) -> None:
 def tell(event: Span) -> None:
     """Pass on what another process did."""
     for listener in _listeners:
-        listener.on_span(event)
+        with _dropped_if_it_raises(listener):
+            listener.on_span(event)
+
+
+@contextlib.contextmanager
+def _dropped_if_it_raises(listener: Listener) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        unlisten(listener)
+        log.warning("%s ends here: %s", getattr(listener, "what", type(listener).__name__), error)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import sys
 import threading
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import forks
+from fxpool import forks, notices
 from fxpool.events import Span, State
 
 __all__ = ["TraceFile"]
 
-log = logging.getLogger("fxpool")
+log = notices.logger("fxpool")
 
 _HEAD, _TAIL = b"[\n", b"\n]\n"
 
@@ -34,6 +33,7 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.what = f"the trace {path}"
         self._lock = forks.lock(self, "_lock")
         self._named: set[int] = set()
         self._numbers = 0
@@ -80,7 +80,7 @@ class TraceFile:
                 self._write(text)
             except OSError as error:
                 self._broken = True
-                log.warning("no trace is written: %s", error)
+                log.warning("FXPOOL_TRACE: no trace is written from here on: %s", error)
 
     def _write(self, text: bytes) -> None:
         # Opened each time: a descriptor kept open would be one more thing for a program's children to inherit.

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fxpool import events, statistics
+from fxpool import events, notices, statistics
 from fxpool.errors import (
     NoCompilerError,
     UnsupportedTorchError,
@@ -24,7 +23,8 @@ from fxpool.errors import (
 from fxpool.lowering import options as call_options
 from fxpool.torch_compat import versions
 
-log = logging.getLogger("fxpool.lowering")
+# For all modules that have it: what its handlers raise fails no graph.
+log = notices.logger("fxpool.lowering")
 
 _numbers = itertools.count()
 

@@ -22,13 +22,14 @@ import functools
 import logging
 import os
 import pickle
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fxpool import config, forks, statistics
+from fxpool import config, forks, notices, statistics
 from fxpool.codecache import program_code
 from fxpool.codecache.undigestable import UndigestableError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
@@ -78,8 +79,8 @@ def install() -> None:
     from fxpool.lowering.backend import fxpool_backend
     from fxpool.torch_compat import borrowing
 
-    if not borrowing.installed():
-        borrowing.install(KernelPool(_to_pool), GraphPool(), fxpool_backend)
+    # Another thread may be at it, and is waited for there.
+    if borrowing.install(KernelPool(_to_pool), GraphPool(), fxpool_backend):
         atexit.register(_ending.set)
 
 
@@ -115,9 +116,9 @@ def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False)
     )
 
 
-def _step_down(error: FxpoolError) -> None:
-    """Count that something is compiled in this process. Raises `error` under ``strict``, and if it is of something
-    that killed its workers: it would do the same to this process."""
+def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
+    """Count that the pool does not compile something, and say so once per reason. Raises `error` under ``strict``, and
+    if it is of something that killed its workers: it would do the same to this process."""
     from fxpool.lowering.quarantined import DEADLY
 
     if config.current().strict or isinstance(error, DEADLY):
@@ -126,8 +127,16 @@ def _step_down(error: FxpoolError) -> None:
         reason = error.reason
     else:
         reason = error.counted if isinstance(error, PoolUnavailableError) else type(error).__name__
-    statistics.count("fallbacks", f"borrowed:{reason}")
-    log.info("compiled in this process (%s): %s", reason, error)
+    counted = f"borrowed:{reason}"
+    statistics.count("fallbacks", counted)
+    why = error.detail if isinstance(error, CannotTravelError) and error.detail else error.message
+    notices.once(counted, f"no worker compiles this, it {otherwise} (said once, counted as {counted!r}): {_line(why)}")
+    log.info("%s (%s): %s", otherwise, counted, error)
+
+
+def _line(text: str) -> str:
+    """The beginning of a text, on one line."""
+    return textwrap.shorten(text, 160, placeholder=" ...")
 
 
 def _value(answer: bytes) -> Any:
@@ -235,10 +244,13 @@ class GraphPool:
                 return bytes(_value(answer))
             except _DeviceNeededError:
                 answer = self._send(graph, dependencies, seen=True).result()
+                return bytes(_value(answer))
         except (PoolError, CannotTravelError) as error:
             _step_down(error)
             raise borrowing.NotBorrowedError from error
-        return bytes(_value(answer))
+
+    def kept_here(self, reason: str, detail: str) -> None:
+        _step_down(CannotTravelError(reason, detail))
 
     def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
         future: Future[bytes] = Future()
@@ -247,7 +259,7 @@ class GraphPool:
         def without_pool(error: FxpoolError) -> None:
             try:
                 if not _ending.is_set():
-                    _step_down(error)
+                    _step_down(error, otherwise="stays as it is")
             except FxpoolError as refused:
                 if config.current().strict:
                     future.set_exception(refused)

@@ -5,12 +5,20 @@ Imported when a program asks for the backend by that name and by nothing else, s
 
 from __future__ import annotations
 
-from fxpool.lowering.backend import fxpool_backend
-from fxpool.torch_compat import versions
+from typing import Any
 
-__all__ = ["fxpool_backend"]
+from fxpool.lowering import backend
+from fxpool.torch_compat import backend_table, versions
 
 if versions.current_refusal() is None:
     from fxpool.lowering import service
 
     service.start_ahead()
+
+
+def __getattr__(name: str) -> Any:
+    # Asked for in each thread that looks the backend up, and registers next what it gets.
+    if name != "fxpool_backend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    backend_table.admit("fxpool", backend.fxpool_backend)
+    return backend.fxpool_backend

@@ -18,7 +18,7 @@ import site
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, forks, statistics
+from fxpool import config, descriptors, forks, statistics
 from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
@@ -129,8 +129,11 @@ def start_ahead() -> None:
             from fxpool.lowering import devices
 
             devices.library_ahead(tools_directory(directory))
-            pool().start()
-            _ahead = True
+            with _lock:
+                first = _pool is None  # another thread's may be wanted already
+                started = pool()
+                _ahead = first
+            started.start()
     except FxpoolError as error:
         log.debug("no pool ahead of the first graph: %s", error)
 
@@ -213,12 +216,13 @@ def store() -> LocalStore | None:
     root = str(config.current().cache_dir)
     with _lock:
         if root not in _stores:
+            descriptors.keep_standard()  # what is printed must not get into an entry
             try:
                 _stores[root] = LocalStore(root)
             except (StoreError, OSError) as error:
                 _stores[root] = None
                 statistics.count("bypasses", "cache_directory_refused")
-                log.warning("fxpool compiles without a cache: %s", error)
+                log.warning("compiles without a cache: %s", error)
         elif _stores[root] is None:
             statistics.count("bypasses", "cache_directory_refused")
         return _stores[root]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fxpool import forks
+from fxpool import forks, notices
 from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job"]
 
-log = logging.getLogger("fxpool.pool")
+log = notices.logger("fxpool.pool")
 
 
 class Job:

@@ -7,6 +7,7 @@ a preloaded module installed sees it. The levels are the asker's (`level_map`), 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import logging
 import sys
@@ -124,17 +125,21 @@ _registries: dict[str, dict[Any, Any]] = {}
 def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
     """Put records and warnings through this process's loggers and filters.
 
-    Returns the first exception that this led to: a filter that makes a warning an error, or a handler that raises.
+    Returns the first exception that this led to: a filter that makes a warning an error. That is the program's will; a
+    handler that raises (standard error is closed) is not.
     """
     raised: Exception | None = None
     for record in records:
         try:
             if isinstance(record, m.LogRecord):
-                _replay_log(record)
+                with contextlib.suppress(Exception):
+                    _replay_log(record)
             else:
                 _replay_warning(record)
-        except Exception as error:
+        except Warning as error:
             raised = raised or error
+        except Exception:
+            pass
     return raised
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import __version__, forks
+from fxpool import __version__, descriptors, forks
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
@@ -67,6 +67,7 @@ class Session:
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
         self._wake = -1
         found: launch.Found | None = None
+        descriptors.keep_standard()  # what is printed must not get into the connection
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             found = launch.find_or_start(config) if config.host else launch.start(config)

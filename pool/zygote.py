@@ -24,6 +24,7 @@ import traceback
 import msgspec
 import psutil
 
+from fxpool import descriptors
 from fxpool.pool import messages as m
 from fxpool.pool import processes, worker
 from fxpool.pool.protocol import PROTOCOL_VERSION
@@ -284,6 +285,7 @@ def main(arguments: list[str]) -> int:
     if version != PROTOCOL_VERSION:
         print(f"the server speaks version {version}, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
         return 2
+    descriptors.drop_unwritable()  # its workers', too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Until the preload is done there are no workers: the default action, which needs no byte code, is right.
     processes.die_with_parent(signal.SIGTERM, server)

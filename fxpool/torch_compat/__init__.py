@@ -24,6 +24,7 @@
     cpp_toolchain      which compilers Inductor would try
     instruction_sets   which vector instructions it may use
     preload       what is imported before it is needed
+    backend_table      the names of backends, where several threads come for ours
     borrowing     where Inductor hands work to processes of its own
 
 A new torch release is this folder to read. It imports nothing of fxpool's but itself and

@@ -13,9 +13,11 @@ for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -50,6 +52,9 @@ class Graphs(Protocol):
         `dependencies` are the operators in the graph that are not torch's, by name (see `operators_of`).
         """
 
+    def kept_here(self, reason: str, detail: str) -> None:
+        """Told of a graph that can't be sent, and is compiled here; raises where that is an error."""
+
     def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
         """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
 
@@ -69,15 +74,15 @@ _replaced: list[tuple[Any, str, Any]] = []
 _changing = False
 
 
-def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
-    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own. Nothing happens if they are there.
+def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
+    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own; whether there were none in them before.
 
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
     """
     global _changing
     with _lock:
         if _replaced:
-            return
+            return False
         _changing = True
         try:
             _take_kernels(kernels)  # first: what is imported after it must find no pool to start
@@ -88,6 +93,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> None:
             raise
         finally:
             _changing = False
+    return True
 
 
 def uninstall() -> None:
@@ -170,7 +176,15 @@ def _take_graphs(graphs: Graphs) -> None:
 
     def serialize_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
         _sent.dependencies = operators_of(gm)  # it is sent next, by this thread
-        return serialize(self, gm, inputs, to_check, kwargs)
+        with _unpicklable() as errors:
+            try:
+                made = serialize(self, gm, inputs, to_check, kwargs)
+            except Exception as error:  # of a kind that torch does not expect of a pickle (TypeError)
+                made = None
+                errors.append(error)
+        if not made:
+            graphs.kept_here(*_why_unsent(gm, errors))
+        return made
 
     def send_to_child(self: Any, graph: Any) -> Any:
         return _WireProtocolPickledOutput(graphs.compile(graph.value, _sent.dependencies))
@@ -193,6 +207,45 @@ def _take_graphs(graphs: Graphs) -> None:
     _replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
     _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
     _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+@contextlib.contextmanager
+def _unpicklable() -> Iterator[list[BaseException]]:
+    """Collects what this thread's graph can't be pickled for, of which torch logs some thirty lines."""
+    from torch._inductor import compile_fx_ext
+
+    errors: list[BaseException] = []
+    thread = threading.get_ident()
+
+    def collect(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if record.thread != thread or error is None:
+            return True
+        errors.append(error)
+        return False
+
+    compile_fx_ext.log.addFilter(collect)
+    try:
+        yield errors
+    finally:
+        compile_fx_ext.log.removeFilter(collect)
+
+
+def _why_unsent(gm: torch.fx.GraphModule, errors: Sequence[BaseException]) -> tuple[str, str]:
+    """Why torch does not hand on a graph: the reason to count, and what else is known of it."""
+    from torch._inductor import compile_fx_ext
+    from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
+
+    try:
+        FxGraphCache._check_for_hop(gm)
+    except BypassFxGraphCache as error:
+        return "higher_order_operator", str(error)
+    has_kernel = getattr(compile_fx_ext, "_graph_contains_triton_kernel_wrappers", None)  # since 2.13
+    if has_kernel is not None and has_kernel(gm):
+        return "triton_kernel", "the graph has a Triton kernel of the program's"
+    if errors:
+        return "not_picklable", f"{type(errors[0]).__name__}: {errors[0]}"
+    return "not_sent", "torch does not say why"
 
 
 # Of the graph that a thread is sending: Inductor hands on only its bytes.

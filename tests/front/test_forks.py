@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fxpool import config, events, forks, statistics, trace
+from fxpool import config, events, forks, notices, statistics, trace
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fxpool", "codecache", "lowering", "pool")
@@ -340,10 +340,11 @@ def _uninstall() -> None:
 CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/config.py:_lock": _of_module("fxpool.config", "_lock", lambda: config.configure(workers=1)),
     "fxpool/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
-    "fxpool/display.py:Terminal._lock": _of_object(_terminal, "_lock", lambda one: one._under_way(0.0)),
+    "fxpool/display.py:Terminal._lock": _of_object(_terminal, "_lock", lambda one: one._say(last=False)),
     "fxpool/display.py:Terminal._news": _of_object(_terminal, "_news", lambda one: one.close()),
     "fxpool/display.py:Terminal._over": _of_object(_terminal, "_over", lambda one: one.close()),
     "fxpool/events.py:_lock": _of_module("fxpool.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
+    "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
     "fxpool/server_commands.py:serve.ended": _of_event,
     "fxpool/statistics.py:_lock": _of_module("fxpool.statistics", "_lock", lambda: statistics.count("hits")),
     "fxpool/torch_compat/aot.py:_PATCHING": _of_module("fxpool.torch_compat.aot", "_PATCHING", _in_process),

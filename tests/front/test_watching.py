@@ -1,13 +1,13 @@
-"""Who watches: the trace file and the display, and that nothing is made of an event nobody hears."""
+"""Who watches: the trace file, the settings, and that nothing is made of an event nobody hears.
+
+The display is in `test_progress_display`.
+"""
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import os
-import pty
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 import fxpool
+from fxpool import display as display_module
 from fxpool import events
-from fxpool.display import Lines, Terminal, display
-from fxpool.errors import ConfigurationError
 from fxpool.events import Span, State
 from fxpool.trace import TraceFile
 
@@ -139,91 +138,6 @@ def test_a_trace_that_can_not_be_written_is_said_once(tmp_path: Path, caplog: py
     assert len(caplog.records) == 1 and "No such file" in caplog.text
 
 
-# --- the display -----------------------------------------------------------------------------------
-
-
-def story(listener: Any) -> None:
-    now = time.monotonic()
-    for graph, state, detail, stage in (
-        ("graph 0", "queued", "", 0),
-        ("graph 1", "ready", "from the cache", 0),
-        ("graph 0", "compiling", "in worker 4711: lowering", 0),
-        ("graph 2", "failed", "WorkerDiedError", 0),
-        ("graph 0", "ready", "compiled by a worker", 0),
-        ("graph 0", "queued", "", 1),
-    ):
-        listener.on_state(State(now, graph, state, detail, stage))
-        listener.on_span(Span("x", 0, 1, 1, 1))
-
-
-def test_a_log_has_a_line_per_event(tmp_path: Path) -> None:
-    shown = display(tmp_path / "log")
-    assert isinstance(shown, Lines)
-    story(shown)
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [re.sub(r"^-?\d+\.\d+ ", "", line) for line in lines] == [
-        "graph 0: queued",
-        "graph 1: ready from the cache",
-        "graph 0: compiling in worker 4711: lowering",
-        "graph 2: failed WorkerDiedError",
-        "graph 0: ready compiled by a worker",
-        "graph 0: stage 2, queued",
-    ]
-    shown.close()
-    story(shown)
-    assert len((tmp_path / "log").read_text().splitlines()) == 6
-
-
-def test_what_is_no_terminal_gets_lines() -> None:
-    file = io.StringIO()
-    with fxpool.progress(file):
-        events.state("g", "queued")
-    events.state("g", "ready")
-    assert file.getvalue().endswith("g: queued\n") and "ready" not in file.getvalue()
-
-
-def test_a_terminal_has_a_table_while_something_is_under_way() -> None:
-    ours, theirs = pty.openpty()
-    read = bytearray()
-
-    def drain() -> None:
-        try:
-            while data := os.read(ours, 4096):
-                read.extend(data)
-        except OSError:
-            pass  # the other end is closed
-
-    reader = threading.Thread(target=drain)
-    reader.start()
-    with os.fdopen(theirs, "w") as terminal:
-        shown = display(terminal)
-        assert isinstance(shown, Terminal)
-        story(shown)
-        while b"stage 2" not in read:
-            time.sleep(0.01)
-        shown.on_state(State(time.monotonic(), "graph 0", "ready", "", 1))
-        while b"fxpool: 2 ready, 1 failed" not in read:
-            time.sleep(0.01)
-        shown.close()
-    reader.join()
-    os.close(ours)
-    text = read.decode()
-    assert "graph 1" in text and "from the cache" in text
-    assert not [thread for thread in threading.enumerate() if thread.name == "fxpool-progress"]
-
-
-def test_a_long_list_is_cut() -> None:
-    from rich.console import Console
-
-    terminal = Terminal(io.StringIO())
-    now = time.monotonic()
-    terminal._graphs = {f"graph {n}": State(now, f"graph {n}", "queued") for n in range(20)}
-    shown = io.StringIO()
-    Console(file=shown, width=100).print(terminal.table())
-    assert "fxpool: 20 queued" in shown.getvalue()
-    assert "graph 15" in shown.getvalue() and "graph 16" not in shown.getvalue() and "and 4 more" in shown.getvalue()
-
-
 # --- settings --------------------------------------------------------------------------------------
 
 
@@ -246,9 +160,65 @@ def test_settings_attach_and_detach(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not events.listening()
 
 
-def test_a_log_that_can_not_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no-such"):
+def test_a_log_that_can_not_be_opened_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OSError, match="no-such"):  # who calls for it is told
         fxpool.progress(tmp_path / "no-such" / "log")
-    fxpool.configure(progress=str(tmp_path / "no-such" / "log"))
-    with pytest.raises(ConfigurationError, match="no-such"):
+    fxpool.configure(progress=str(tmp_path / "no-such" / "log"), trace=str(tmp_path / "run.json"))
+    for _ in range(3):
         events.start()
+        events.state("g", "queued")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("fxpool: FXPOOL_PROGRESS: no progress is shown: ")
+    assert [row["name"] for row in rows(tmp_path / "run.json") if row["ph"] == "i"] == ["g queued"] * 3
+
+
+def test_one_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(Heard):
+        what = "a display"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.on_state = self.on_span = self.refuse
+
+        def refuse(self, event: Any) -> None:
+            self.states.append(event)
+            raise RuntimeError("not today")
+
+    first, raises, last = Heard(), Raises(), Heard()
+    for listener in (first, raises, last):
+        events.listen(listener)
+    try:
+        for _ in range(3):
+            events.state("g", "queued")
+            events.span("load", 1.0, 2.0)
+    finally:
+        events.unlisten(first)
+        events.unlisten(last)
+    assert len(first.states) == len(last.spans) == 3 and len(raises.states) == 1
+    assert [record.getMessage() for record in caplog.records] == ["fxpool: a display ends here: not today"]
+
+
+def test_threads_that_start_at_once_are_all_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXPOOL_PROGRESS", str(tmp_path / "log"))
+    monkeypatch.setenv("FXPOOL_TRACE", str(tmp_path / "run.json"))
+    opening = display_module.Lines.__init__
+
+    def slow(self: Any, file: Any) -> None:
+        time.sleep(0.2)
+        opening(self, file)
+
+    monkeypatch.setattr(display_module.Lines, "__init__", slow)
+    together = threading.Barrier(4)
+
+    def first(number: int) -> None:
+        together.wait()
+        events.start()
+        events.state(f"g{number}", "queued")
+
+    threads = [threading.Thread(target=first, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = sorted(line.split(" ", 1)[1] for line in (tmp_path / "log").read_text().splitlines())
+    assert said == [f"g{number}: queued" for number in range(4)]

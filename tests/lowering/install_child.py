@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 import signal
 import sys
@@ -214,6 +216,40 @@ def pool_off() -> dict[str, Any]:
     torch._dynamo.reset()
     fxpool.configure(strict=False)
     return {"strict": said, "right": compare(mlp()), **facts()}
+
+
+def unsent() -> dict[str, Any]:
+    """Graphs that torch does not hand on: of an operator it does not pickle, of one that takes graphs."""
+    import torch
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(f"{record.getMessage()}{record.exc_info or ''}")  # type: ignore
+    for name in ("torch._inductor", "fxpool"):
+        logging.getLogger(name).addHandler(handler)
+    fxpool.install()
+
+    def scaled(x: Any) -> Any:
+        return x * math.sqrt(x.shape[0])
+
+    def scaled_cosine(x: Any) -> Any:
+        return x.cos() * math.sqrt(x.shape[0] + 1)
+
+    def chosen(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    x = torch.randn(4, 3)
+    for graph in (scaled, scaled_cosine, chosen, torch.sin):
+        torch.testing.assert_close(torch.compile(graph, dynamic=True)(x), graph(x))
+    found = facts()
+    fxpool.configure(strict=True)
+    torch._dynamo.reset()
+    try:
+        torch.compile(chosen)(x)
+        strict = ""
+    except Exception as error:
+        strict = str(error)
+    return {"said": said, "strict": strict, **found}
 
 
 def compile_error() -> dict[str, Any]:

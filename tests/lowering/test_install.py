@@ -94,6 +94,18 @@ def test_without_a_pool_graphs_are_compiled_here_unless_strict(run: Run) -> None
     assert report["stats"]["fallbacks"] == {"borrowed:pool_unavailable": 2}
 
 
+def test_what_torch_does_not_hand_on_is_counted_and_said_once(run: Run) -> None:
+    report = run("unsent", **SUBPROCESS)
+    assert report["stats"]["fallbacks"] == {"borrowed:not_picklable": 2, "borrowed:higher_order_operator": 1}
+    assert (report["lowerings"], report["stats"]["borrowed"]) == (3 + 2, {"fx": 1}), "of branches, too"
+    assert [line.count("\n") for line in report["said"]] == [0, 0], report["said"]
+    pickle, higher = report["said"]
+    assert pickle.startswith("fxpool: no worker compiles this, it is compiled in this process (said once, ")
+    assert "borrowed:not_picklable" in pickle and "Unable to pickle" in pickle
+    assert "borrowed:higher_order_operator" in higher and "cond" in higher
+    assert "higher_order_operator" in report["strict"]
+
+
 def test_an_error_of_the_compile_comes_out_as_from_inductors_pool(run: Run) -> None:
     report = run("compile_error", **SUBPROCESS)
     assert report["error"].startswith("InductorError: SubprocException: An exception occurred in a subprocess")

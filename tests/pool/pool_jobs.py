@@ -154,6 +154,17 @@ def many_logs(data: bytes) -> bytes:
     return b""
 
 
+def print_on_a_full_disk(data: bytes) -> bytes:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+    print("x" * 100_000)
+    print("y", file=sys.stderr, flush=True)
+    sys.stdout.buffer.write(b"z" * 100_000)
+    sys.stdout.flush()
+    return b"printed"
+
+
 def log_and_fail(data: bytes) -> bytes:
     logging.getLogger("pool_jobs").warning("before")
     raise ZeroDivisionError

@@ -226,6 +226,23 @@ def test_a_warning_that_is_an_error_is_raised_by_result(client: PoolClient) -> N
     assert run(client, "echo", b"alive").result() == b"alive"
 
 
+def test_a_handler_that_raises_is_not_a_failure_of_the_job(client: PoolClient) -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("I/O operation on closed file")
+
+    handler = Raises()
+    logging.getLogger("pool_jobs").addHandler(handler)
+    try:
+        assert run(client, "many_logs", b"3").result() == b""
+    finally:
+        logging.getLogger("pool_jobs").removeHandler(handler)
+
+
+def test_what_a_job_prints_may_be_lost(client: PoolClient) -> None:
+    assert run(client, "print_on_a_full_disk").result() == b"printed"
+
+
 def test_callbacks(client: PoolClient) -> None:
     called: list[Job] = []
     came = threading.Event()

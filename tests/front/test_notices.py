@@ -1,0 +1,141 @@
+"""Logs and warnings of fxpool's own, and standard streams that are closed, which is where they usually go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fxpool import notices
+
+ROOT = Path(__file__).parents[2]
+# Warnings of workers are replayed as what they were; a server's log is its own.
+REPLAYED, OF_THE_SERVER = "pool/logs.py", "fxpool.pool.server"
+
+
+def test_everything_that_is_said_goes_this_way() -> None:
+    """A logger is one for all modules that have its name: one of them makes it, and is imported wherever they are."""
+    made, used, warning = set(), set(), []
+    for folder in ("fxpool", "pool", "lowering", "codecache"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+            made.update(re.findall(r"notices\.logger\(\"([\w.]+)\"\)", text))
+            used.update(re.findall(r"logging\.getLogger\(\"([\w.]+)\"\)", text))
+            if "warnings.warn" in text and name not in ("fxpool/notices.py", REPLAYED):
+                warning.append(name)
+    assert used - {OF_THE_SERVER} <= made and not warning
+
+
+class Raises(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("a handler of the program's")
+
+
+@pytest.fixture
+def raises() -> Iterator[None]:
+    handler = Raises()
+    logging.getLogger().addHandler(handler)
+    yield
+    logging.getLogger().removeHandler(handler)
+
+
+def test_a_record_says_who_speaks_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = notices.logger("fxpool.lowering")
+    assert log is logging.getLogger("fxpool.lowering") is notices.logger("fxpool.lowering")
+    log.warning("entry %s is of no use: 100 %%", "abc")
+    log.warning("fxpool: %d more", 3)
+    log.info("entry %s", "abc")
+    assert [record.getMessage() for record in caplog.records] == [
+        "fxpool: entry abc is of no use: 100 %", "fxpool: 3 more", "entry abc",
+    ]  # fmt: skip
+
+
+def test_handlers_that_raise_fail_nothing(raises: None) -> None:
+    with pytest.raises(RuntimeError):
+        logging.getLogger("of_the_program").warning("x")
+    notices.logger("fxpool.lowering").warning("x")
+    with pytest.warns(RuntimeWarning):
+        notices.warn("x")
+    notices.warn("x")  # an error here, as everywhere in the tests, and then a record
+
+
+def test_a_warning_is_a_record_where_it_would_be_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(RuntimeWarning) as warned:
+        notices.warn("graph 3 runs eagerly")
+    (one,) = warned
+    assert (str(one.message), one.filename) == ("fxpool: graph 3 runs eagerly", __file__)
+    assert not caplog.records
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        notices.warn("graph 4 runs eagerly: 100 %")
+    assert [record.getMessage() for record in caplog.records] == ["fxpool: graph 4 runs eagerly: 100 %"]
+
+
+def test_once_is_once_for_each_name(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+    for number in range(3):
+        notices.once("a", f"a{number}")
+        notices.once("b", f"b{number}")
+    assert [record.getMessage() for record in caplog.records] == ["fxpool: a0", "fxpool: b0"]
+
+
+PROGRAM = """
+import logging, sys, warnings
+from fxpool import notices
+what = sys.argv[1]
+if what == "closed": sys.stderr.close()
+if what == "none": sys.stderr = None
+notices.logger("fxpool.pool").warning("x")
+notices.warn("x")
+print("ended")
+"""
+
+
+@pytest.mark.parametrize(("what", "end"), [("closed", ""), ("none", ""), ("full", "2>/dev/full"), ("gone", "2>&-")])
+def test_nobody_to_read_it(what: str, end: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {what} {end}', sys.executable, PROGRAM], capture_output=True, text=True
+    )
+    assert done.stdout == "ended\n", done.stderr
+
+
+DESCRIPTORS = """
+import os, socket, subprocess, sys
+from fxpool import descriptors
+before = [number for number in range(3) if os.path.exists(f"/proc/self/fd/{number}")]
+descriptors.keep_standard()
+descriptors.keep_standard()
+opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in range(3) if number not in before]
+with socket.socket() as sock:
+    assert sock.fileno() > 2
+closed = subprocess.run(["sh", "-c", "echo x >&2"]).returncode
+with open(sys.argv[1], "w") as file:
+    print(before, set(opened), closed, sys.stderr, file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("2>&-", "[0, 1] {'/dev/null'} 2 None"),
+        ("<&- >&- 2>&-", "[] {'/dev/null'} 2 None"),
+        ("<&- 2>/dev/null", "[1, 2] {'/dev/null'} 0 <_io.TextIOWrapper name='<stderr>' mode='w' encoding='utf-8'>"),
+        ("2>/dev/null", "[0, 1, 2] set() 0 <_io.TextIOWrapper name='<stderr>' mode='w' encoding='utf-8'>"),
+    ],
+)
+def test_closed_descriptors_lead_nowhere_and_are_closed_for_programs(
+    end: str, said: str, tmp_path: os.PathLike[str]
+) -> None:
+    path = os.path.join(tmp_path, "said")
+    command = f'exec "$0" -c "$1" "$2" {end}'
+    subprocess.run(["sh", "-c", command, sys.executable, DESCRIPTORS, path], check=True)
+    with open(path) as file:
+        assert file.read().strip() == said
