@@ -69,6 +69,10 @@ class GraphKey:
             total.update(f"\n{component.name} {component.digest}".encode())
         return cls(total.hexdigest(), components)
 
+    def holds(self, name: str, part: Any) -> bool:
+        """Whether a component is of this value."""
+        return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
+
     def described(self, parts: Mapping[str, Any], texts: Mapping[str, str]) -> GraphKey:
         """The same key with what a person is shown of each component: its text, or its own values, cut.
 

@@ -31,7 +31,7 @@ _OF_THE_PLACE = re.compile(r"_(DIR|TEMPDIR|LOGFILE|LOG|DEBUG|DEBUGDIR|MAXSIZE|MA
 _SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccache.conf")
 # What may be asked for its passes: any other program could take the question for an order.
 _COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
-_PASSES = ("cc1plus", "as", "ld")
+_PASSES = ("cc1plus", "as", "collect2", "ld")
 _VARIABLES = re.compile(
     r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
     re.X,
@@ -207,7 +207,7 @@ def _digest(path: str, root: str | None) -> str:
             while block := file.read(1 << 20):
                 whole.update(block)
         known = whole.hexdigest()
-        if os.stat(path).st_ctime > time.time() - _SETTLED:
+        if os.stat(path).st_ctime > time.time() - _SETTLED or answers.identity_of(path) != identity:
             return known
         answers.write(root, ["content"], identity, {"digest": known})
     _digests[identity] = known
@@ -219,23 +219,39 @@ _asked: dict[answers.Identity, dict[str, str]] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
-    """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version."""
+    """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version.
+
+    Where it looks for them is kept. What lies there is looked at each time: another assembler that was put there, or
+    into a directory earlier on the path, leaves the compiler's own file as it is.
+    """
     identity = answers.identity_of(compiler)
-    question = ["passes", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
+    question = ["where passes are", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
     kept = _asked.get((*question, *identity)) or answers.read(root, question, identity)
     if kept is None:
-        kept = {name: _print_program(compiler, name) for name in _PASSES}
+        kept = {name: _said([compiler, f"-print-prog-name={name}"]).strip() for name in _PASSES}
+        kept["places"] = os.pathsep.join(_places_of_passes(compiler))
         for library in _own_libraries(compiler):
             kept[os.path.basename(library)] = library
         answers.write(root, question, identity, kept)
     _asked[(*question, *identity)] = kept
-    return sorted({place for place in kept.values() if place and os.path.isfile(place)})
+    found = {said for said in kept.values() if os.path.isabs(said)}
+    found.update(_as_a_compiler_finds(name, kept.get("places", "").split(os.pathsep)) for name in _PASSES)
+    return sorted(place for place in found if place and os.path.isfile(place))
 
 
-def _print_program(compiler: str, name: str) -> str:
-    said = _said([compiler, f"-print-prog-name={name}"]).strip()
-    found = said if os.path.isabs(said) else shutil.which(said or name) or ""
-    return os.path.realpath(found) if found else ""
+def _places_of_passes(compiler: str) -> list[str]:
+    """Directories in which a compiler looks for its passes before it looks on the path."""
+    said = re.search(r"^programs: =(.*)$", _said([compiler, "-print-search-dirs"]), re.M)
+    found = said[1].split(os.pathsep) if said is not None else []
+    return list(dict.fromkeys(os.path.realpath(place) for place in found if place))
+
+
+def _as_a_compiler_finds(name: str, places: list[str]) -> str:
+    for place in filter(None, places):
+        candidate = os.path.join(place, name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return shutil.which(name) or ""
 
 
 def _own_libraries(compiler: str) -> list[str]:

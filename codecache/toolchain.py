@@ -55,7 +55,7 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
     if compiler is None:
         facts = {"compiler": "none"}
     else:
-        program = _identified(compiler.path, root)
+        program = programs.identify(compiler.path, root)
         facts = {"compiler": compiler.version, "compiler_target": compiler.target, "compiler_files": program.digest}
         if program.unknown:
             facts["compiler_unknown"] = program.unknown
@@ -74,10 +74,13 @@ def key_facts(root: str | None = None) -> dict[str, str]:
     return facts
 
 
-def variables_read() -> tuple[str, ...]:
-    """Names of further variables that a script in the compiler's place reads: workers need them, too."""
-    path = next(filter(None, map(shutil.which, _candidates())), None)
-    return _identified(path, None).variables if path is not None and _is_followed(path) else ()
+def variables_read(root: str | None = None) -> tuple[str, ...]:
+    """Names of further variables that scripts in the place of a compiler, or of what it runs, read.
+
+    Workers need them, too.
+    """
+    path = next(filter(None, map(_found, _candidates())), None)
+    return programs.identify(path, root).variables if path is not None else ()
 
 
 def require_compiler(root: str | None = None) -> Compiler:
@@ -119,13 +122,19 @@ def _wanted_a_compiler(error: BaseException) -> bool:
 def find_compiler(root: str | None = None) -> Compiler | None:
     """The first of Inductor's compilers that is there and runs."""
     for candidate in _candidates():
-        path = shutil.which(candidate)
+        path = _found(candidate)
         if path is None:
             continue
         answer = _ask(path, root)
         if answer is not None:
             return Compiler(path, *answer)
     return None
+
+
+def _found(candidate: str) -> str | None:
+    """Where a command is: whole, because the path may name directories that are relative to the working directory."""
+    path = shutil.which(candidate)
+    return os.path.abspath(path) if path is not None else None
 
 
 def _candidates() -> list[str]:
@@ -169,18 +178,6 @@ def _is_followed(path: str) -> bool:
 def _is_such(identity: answers.Identity) -> bool:
     real = str(identity[0])
     return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
-
-
-def _identified(path: str, root: str | None) -> programs.Program:
-    """What a compiler is and runs, looked at once per process for what can be known to be the same."""
-    if _is_followed(path):
-        return programs.identify(path, root)  # some ms: what it names can change without it
-    return _identified_program(path, answers.identity_of(path), root)
-
-
-@functools.lru_cache(maxsize=8)
-def _identified_program(path: str, identity: answers.Identity, root: str | None) -> programs.Program:
-    return programs.identify(path, root)
 
 
 def _read(root: str | None, name: str, identity: answers.Identity) -> tuple[str, str] | None:

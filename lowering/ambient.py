@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache import configured, toolchain
+from fxpool.codecache import configured, programs, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat import configs, switches, thread_state
 
@@ -40,11 +40,13 @@ _NOT_IN_KEY = frozenset(
      "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS")
 )  # fmt: skip
 # Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
-_FOR_WORKERS = ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+_FOR_WORKERS = ("PATH", "HOME", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
                 "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_CUDA_ARCH_LIST",
                 "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
+# What begins so goes to workers, too: settings of programs in front of a compiler, and where those are.
+_OF_FRONTS = tuple(programs.FRONTS.values())
 
 
 @dataclasses.dataclass
@@ -83,8 +85,10 @@ def without_index(device: str | None) -> str | None:
     return device.partition(":")[0] if device is not None else None
 
 
-def capture(*, before_autograd: bool) -> AmbientState:
+def capture(*, before_autograd: bool, tools: str | None = None) -> AmbientState:
     """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
+
+    `tools` is where answers about the tool chain are kept.
 
     Raises:
         CannotTravelError: something is in force that exists in this process only.
@@ -94,17 +98,17 @@ def capture(*, before_autograd: bool) -> AmbientState:
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
     configuration, code = configs.captured()
-    return AmbientState(switches.capture(), configuration, _environment(), _dump_code(code), code)
+    return AmbientState(switches.capture(), configuration, _environment(tools), _dump_code(code), code)
 
 
-def _environment() -> dict[str, str]:
-    read = toolchain.variables_read()
+def _environment(tools: str | None) -> dict[str, str]:
+    read = toolchain.variables_read(tools)
     wanted = [
         name
         for name in os.environ
         if name in _BY_NAME
         or name in read
-        or (name.startswith((_PREFIX_IN_KEY, "TRITON_")) and name not in _NOT_IN_KEY)
+        or (name.startswith((_PREFIX_IN_KEY, "TRITON_", *_OF_FRONTS)) and name not in _NOT_IN_KEY)
     ]
     return {name: os.environ[name] for name in sorted(wanted)}
 

@@ -33,6 +33,8 @@ RESULT = "result"
 LIBRARY = "kernels"
 TRITON = "triton"
 _CHOICES = "choices"
+#: why an artifact is in no store whose C++ was compiled by another compiler than its key says
+COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
 
 
 class Artifact(msgspec.Struct):

@@ -295,13 +295,13 @@ class GraphPool:
         modules, libraries, stays = capture.needed(dependencies)
         if stays is not None:
             raise stays
+        tools = service.tools_directory(service.store())
         try:
             of_graph = program_code.of(dependencies, after_autograd=True)
-            state = ambient.capture(before_autograd=False).with_variables(of_graph.environment)
+            state = ambient.capture(before_autograd=False, tools=tools).with_variables(of_graph.environment)
             code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state), after_autograd=True)
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
-        tools = service.tools_directory(service.store())
         facts = devices.visible(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None

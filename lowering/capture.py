@@ -198,7 +198,7 @@ def _finish(
     store: str | None,
     tools: str | None,
 ) -> Captured:
-    state = ambient.capture(before_autograd=level == AOT)
+    state = ambient.capture(before_autograd=level == AOT, tools=tools)
     modules, libraries, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
     sent: program_code.SentCode | None = None

@@ -22,11 +22,12 @@ import torch
 
 from fxpool import statistics
 from fxpool.codecache import graph_decoder, toolchain
+from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.program_code import SentCode
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
 from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
-from fxpool.lowering.artifact import Artifact, publish
+from fxpool.lowering.artifact import COMPILER_CHANGED, Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.lowering.triton_kernels import LinkedTriton, TritonLinking
@@ -119,6 +120,7 @@ def _compile(
             if claimed:
                 raise _NotAsClaimed from error
             raise
+        unkept = _why_unkept(request, library)
     ended = time.perf_counter()
     return Artifact(
         request.level,
@@ -128,6 +130,7 @@ def _compile(
         found,
         recorded,
         ended - started,
+        unkept=unkept,
         unprepared=linking.without_header,
         phases={"lowering": lowered - started, "kernels": ended - lowered},
     )
@@ -293,7 +296,9 @@ def compile_live(
         result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton(), indices)
         found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
-    return Artifact(request.level, result, library, None, found, recorded, time.perf_counter() - started)
+        unkept = _why_unkept(request, library)
+    seconds = time.perf_counter() - started
+    return Artifact(request.level, result, library, None, found, recorded, seconds, unkept)
 
 
 @contextlib.contextmanager
@@ -307,12 +312,29 @@ def local_kernels() -> Iterator[tuple[kernels.Submit, kernels.Units]]:
         end()
 
 
+def _why_unkept(request: CompileRequest, library: bytes | None) -> str:
+    """Says so if the compiler of C++ kernels is another than the one of the key: a graph may have waited long.
+
+    Only while the request's state is in force, which names the compiler.
+    """
+    key = request.key_of(library is not None)
+    if library is None or key is None:
+        return ""
+    try:
+        return "" if key.holds("toolchain", toolchain.key_facts(request.tools)) else COMPILER_CHANGED
+    except Bypass:
+        return COMPILER_CHANGED
+
+
 def publish_if_kept(
     artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
 ) -> None:
     """Publish what may be kept; a store that can't be written is a bypass, not an error."""
     key = request.key_of(artifact.library is not None)
     if key is None or store is None:
+        return
+    if artifact.unkept:
+        bypass("compiler_changed")
         return
     try:
         publish(artifact, key, store, label=request.label, created=time.time(), torch=str(torch.__version__))

@@ -24,7 +24,14 @@ from fxpool.codecache import toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError, ServerLostError
 from fxpool.lowering import capture, effects, load, lookup, quarantined, service
-from fxpool.lowering.artifact import Parts, Reference, decode_answer, parts_of_artifact, parts_of_entry
+from fxpool.lowering.artifact import (
+    COMPILER_CHANGED,
+    Parts,
+    Reference,
+    decode_answer,
+    parts_of_artifact,
+    parts_of_entry,
+)
 from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.options import Options
@@ -292,7 +299,8 @@ def _once(
         if others and not effects.guards_hold(answer.artifact.guards, captured.values()):
             return None
         if answer.artifact.unkept and captured.key is not None and request.store is not None:
-            attempt.bypass("store_write_failed")
+            changed = answer.artifact.unkept == COMPILER_CHANGED
+            attempt.bypass("compiler_changed" if changed else "store_write_failed")
         found = loaded(parts_of_artifact(answer.artifact))
     else:
         assert answer.reference is not None

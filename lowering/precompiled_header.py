@@ -43,12 +43,17 @@ def command(tools: str | None, *, build: bool = True) -> cpp.Command:
     Without `tools`, where the header does not compile, and where it is not there and not to be built, kernels include
     the header as text.
     """
-    wanted = cpp.Command()
+    wanted = _command(tools)
     if tools is not None and wanted.precompiles_headers():
         header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools), build)
         if header is not None:
             wanted.use_header(header)
     return wanted
+
+
+def _command(tools: str | None) -> cpp.Command:
+    compiler = toolchain.find_compiler(tools)
+    return cpp.Command(compiler.path if compiler is not None else None)
 
 
 def _content() -> str:
@@ -57,7 +62,7 @@ def _content() -> str:
 
 def is_ready(tools: str | None) -> bool:
     """Whether `command` would return at once: the header is there, or there is to be none."""
-    wanted = cpp.Command()
+    wanted = _command(tools)
     if tools is None or not wanted.precompiles_headers():
         return True
     return _is_current(_path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools)))
@@ -65,7 +70,7 @@ def is_ready(tools: str | None) -> bool:
 
 def _path(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str:
     arguments, _ = wanted.precompile("/header.h")
-    asked = json.dumps([_content(), arguments, sorted(facts.items())])
+    asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # which compiler is among the facts
     return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
 
 

@@ -41,6 +41,8 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
 
 # Where devices are named. They are hidden while the zygote imports, and from jobs that can do without.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# What a server has of the process that started it, and another program may not have set: compilers are found by it.
+_OF_THE_STARTER = ("PATH", "HOME")
 
 _lock = forks.rlock(__name__, "_lock")
 _pool: PoolClient | None = None
@@ -261,7 +263,7 @@ def forget_stores() -> None:
 
 def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
     """Variables a job's worker gets besides its zygote's; None takes one away."""
-    return {**dict.fromkeys(DEVICES), **wanted}
+    return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **wanted}
 
 
 def import_path() -> tuple[str, ...]:

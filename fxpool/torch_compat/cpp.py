@@ -78,9 +78,13 @@ def tensor_data_pointer() -> int:
 
 
 class Command:
-    """Inductor's compiler command for kernel libraries on this host."""
+    """Inductor's compiler command for kernel libraries on this host.
 
-    def __init__(self) -> None:
+    `compiler` is the compiler's path. Inductor's command has it by name only, which is looked for again where the
+    command runs, in another working directory.
+    """
+
+    def __init__(self, compiler: str | None = None) -> None:
         from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -93,13 +97,17 @@ class Command:
         self._builder = CppBuilder
         self._options = CppTorchDeviceOptions
         self._header: str | None = None
+        self._compiler = compiler
 
     def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
         options = self._options(**self._flags, **kind)
         if not kind.get("precompiling"):
             options.precompiled_header = self._header
         builder = self._builder(name=name, sources=sources, BuildOption=options, output_dir=directory)
-        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+        arguments = shlex.split(builder.get_command_line())
+        if self._compiler is not None:
+            arguments[0] = self._compiler
+        return arguments, builder.get_target_file_path()
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the object file it writes beside the source)."""

@@ -96,6 +96,45 @@ def test_a_compiler_is_its_passes_too() -> None:
     assert len(names) >= 4, "an assembler and a linker"
 
 
+PLACES: dict[str, Callable[[Path], tuple[str, str]]] = {
+    "on the path": lambda place: ("PATH", os.pathsep.join([str(place / "earlier"), os.environ["PATH"]])),
+    "where it looks first": lambda place: ("COMPILER_PATH", str(place / "earlier")),
+}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("where", PLACES)
+def test_an_assembler_that_is_found_earlier_counts(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, kept: bool
+) -> None:
+    """It leaves the compiler's own file as it is, and what was kept of that."""
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    compiler = shutil.which("g++") or ""
+    (place / "earlier").mkdir()
+    monkeypatch.setenv(*PLACES[where](place))
+    found = [identify(compiler, str(root) if kept else None)]
+    for flag in ("--32", "--64"):
+        script(place / "earlier/as", f'exec /usr/bin/as {flag} $ASSEMBLER_FLAGS "$@"')
+        found.append(identify(compiler, str(root) if kept else None))  # in the same process
+        monkeypatch.setattr(programs, "_asked", {})
+        assert identify(compiler, str(root) if kept else None) == found[-1]  # as a new process
+        assert "ASSEMBLER_FLAGS" in found[-1].variables
+    assert len({program.digest for program in found}) == 3
+    monkeypatch.setattr(toolchain, "_candidates", lambda: ["g++"])
+    assert "ASSEMBLER_FLAGS" in toolchain.variables_read()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+@pytest.mark.parametrize("name", programs._PASSES)
+def test_passes_are_found_as_the_compiler_finds_them(name: str) -> None:
+    compiler = os.path.realpath(shutil.which("g++") or "")
+    said = programs._said([compiler, f"-print-prog-name={name}"]).strip()
+    found = programs._as_a_compiler_finds(name, programs._places_of_passes(compiler))
+    assert os.path.realpath(found) == os.path.realpath(shutil.which(said) or "")
+
+
 @pytest.mark.parametrize(
     ("interpreter", "text"),
     [

@@ -22,7 +22,6 @@ def as_new_process(monkeypatch):
     monkeypatch.setattr(toolchain, "_known", {})
     monkeypatch.setattr(programs, "_digests", {})
     monkeypatch.setattr(programs, "_asked", {})
-    toolchain._identified_program.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +118,14 @@ def test_what_does_not_run_is_passed_over(tmp_path, candidates):
     found = find_compiler()
     assert found is not None and found.path == works and found.version == "works 2"
     assert require_compiler() == found
+
+
+def test_a_path_that_is_relative_leads_to_the_same_compiler_elsewhere(tmp_path, monkeypatch, candidates):
+    mine = script(tmp_path / "c++", "mine 1")
+    candidates.append("c++")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([".", os.environ["PATH"]]))
+    assert require_compiler().path == mine
 
 
 def test_no_compiler(candidates):

@@ -72,14 +72,18 @@ def _compile_ahead() -> None:
     import torch
     import torch._inductor.decomposition
 
+    from fxpool.torch_compat import no_devices
+
     with contextlib.suppress(ImportError):  # it would start a thread beside each progress bar
         import tqdm
 
         tqdm.tqdm.monitor_interval = 0
-    x = torch.ones(8, requires_grad=True)
-    torch.compile(lambda x: x.sin().sum(), backend="inductor")(x)
-    with torch.no_grad():
-        torch.compile(lambda x: x.cos().sum(), backend="inductor")(x)
+    # Of a build for CUDA, autograd would start threads before its first backward. The programs run on the CPU.
+    with no_devices.out_of_reach():
+        x = torch.ones(8, requires_grad=True)
+        torch.compile(lambda x: x.sin().sum(), backend="inductor")(x)
+        with torch.no_grad():
+            torch.compile(lambda x: x.cos().sum(), backend="inductor")(x)
     torch._dynamo.reset()
     # A table that is made at the first compile: what a program registers before its own first one belongs into it.
     torch._inductor.decomposition.fast_random_decomps.cache_clear()

@@ -243,6 +243,7 @@ READ_ELSEWHERE_AS_WELL = {
     "debug_dir_root",  # where files for a person go
     "fake_tensor_cache_crosscheck_enabled",
     "fake_tensor_cache_enabled",
+    "inline_inbuilt_nn_modules",  # 2.11: whether a CUDA graph is recorded again, where the program runs
     "strict_precompile",  # an error in place of torch's own bypass of its own cache
     "verbose",  # what is logged
 }
