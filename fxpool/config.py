@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxpool import forks
+from fxpool import forks, quantities
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
@@ -46,7 +46,7 @@ _KUBERNETES_LINK = re.compile(r"FXPOOL_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\
 
 @dataclass(frozen=True)
 class Settings:
-    """One consistent reading of every setting. Paths are absolute, sizes are bytes, times are seconds."""
+    """One consistent reading of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
 
     cache_dir: Path
     """Where compiled entries and toolchain facts are kept."""
@@ -55,8 +55,6 @@ class Settings:
     and die with this process. `off`: everything compiles in this process."""
     workers: int | None
     """How many jobs may run at once; None: as many as the CPU quota and affinity allow."""
-    cache_max_bytes: int
-    cache_max_files: int
     strict: bool
     """Raise where fxpool would otherwise step down to an ordinary compile."""
     job_timeout: float
@@ -145,16 +143,13 @@ def _as_bytes(value: object) -> int:
     return size
 
 
-def _as_count(value: object) -> int:
-    expected = "a whole number of at least 1"
-    number = _as_int(value, expected)
-    if number < 1:
-        raise _Bad(expected)
-    return number
-
-
 def _as_seconds(value: object) -> float:
-    return _as_number(value, "seconds, more than 0", sys.float_info.max)
+    if isinstance(value, str):
+        try:
+            return quantities.parse_duration(value)
+        except ValueError:
+            raise _Bad(quantities.DURATION_EXPECTED) from None
+    return _as_number(value, quantities.DURATION_EXPECTED, sys.float_info.max)
 
 
 def _as_number(value: object, expected: str, most: float) -> float:
@@ -261,8 +256,6 @@ _TABLE: dict[str, _Row] = {
     "cache_dir": _Row(_as_path, _default_cache_dir),
     "pool": _Row(_as_pool, lambda: "host"),
     "workers": _Row(_as_workers, lambda: None),
-    "cache_max_bytes": _Row(_as_bytes, lambda: 10 << 30),
-    "cache_max_files": _Row(_as_count, lambda: 100_000),
     "strict": _Row(_as_bool, lambda: False),
     "job_timeout": _Row(_as_seconds, lambda: 3600.0),
     "job_memory": _Row(_as_job_memory, lambda: None),

@@ -315,7 +315,15 @@ def publish_if_kept(
     if key is None or store is None:
         return
     try:
-        publish(artifact, key, store, label=request.label, created=time.time(), torch=str(torch.__version__))
+        publish(
+            artifact,
+            key,
+            store,
+            label=request.label,
+            created=time.time(),
+            torch=str(torch.__version__),
+            origin=request.origin,
+        )
     except StoreError as error:
         artifact.unkept = str(error)
         bypass("store_write_failed")
