@@ -11,9 +11,11 @@ that can't be read, and not for an output that can't be written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -22,15 +24,24 @@ from rich.console import Console
 from fxpool import quantities
 from fxpool.errors import FxpoolError
 
-__all__ = ["Commands", "Duration", "console", "fail", "width", "wrapped"]
+__all__ = ["Commands", "Duration", "console", "fail", "filled", "width", "wrapped"]
 
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 # For tables in a file or a pipe, which have no width; 80 columns would break lines that a log can hold.
 _WIDE = 120
+# What the system says to who writes into a stream; errors about files name one.
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG)
 
 
 class Commands(click.Group):
     """A group whose commands end with one message and a status that `docs/fxpool.1.md` names."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # here, as click has a status of its own for it
+            _give_up_output()
+            raise SystemExit(NOBODY_READS) from None
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         if not standalone_mode:
@@ -76,8 +87,14 @@ class Duration(click.ParamType):
 
 def console() -> Console:
     """For tables and for what is drawn anew. Without colours where NO_COLOR is set."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=width() or _WIDE)
+    made = _Console(highlight=False)
+    return made if made.is_terminal else _Console(highlight=False, width=width() or _WIDE)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Instead of ending with a status of rich's."""
+        raise  # the BrokenPipeError that is being handled
 
 
 def width() -> int | None:
@@ -95,17 +112,35 @@ def wrapped(first: str, text: str, columns: int | None) -> str:
     """`first` and `text` in lines of at most `columns`, where words allow; those after the first are indented."""
     if columns is None:
         return f"{first}{text}".rstrip()
-    # On a narrow terminal there is no room for a column of its own.
-    indent = min(len(first), max(2, columns // 4))
     lines = textwrap.wrap(
         f"{first}{text}",
         max(columns, 20),
-        subsequent_indent=" " * indent,
+        subsequent_indent=" " * _indent(first, columns),
         break_on_hyphens=False,
+        break_long_words=False,  # keys and paths are copied
         replace_whitespace=False,
-        drop_whitespace=True,
     )
     return "\n".join(lines)
+
+
+def _indent(first: str, columns: int) -> int:
+    return len(first) if columns >= 3 * len(first) else 2
+
+
+def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
+    """As `wrapped`, with two spaces between `parts`, which are broken only if they have to be."""
+    if columns is None:
+        return f"{first}{'  '.join(parts)}"
+    indent = " " * _indent(first, columns)
+    lines = [first]
+    for part in parts:
+        line = lines[-1]
+        joined = line + part if not line.strip() or line == first else f"{line}  {part}"
+        if len(joined) <= columns:
+            lines[-1] = joined
+        else:
+            lines += wrapped(indent, part, columns).split("\n")
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def _said(message: str, status: int) -> int:
@@ -131,14 +166,9 @@ def _failed(error: OSError) -> int:
         _give_up_output()
         return NOBODY_READS
     what = error.strerror or str(error)
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as again:
+    if not error.filename and error.errno in _OF_OUTPUT:
         _give_up_output()
-        return _said(f"the output can't be written: {again.strerror or again}", FOUND_WRONG)
-    except ValueError:
-        pass  # it is closed
+        return _said(f"the output can't be written: {what}", FOUND_WRONG)
     return _said(f"{os.fsdecode(error.filename)}: {what}" if error.filename else what, MISTAKE)
 
 
