@@ -24,7 +24,9 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`.
+`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line: `cli` with
+`cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`;
+`command_line` has what they share, `quantities` how times and sizes are written and read.
 
 Importing this module imports neither torch nor anything else that takes time.
 """
@@ -69,8 +71,9 @@ def stats() -> dict[str, Any]:
 
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
     graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
-    with their entries. `graphs`: one record per graph, the latest ones. `store`: the sizes of the store in the
-    configured cache directory, or None where there is none yet. `background`: what `wait` returns, now. Raises
+    with their entries. `graphs`: one record per graph, the latest ones. `store`: how many `entries` and `blobs` the
+    configured cache directory holds, their `bytes`, and the `disk_bytes` that all in it takes, precompiled headers
+    included; None where there is none yet. `background`: what `wait` returns, now. Raises
     `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
     be used.
     """
@@ -89,9 +92,12 @@ def _store_sizes() -> dict[str, Any] | None:
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
         return None  # asking how large it is must not create it
+    from fxpool.codecache import contents
     from fxpool.codecache.store import LocalStore
 
-    return dict(LocalStore(str(cache_dir)).sizes())
+    store = LocalStore(str(cache_dir))
+    disk_bytes = sum(share.bytes for share in contents.measure(store.root).values())
+    return {**store.sizes(), "disk_bytes": disk_bytes}
 
 
 def close() -> None:

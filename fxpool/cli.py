@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 import fxpool
-from fxpool import cache_commands, device_command, server_commands
+from fxpool import cache_commands, device_command, doctor, server_commands
 from fxpool.command_line import Commands, console
 
 __all__ = ["main"]
@@ -42,6 +42,7 @@ def demo(backends: str) -> None:
 
 
 for command in (
+    doctor.doctor,
     cache_commands.stats,
     cache_commands.cache,
     server_commands.serve,
