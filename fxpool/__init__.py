@@ -72,8 +72,8 @@ def stats() -> dict[str, Any]:
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
     graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
     with their entries. `graphs`: one record per graph, the latest ones. `store`: how many `entries` and `blobs` the
-    configured cache directory holds, their `bytes`, and the `disk_bytes` that all in it takes, precompiled headers
-    included; None where there is none yet. `background`: what `wait` returns, now. Raises
+    configured cache directory holds, and their `bytes`; None where there is none yet. `cache_disk_bytes`: what all in it
+    takes on the disk, precompiled headers included. `background`: what `wait` returns, now. Raises
     `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
     be used.
     """
@@ -81,6 +81,7 @@ def stats() -> dict[str, Any]:
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
+    result["cache_disk_bytes"] = _disk_bytes()
     background = sys.modules.get("fxpool.lowering.background")
     result["background"] = background.report() if background is not None else []
     return result
@@ -92,12 +93,16 @@ def _store_sizes() -> dict[str, Any] | None:
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
         return None  # asking how large it is must not create it
-    from fxpool.codecache import contents
     from fxpool.codecache.store import LocalStore
 
-    store = LocalStore(str(cache_dir))
-    disk_bytes = sum(share.bytes for share in contents.measure(store.root).values())
-    return {**store.sizes(), "disk_bytes": disk_bytes}
+    return dict(LocalStore(str(cache_dir)).sizes())
+
+
+def _disk_bytes() -> int:
+    from fxpool import config
+    from fxpool.codecache import contents
+
+    return sum(share.bytes for share in contents.measure(str(config.current().cache_dir)).values())
 
 
 def close() -> None:

@@ -23,7 +23,7 @@ from typing import IO, Any
 from fxpool import config
 from fxpool.demo_processes import child_environment
 from fxpool.doctor import FAIL, OK, WARN, Check, Finding
-from fxpool.errors import FxpoolError
+from fxpool.errors import FxpoolError, signal_name
 from fxpool.pool import causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
@@ -105,8 +105,8 @@ class _Child:
     """One process; it is ended with all that it started."""
 
     def __init__(self, what: str, environment: dict[str, str]) -> None:
-        self._output: IO[bytes] = tempfile.TemporaryFile()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fxpool.doctor_compile", what],
             env=environment,
@@ -138,10 +138,8 @@ class _Child:
             found = json.loads(lines[-1])
             if isinstance(found, dict) and code == 0:
                 return found, "", self._said()
-        how = (
-            f"the process was killed by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
-        )
-        return None, how, self._said()
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return None, f"the process {how}", self._said()
 
     def _said(self) -> str:
         return _text(self._errors)[-8000:]
@@ -171,9 +169,8 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
         remedy = "see what is wrong above; FXPOOL_STRICT=1 turns it into an error that says more"
         yield Finding("compile", FAIL, found, remedy, output)
     elif not stats["entries_kept"]:
-        yield Finding(
-            "compile", FAIL, f"a worker compiled the graph, and it was not kept ({reasons}): {said}", "", output
-        )
+        found = f"a worker compiled the graph, and it was not kept ({reasons})" + (f": {said}" if said else "")
+        yield Finding("compile", FAIL, found, "see `tmp` and `settings` above", output)
     else:
         found = f"a worker compiled a graph in {answer['seconds']:.1f} s, torch {answer['torch']}; nothing was lowered "
         found += "in the process that asked"
@@ -208,9 +205,8 @@ def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: b
     for device in devices:
         named = f"{device['index']}: {device['name']}"
         if device["error"]:
-            yield Finding(
-                "gpu", WARN, f"{named}: its facts can't be told: {device['error']}", "please report it", output
-            )
+            found = f"{named}: its facts can't be told: {device['error']}"
+            yield Finding("gpu", WARN, found, "please report it", output)
         else:
             yield Finding("gpu", OK, f"{named}, {device['facts']}")
     if devices and not answer["triton"]:

@@ -48,6 +48,11 @@ _INODES = 1000
 # The zygote with torch and its compiler takes 0.5 GB, each compile as much again and more.
 _MEMORY_LEAST = 2 << 30
 _FILES_LEAST, _PROCESSES_LEAST = 256, 100
+_OTHER_LIMITS = {
+    "address space (ulimit -v)": resource.RLIMIT_AS,
+    "file size (ulimit -f)": resource.RLIMIT_FSIZE,
+    "data (ulimit -d)": resource.RLIMIT_DATA,
+}
 
 
 def python() -> Iterator[Finding]:
@@ -86,8 +91,14 @@ def settings() -> Iterator[Finding]:
     if known.pool == "off":
         remedy = "take FXPOOL_POOL=off away, unless it is wanted"
         yield Finding("settings", WARN, f"the pool is off, everything compiles in its own process ({said})", remedy)
-    else:
-        yield Finding("settings", OK, said or "the defaults")
+        return
+    if (known.cache_max_bytes, known.cache_max_files) != config.NO_CAP:
+        remedy = "`fxpool stats` says how large the cache is, `fxpool cache clear` empties it"
+        yield Finding(
+            "settings", WARN, f"{said or 'a cap in the file'}: nothing is evicted yet, so no cap holds", remedy
+        )
+        return
+    yield Finding("settings", OK, said or "the defaults")
 
 
 def compiler() -> Iterator[Finding]:
@@ -137,14 +148,13 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def python_headers() -> Iterator[Finding]:
-    """Without them fxpool's own kernels compile; what is compiled in the user's process, and Triton's launchers, don't."""
+    """fxpool's own kernels do without; what is compiled in the user's process does not, nor do Triton's launchers."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if header.is_file():
         yield Finding("Python.h", OK, str(header))
     else:
-        remedy = (
-            f"install them (Debian and Ubuntu: apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-dev)"
-        )
+        version = ".".join(map(str, sys.version_info[:2]))
+        remedy = f"install them (Debian and Ubuntu: apt-get install python{version}-dev)"
         lost = "graphs that can't go to a worker, and Triton kernels, do not compile"
         yield Finding("Python.h", WARN, f"{header} is not there: {lost}", remedy)
 
@@ -275,9 +285,8 @@ def processors() -> Iterator[Finding]:
 
     count, rule = limits.default_workers()
     wanted = config.current().workers
-    yield Finding(
-        "CPUs", OK, f"{wanted or count} workers ({'FXPOOL_WORKERS' if wanted else rule}); {os.cpu_count()} CPUs"
-    )
+    workers = quantities.counted(wanted or count, "worker")
+    yield Finding("CPUs", OK, f"{workers} ({'FXPOOL_WORKERS' if wanted else rule}); the host has {os.cpu_count()} CPUs")
 
 
 def memory() -> Iterator[Finding]:
@@ -314,12 +323,7 @@ def limits_of_processes() -> Iterator[Finding]:
     short = 0 <= processes < _PROCESSES_LEAST or (group is not None and group[1] - group[0] < _PROCESSES_LEAST)
     remedy = "raise `ulimit -u`, or pids.max of the cgroup" if short else ""
     yield Finding("processes", WARN if short else OK, found, remedy)
-    others = {
-        "address space (-v)": resource.RLIMIT_AS,
-        "file size (-f)": resource.RLIMIT_FSIZE,
-        "data (-d)": resource.RLIMIT_DATA,
-    }
-    for name, number in others.items():
+    for name, number in _OTHER_LIMITS.items():
         allowed = resource.getrlimit(number)[0]
         if allowed != resource.RLIM_INFINITY:
             remedy = "raise it, if compiles fail"
