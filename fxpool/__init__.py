@@ -72,8 +72,8 @@ def stats() -> dict[str, Any]:
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
     graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
     with their entries. `graphs`: one record per graph, the latest ones. `store`: how many `entries` and `blobs` the
-    configured cache directory holds, and their `bytes`; None where there is none yet. `cache_disk_bytes`: what all in it
-    takes on the disk, precompiled headers included. `background`: what `wait` returns, now. Raises
+    configured cache directory holds, and their `bytes`; None where there is none yet. `cache_disk_bytes`: what all
+    that is in it takes on the disk, precompiled headers included. `background`: what `wait` returns, now. Raises
     `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
     be used.
     """

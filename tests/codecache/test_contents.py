@@ -107,8 +107,9 @@ def test_a_header_that_is_being_compiled_stays(root: Path) -> None:
 def test_a_header_that_a_compiler_includes_stays(root: Path) -> None:
     unused(root)
     header = root / "toolchain" / "headers" / f"{STEM}.h"
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "-include", str(header)]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as running:
+    program = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-include", str(header)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stdout.readline()
         cleared = contents.clear(str(root))
         running.communicate(b"")
     assert len(cleared.in_use) == 1 and header.exists() and Path(f"{header}.gch").exists()

@@ -85,7 +85,8 @@ def test_entries_from_before_there_were_origins_are_read(store: LocalStore) -> N
 @pytest.mark.parametrize("columns", [40, 80])
 def test_lines_are_no_longer_than_the_terminal_is_wide(store: LocalStore, columns: int) -> None:
     shown = run("cache", "ls", columns=columns).output
-    assert max(map(len, shown.splitlines())) <= columns
+    # A path is not broken: it is copied, and the terminal breaks it.
+    assert [line for line in shown.splitlines() if len(line) > columns and len(line.split()) > 1] == []
     # A part stays in one piece.
     for part in ("GPT2LMHeadModel.forward", "train.py:17 on", "(float32[s0, 4])"):
         assert part in shown

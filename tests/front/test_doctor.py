@@ -119,7 +119,7 @@ def test_the_parent_imports_no_torch(python: str) -> None:
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.state for finding in examine([("", doctor_host.python)])] == [OK, OK]
     monkeypatch.setattr(doctor_host.importlib.metadata, "version", lambda name: "1.13.0")
-    python, torch = examine([("", doctor_host.python)])
+    _, torch = examine([("", doctor_host.python)])
     assert torch.state == FAIL and "1.13.0" in torch.found and torch.remedy
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     assert [finding.state for finding in examine([("", doctor_host.python)])] == [FAIL, FAIL]
