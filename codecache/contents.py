@@ -92,7 +92,8 @@ def clear(root: str) -> Cleared:
     try:
         before = measure(root)
         headers = os.path.join(root, _HEADERS)
-        cleared.in_use = _clear_headers(headers)
+        if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # what a link leads to is not in here
+            cleared.in_use = _clear_headers(headers)
         names = [name for name in os.listdir(root) if name.startswith(TEMPORARY_PREFIX)]
         for name in [*_ORDER, *names]:
             _remove(os.path.join(root, name), spared=headers)

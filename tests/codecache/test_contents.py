@@ -91,6 +91,16 @@ def test_what_is_not_ours_stays(root: Path) -> None:
     assert cleared.left[contents.FOREIGN].files == 1
 
 
+def test_what_a_link_leads_to_stays(root: Path, tmp_path: Path) -> None:
+    unused(root)
+    (root / "toolchain").rename(tmp_path / "elsewhere")
+    (root / "toolchain").symlink_to(tmp_path / "elsewhere")
+    kept = sorted((tmp_path / "elsewhere").rglob("*"))
+    cleared = contents.clear(str(root))
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == kept and list(root.iterdir()) == []
+    assert cleared.in_use == []
+
+
 def test_a_header_that_is_being_compiled_stays(root: Path) -> None:
     unused(root)
     headers = root / "toolchain" / "headers"

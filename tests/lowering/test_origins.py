@@ -64,7 +64,8 @@ def origins(cache: Path) -> list[Origin]:
 
 
 def test_a_model_its_function_its_inputs_and_a_break(shared_pool: Path, cache: Path) -> None:
-    torch.compile(Toy(), backend="fxpool")(torch.ones(2, 3))
+    with torch.no_grad():
+        torch.compile(Toy(), backend="fxpool")(torch.ones(2, 3))
     first, rest = origins(cache)
     assert (first.name, first.parameters, first.inputs, first.resumed) == ("Toy.forward", 3, ["float32[2, 3]"], False)
     assert first.place.endswith(f"test_origins.py:{line_of('def forward(self, x: torch.Tensor)')}")
