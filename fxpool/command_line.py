@@ -44,12 +44,13 @@ class Commands(click.Group):
             raise SystemExit(NOBODY_READS) from None
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Any = super().main  # what it takes differs between versions of click
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return run(*args, standalone_mode=False, **extra)
         status: Any
         try:
             try:
-                returned = super().main(*args, standalone_mode=False, **extra)
+                returned = run(*args, standalone_mode=False, **extra)
                 status = returned if isinstance(returned, int) else 0
             except SystemExit as ended:
                 status = ended.code

@@ -99,7 +99,7 @@ def _tell(finding: Finding) -> None:
         lines = click.style(finding.state, fg=_COLOURS[finding.state]) + lines[len(finding.state) :]
     click.echo(lines)
     if finding.remedy and finding.state != OK:
-        click.echo(wrapped(" " * len(first) + "-> ", finding.remedy, columns))
+        click.echo(wrapped(" " * len(first), f"-> {finding.remedy}", columns))
 
 
 def _host() -> str:

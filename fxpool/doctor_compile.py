@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,8 @@ class Trial:
         yield from judge_compile(*self._answer)
 
     def _hit(self) -> Iterator[Finding]:
-        if self._first is None or self._answer[0] is None:
+        compiled = self._answer[0] if self._first is not None else None
+        if compiled is None or "failed" in compiled:
             yield Finding("hit", WARN, "not tried, as nothing was compiled")
             return
         yield from judge_hit(*self._start("compile").answer())
@@ -77,7 +79,7 @@ class Trial:
         compiled = self._answer[0] if self._first is not None else None
         if compiled is None:
             yield Finding("gpu", WARN, "not looked at, as torch could not be tried")
-        elif not compiled["gpu_build"]:
+        elif not compiled.get("gpu_build"):
             yield Finding("gpu", OK, "this torch is built for CPUs")
         else:
             yield from judge_gpu(*self._start("gpu").answer(), driver=os.path.exists("/proc/driver/nvidia"))
@@ -158,6 +160,9 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
     if answer is None:
         yield _broken("compile", how, output)
         return
+    if "failed" in answer:
+        yield Finding("compile", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
+        return
     stats, said = answer["stats"], "; ".join(answer["said"][:_SHOWN])
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"], *stats["eager_calls"]])
     worker = stats["compiles"]["worker"] + stats["joined"]
@@ -181,6 +186,9 @@ def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[
     """The second process has to find what the first one had compiled."""
     if answer is None:
         yield _broken("hit", how, output)
+        return
+    if "failed" in answer:
+        yield Finding("hit", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
         return
     stats = answer["stats"]
     if stats["hits"] == 1 and not answer["lowered"] and answer["difference"] <= _TOLERANCE:
@@ -244,24 +252,41 @@ def _try_compile() -> dict[str, Any]:
 
     x = torch.linspace(0, 1, 64).reshape(8, 8)
     expected = graph(x)
+    build = torch.version.cuda or getattr(torch.version, "hip", None)
+    common = {"torch": torch.__version__, "gpu_build": str(build or "")}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        found = torch.compile(graph, backend="fxpool")(x)
+        try:
+            found = torch.compile(graph, backend="fxpool")(x)
+        except Exception as error:
+            traceback.print_exc()  # for --json
+            return {**common, **_why(error)}
         seconds = time.perf_counter() - started
     stats = fxpool.stats()
     store = stats["store"] or {}
     wanted = ("hits", "misses", "joined", "compiles", "fallbacks", "bypasses", "eager_calls")
-    build = torch.version.cuda or getattr(torch.version, "hip", None)
     return {
+        **common,
         "seconds": seconds,
         "difference": float((found - expected).abs().max()),
         "lowered": counter.count,
         "stats": {**{name: stats[name] for name in wanted}, "entries_kept": store.get("entries", 0)},
         "said": [*heard, *(str(one.message).splitlines()[0] for one in warned if "fxpool" in str(one.message))],
-        "torch": torch.__version__,
-        "gpu_build": str(build or ""),
     }
+
+
+def _why(error: BaseException) -> dict[str, str]:
+    """The error of fxpool's that Dynamo wrapped, or else the one it is, in a sentence."""
+    at: BaseException | None = error
+    seen: list[BaseException] = []
+    while at is not None and at not in seen and not isinstance(at, FxpoolError):
+        seen.append(at)
+        at = getattr(at, "inner_exception", None) or at.__cause__ or at.__context__
+    if isinstance(at, FxpoolError):
+        return {"failed": at.message.splitlines()[0], "remedy": at.remedy}
+    first = next(filter(None, map(str.strip, str(error).splitlines())), "")
+    return {"failed": f"{type(error).__name__}: {first}", "remedy": ""}
 
 
 def _try_gpus() -> dict[str, Any]:

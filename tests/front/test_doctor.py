@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from fxpool import doctor_compile, doctor_host
 from fxpool.cli import main
 from fxpool.doctor import FAIL, OK, WARN, Check, Finding, examine
+from fxpool.errors import NoCompilerError
 
 DISK = namedtuple("DISK", "f_flag f_bavail f_frsize f_files f_favail")
 
@@ -347,6 +348,17 @@ def test_processes_that_fail_are_told_in_a_sentence() -> None:
         (finding,) = judged
         assert finding.state == FAIL and finding.detail == trace
         assert finding.found == "the process exited with code 1: ImportError: libfoo.so.1: cannot open"
+
+
+def test_an_error_of_fxpool_s_is_found_in_what_wraps_it() -> None:
+    wrapper = RuntimeError("\nbackend='fxpool' raised:\nSet TORCHDYNAMO_VERBOSE=1")
+    wrapper.__cause__ = NoCompilerError(["g++"])
+    said = doctor_compile._why(wrapper)
+    assert said["failed"] == "no working C++ compiler (tried g++)" and "apt-get" in said["remedy"]
+    (finding,) = doctor_compile.judge_compile(said, "", "")
+    assert (finding.state, finding.found, finding.remedy) == (FAIL, said["failed"], said["remedy"])
+    wrapper.__cause__ = wrapper  # not for ever
+    assert doctor_compile._why(wrapper)["failed"] == "RuntimeError: backend='fxpool' raised:"
 
 
 def test_gpus_are_judged() -> None:
