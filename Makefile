@@ -1,6 +1,7 @@
 # Everything a newcomer or CI runs. Needs python3 with venv, g++ and make; nothing else of the machine's.
 #
-#   make demo        GPT-2 and BERT beside stock Inductor, a few minutes
+#   make demo        fxpool doctor, then GPT-2 and BERT beside stock Inductor, a few minutes
+#   make doctor      whether all that fxpool needs is here, ten seconds
 #   make test        the quick tests           make test-slow   all of them
 #   make lint        ruff, and mypy on the installed package
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
@@ -25,7 +26,7 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unu
 endef
 export COMPILE_BYTECODE
 
-.PHONY: all demo test test-slow lint bench hunt clean
+.PHONY: all demo doctor test test-slow lint bench hunt clean
 all: demo
 
 $(BIN)/python:
@@ -53,8 +54,11 @@ $(TRITON): | $(INSTALLED)
 	  --target $(@D) 'triton>=3.6,<3.8'
 	@touch $@
 
-demo: $(INSTALLED)
+demo: doctor
 	@$(BIN)/python -m fxpool demo
+
+doctor: $(INSTALLED)
+	@$(BIN)/python -m fxpool doctor
 
 test: $(INSTALLED) $(TRITON)
 	$(BIN)/python -m pytest -q -m "not slow"

@@ -22,6 +22,7 @@ guard_arithmetic     what their nodes mean on plain numbers
 entry              the record of one compiled graph, and its bytes
 store              a directory of entries and the blobs they need
 blobs              files that nobody else could have written
+contents           what lies in the directory, by kind; clears it
 quarantine         graphs that killed workers, and the limits they went over
 slower             stages that were timed and not kept
 """

@@ -41,14 +41,49 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Which function of the program a graph is of.
+
+    `model` is the class of the module whose method `function` is, or empty. `file` is relative to where it was imported
+    from. `line` is where the function begins, or, where it was `resumed`, where it goes on after a graph break. `part`
+    is ``forward`` or ``backward`` where the two were compiled apart. `inputs` has dtype and sizes of those that are
+    neither parameters nor buffers, which are counted in `parameters`.
+    """
+
+    model: str = ""
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    resumed: bool = False
+    part: str = ""
+    inputs: list[str] = msgspec.field(default_factory=list)
+    parameters: int = 0
+
+    @property
+    def name(self) -> str:
+        """``GPT2LMHeadModel.forward``; empty where no function is known."""
+        name = f"{self.model}.{self.function.rpartition('.')[2]}" if self.model else self.function
+        return f"{name} ({self.part})" if self.part else name
+
+    @property
+    def place(self) -> str:
+        """``train.py:12``, ``train.py:17 on`` after a graph break at line 17."""
+        return f"{self.file}:{self.line}{' on' if self.resumed else ''}" if self.file else ""
+
+
 class Metadata(msgspec.Struct, frozen=True):
-    """For people and for statistics; nothing is decided by it. `created` is Unix time, seconds."""
+    """For people and for statistics; nothing is decided by it. `created` is Unix time, seconds.
+
+    What is added here has a default: entries that were written before it are read all the same, and who does not know
+    of it passes it over.
+    """
 
     label: str = ""
     created: float = 0.0
     compile_seconds: float = 0.0
     torch_version: str = ""
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    origin: Origin | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

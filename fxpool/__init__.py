@@ -24,9 +24,15 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
+<<<<<<< HEAD
 `config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`. What only
 shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and
 `descriptors` (standard streams that are closed).
+=======
+`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line: `cli` with
+`cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`;
+`command_line` has what they share, `quantities` how times and sizes are written and read.
+>>>>>>> commands
 
 Importing this module imports neither torch nor anything else that takes time.
 """
@@ -77,8 +83,9 @@ def stats() -> dict[str, Any]:
 
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
     graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
-    with their entries. `graphs`: one record per graph, the latest ones. `store`: the sizes of the store in the
-    configured cache directory, or None where there is none yet. `background`: what `wait` returns, now. Raises
+    with their entries. `graphs`: one record per graph, the latest ones. `store`: how many `entries` and `blobs` the
+    configured cache directory holds, and their `bytes`; None where there is none yet. `cache_disk_bytes`: what all
+    that is in it takes on the disk, precompiled headers included. `background`: what `wait` returns, now. Raises
     `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
     be used.
     """
@@ -86,7 +93,12 @@ def stats() -> dict[str, Any]:
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
+<<<<<<< HEAD
     background = _imported("fxpool.lowering.background")
+=======
+    result["cache_disk_bytes"] = _disk_bytes()
+    background = sys.modules.get("fxpool.lowering.background")
+>>>>>>> commands
     result["background"] = background.report() if background is not None else []
     return result
 
@@ -100,6 +112,13 @@ def _store_sizes() -> dict[str, Any] | None:
     from fxpool.codecache.store import LocalStore
 
     return dict(LocalStore(str(cache_dir)).sizes())
+
+
+def _disk_bytes() -> int:
+    from fxpool import config
+    from fxpool.codecache import contents
+
+    return sum(share.bytes for share in contents.measure(str(config.current().cache_dir)).values())
 
 
 def close() -> None:

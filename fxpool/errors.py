@@ -27,6 +27,7 @@ Fields are plain strings and numbers, so that an error can cross a process bound
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Iterable
 
 
@@ -152,8 +153,7 @@ class WorkerDiedError(PoolError):
     ) -> None:
         self.job, self.worker, self.signal, self.exit_code = job, worker, signal, exit_code
         self.attempts, self.log_path, self.reason, self.phase = attempts, log_path, reason, phase
-        how = f"was killed by signal {signal}" if signal is not None else f"exited with code {exit_code}"
-        message = f"worker {worker} {how} while it ran {job!r} ({_circumstances(attempts, phase)})"
+        message = f"{_who(worker)} {_end(signal, exit_code)} while it ran {job!r} ({_circumstances(attempts, phase)})"
         if reason:
             message += f": {reason}"
         super().__init__(message, remedy=f"its output is in {log_path}" if log_path else "")
@@ -175,7 +175,7 @@ class JobTimeoutError(PoolError):
         self.job, self.seconds, self.worker, self.log_path = job, seconds, worker, log_path
         self.attempts, self.phase = attempts, phase
         super().__init__(
-            f"job {job!r} in worker {worker} was killed after its limit of {seconds:g} s "
+            f"job {job!r} in {_who(worker)} was killed after its limit of {seconds:g} s "
             f"({_circumstances(attempts, phase)})",
             remedy=_see(log_path, "FXPOOL_JOB_TIMEOUT"),
         )
@@ -198,10 +198,28 @@ class JobMemoryError(PoolError):
         self.job, self.limit, self.used, self.worker, self.log_path = job, limit, used, worker, log_path
         self.attempts, self.phase = attempts, phase
         super().__init__(
-            f"job {job!r} in worker {worker} was killed when it took {used / 2**20:.0f} MB of memory, "
+            f"job {job!r} in {_who(worker)} was killed when it took {used / 2**20:.0f} MB of memory, "
             f"over its limit of {limit / 2**20:.0f} MB ({_circumstances(attempts, phase)})",
             remedy=_see(log_path, "FXPOOL_JOB_MEMORY"),
         )
+
+
+def _who(worker: int | None) -> str:
+    return f"worker {worker}" if worker is not None else "a worker"
+
+
+def _end(signal: int | None, exit_code: int | None) -> str:
+    if signal is not None:
+        return f"was killed by {signal_name(signal)}"
+    return f"exited with code {exit_code}" if exit_code is not None else "ended"
+
+
+def signal_name(number: int) -> str:
+    """``signal 11 (SIGSEGV)``."""
+    try:
+        return f"signal {number} ({signals.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
 
 
 def _circumstances(attempts: int, phase: str) -> str:

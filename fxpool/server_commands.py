@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from fxpool import config, forks
+from fxpool import config, forks, quantities
+from fxpool.command_line import Duration, console
 
 __all__ = ["serve", "status", "stop"]
 
@@ -52,31 +54,28 @@ def serve(detach: bool) -> None:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
-@click.option("--watch", is_flag=True, help="Show it anew, until Ctrl-C.")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks with --watch.")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; in a pipe below one another.")
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two looks.")
 def status(as_json: bool, watch: bool, interval: float) -> None:
     """This host's servers: workers, queue, who waits for what, memory, limits and what set them."""
-    root = _runtime_root()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    root, shown = _runtime_root(), console()
     if not watch:
-        if as_json:
-            _print_json(root)
-        else:
-            console.print(_shown(root), soft_wrap=True)
+        _print_json(root) if as_json else shown.print(_shown(root), soft_wrap=True)
         return
-    try:
-        if as_json:
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json or not shown.is_terminal or shown.is_dumb_terminal:
+            # Nothing is drawn over: each look is lines of its own, which a pipe or a file can keep.
             while True:
-                _print_json(root)
+                if as_json:
+                    _print_json(root)
+                else:
+                    click.echo(f"{quantities.moment(time.time())}")
+                    shown.print(_shown(root), soft_wrap=True)
                 time.sleep(interval)
-        with Live(_shown(root), console=console, auto_refresh=False) as live:
+        with Live(_shown(root), console=shown, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
                 live.update(_shown(root), refresh=True)
-    except KeyboardInterrupt:
-        pass
 
 
 def _print_json(root: Path) -> None:
@@ -107,15 +106,13 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
     limits, rules, memory, zygote = facts["limits"], facts["limits"]["rules"], facts["memory"], facts["zygote"]
     processes = len({pid for pid in facts["clients"] if pid != os.getpid()})
     ready = f"ready after {zygote['preload_seconds']:.1f} s" if "preload_seconds" in zygote else zygote["state"]
-    above = f"no job is begun now: more than {limits['host_mark']:.0%}" if limits["pressed"] else "none is begun above"
     lines = [
         f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
         f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
         f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
         f"  queue    {facts['queued']} jobs",
         f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
-        f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; "
-        + (above if limits["pressed"] else f"{above} {limits['host_mark']:.0%}"),
+        f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; {_mark(limits)}",
         f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "
         + (f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"),
         f"  zygote   {ready}",
@@ -132,6 +129,16 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
             background = ", in the background" if ask["priority"] < 0 else ""
             lines.append(f"  waits    {ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}")
     return lines
+
+
+def _mark(limits: dict[str, Any]) -> str:
+    """Above which part of the memory no job is begun, and whether that is so: the server looked a moment before."""
+    mark = f"{limits['host_mark']:.0%}"
+    if not limits["pressed"]:
+        return f"no job is begun above {mark}"
+    if limits["host_used"] > limits["host_mark"]:
+        return f"above {mark}: no job is begun beside those that run"
+    return f"it was above {mark} a moment ago: the next job waits for another look"
 
 
 def _long(seconds: float) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxpool import statistics
-from fxpool.codecache.entry import Entry, Metadata
+from fxpool.codecache.entry import Entry, Metadata, Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
@@ -95,7 +95,16 @@ def decode_answer(data: bytes) -> Answer:
     return msgspec.msgpack.decode(data, type=Answer)
 
 
-def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str, created: float, torch: str) -> Entry:
+def publish(
+    artifact: Artifact,
+    key: GraphKey,
+    store: LocalStore,
+    *,
+    label: str,
+    created: float,
+    torch: str,
+    origin: Origin | None = None,
+) -> Entry:
     """Write an artifact into a store. Raises StoreError."""
     blobs = {RESULT: artifact.result}
     if artifact.library is not None:
@@ -113,6 +122,7 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, *, label: str,
             compile_seconds=artifact.seconds,
             torch_version=torch,
             extra=decided(artifact.effects),
+            origin=origin,
         ),
     )
     return store.publish(entry, blobs)

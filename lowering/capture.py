@@ -7,17 +7,21 @@ Dynamo goes on using them when the backend has returned.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fxpool.codecache import cacheable, graph_codec, guards, key, program_code, sources, system, toolchain
+from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering import ambient, devices, overlap
 from fxpool.lowering.request import AOT, FX, CompileRequest
-from fxpool.torch_compat import aot, configs, registrations, shape_env, switches, tracing
+from fxpool.torch_compat import aot, configs, frames, registrations, shape_env, switches, tracing
+
+log = logging.getLogger("fxpool.lowering")
 
 
 @dataclasses.dataclass
@@ -27,7 +31,7 @@ class Captured:
     `stays` says why a worker can't have the program's code: it is compiled here, and kept if there is a key.
     `bypass` says why there is no key; `describe` gives the key with its components explained.
     `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
-    inputs of the compiled callable.
+    inputs of the compiled callable. `frame` is what Dynamo traced it from.
     """
 
     request: CompileRequest
@@ -42,6 +46,7 @@ class Captured:
     bypass: cacheable.Bypass | None = None
     describe: Callable[[], key.GraphKey] | None = None
     describe_with_host: Callable[[], key.GraphKey] | None = None
+    frame: frames.Frame | None = None
 
     @property
     def key(self) -> key.GraphKey | None:
@@ -64,6 +69,20 @@ class Captured:
         if self.describe_with_host is not None:
             self.request.host_key, self.describe_with_host = self.describe_with_host(), None
         self.request.values = self.values()
+        if self.request.origin is None:
+            self.request.origin = self._origin()
+
+    def _origin(self) -> Origin | None:
+        """What a person would know the graph by. Never raises: nothing depends on it."""
+        try:
+            inputs, parameters = frames.shown_inputs(self.fakes[len(self.lifted) :], self.sources[len(self.lifted) :])
+            arguments = self.request.arguments
+            part = "" if self.request.level == AOT else "backward" if arguments.get("is_backward") else "forward"
+            frame = self.frame._asdict() if self.frame is not None else {}
+            return Origin(**frame, part=part, inputs=inputs, parameters=parameters + len(self.lifted))
+        except Exception:
+            log.debug("%s: what it is of can't be told", self.request.label, exc_info=True)
+            return None
 
     def values(self) -> dict[str, Any]:
         """This call's value of every symbol."""
@@ -139,6 +158,7 @@ def capture(
         store=store,
         tools=tools,
     )
+    captured.frame = frames.current_frame()
     return captured
 
 
@@ -151,8 +171,12 @@ def capture_inner(
     store: str | None,
     tools: str | None,
     keep: bool = True,
+    frame: frames.Frame | None = None,
 ) -> Captured:
-    """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`."""
+    """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`.
+
+    `frame` is what Dynamo traced it from, which a backward that is compiled later can't find any more.
+    """
     context = tracing.current_context()
     fake_mode = tracing.fake_mode_of(context, inputs)
     env = fake_mode.shape_env if fake_mode is not None else None
@@ -161,7 +185,7 @@ def capture_inner(
     encoder = graph_codec.GraphEncoder()
     values = [encoder.value(value) for value in inputs]
     encoded = encoder.encode(gm)
-    return _finish(
+    captured = _finish(
         level=FX,
         label=label,
         encoded=encoded,
@@ -178,6 +202,8 @@ def capture_inner(
         store=store,
         tools=tools,
     )
+    captured.frame = frame
+    return captured
 
 
 def _finish(

@@ -337,7 +337,15 @@ def publish_if_kept(
         bypass("compiler_changed")
         return
     try:
-        publish(artifact, key, store, label=request.label, created=time.time(), torch=str(torch.__version__))
+        publish(
+            artifact,
+            key,
+            store,
+            label=request.label,
+            created=time.time(),
+            torch=str(torch.__version__),
+            origin=request.origin,
+        )
     except StoreError as error:
         artifact.unkept = str(error)
         bypass("store_write_failed")

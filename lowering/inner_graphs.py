@@ -17,7 +17,7 @@ from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.quarantined import DEADLY, run_eagerly
-from fxpool.torch_compat import aot, configs, inner, tracing
+from fxpool.torch_compat import aot, configs, frames, inner, tracing
 
 Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 
@@ -25,15 +25,22 @@ Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 def compile_each(gm: Any, inputs: Sequence[Any], attempt: Attempt, compile_captured: Compile) -> Callable[..., Any]:
     """The callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
 
+    frame = frames.current_frame()
+
     def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
         with configs.patched(attempt.wanted.inductor):
-            return _compile_one(graph, example_inputs, arguments, attempt, compile_captured)
+            return _compile_one(graph, example_inputs, arguments, attempt, compile_captured, frame)
 
     return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
 
 
 def _compile_one(
-    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], attempt: Attempt, compile_captured: Compile
+    graph: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    attempt: Attempt,
+    compile_captured: Compile,
+    frame: frames.Frame | None,
 ) -> Any:
     if inner.count_calls(graph) == 0:
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
@@ -42,7 +49,7 @@ def _compile_one(
     part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx", how="in_process")
     started = time.perf_counter()
     try:
-        return _travel(graph, inputs, arguments, part, compile_captured)
+        return _travel(graph, inputs, arguments, part, compile_captured, frame)
     except CannotTravelError as error:
         part.step_down(f"fx:{error.reason}", error)
     except CannotReturnError as error:
@@ -68,7 +75,12 @@ def _compile_one(
 
 
 def _travel(
-    graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], part: Attempt, compile_captured: Compile
+    graph: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    part: Attempt,
+    compile_captured: Compile,
+    frame: frames.Frame | None,
 ) -> Any:
     if part.wanted.mode == "normal":
         raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled where they are made")
@@ -81,6 +93,7 @@ def _travel(
         store=store.root if store is not None else None,
         tools=service.tools_directory(store),
         keep=store is not None,
+        frame=frame,
     )
 
     def loaded(parts: Parts) -> Any:

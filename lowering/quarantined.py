@@ -24,6 +24,7 @@ from fxpool.errors import (
 )
 from fxpool.lowering import service
 from fxpool.lowering.backend import Attempt
+from fxpool.torch_compat import frames
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -85,8 +86,15 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
         log.warning("%s will be compiled by the next process, too: %s", label, refused)
         return
     statistics.count("quarantined")
-    if record.log:
-        error.args = (f"{error.args[0]}\n  a copy for later: {record.log}",)
+    # The server's log goes with the server, the copy stays.
+    output = record.log or error.log_path
+    more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
+    error.remedy = (
+        (f"the worker's output is in {output}; " if output else "")
+        + (f"a larger {more} has it tried again, and " if more else "")
+        + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again"
+    )
+    error.args = (f"{error.message}\n  {error.remedy}",)
 
 
 def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
@@ -100,5 +108,7 @@ def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError
     if attempt.key is None or attempt.key not in _warned:
         if attempt.key is not None:
             _warned.add(attempt.key)
-        notices.warn(f"{attempt.label} runs eagerly: {error}", stacklevel=2)
+        frame = frames.current_frame()
+        of = f" ({frame.name}, {frame.file}:{frame.line})" if frame is not None else ""
+        notices.warn(f"{attempt.label} runs eagerly{of}: {error}", stacklevel=2)
     return as_it_is

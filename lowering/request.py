@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.program_code import SentCode
 from fxpool.lowering.ambient import AmbientState
@@ -47,7 +48,8 @@ class CompileRequest:
     of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers
     for instead of seeing them, in the graph's order, `current_device` is the number of the current one, and `measured`
     answers what lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
-    `timing` what one that times candidates is to; None where there is no device.
+    `timing` what one that times candidates is to; None where there is no device. `origin` is for people who look at the
+    entry.
     """
 
     level: str
@@ -80,6 +82,7 @@ class CompileRequest:
     measured: Measured = dataclasses.field(default_factory=list)
     timing: str | None = None
     host_key: GraphKey | None = None
+    origin: Origin | None = None
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
         """What an entry is published under; `has_cpp` is whether there are C++ kernels in it."""

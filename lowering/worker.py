@@ -82,6 +82,7 @@ def compile_job(payload: bytes) -> bytes:
             label=request.label,
             created=time.time(),
             torch=str(torch.__version__),
+            origin=request.origin,
         )
     except StoreError as error:
         artifact.unkept = str(error)

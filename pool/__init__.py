@@ -27,6 +27,7 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
     scheduler    decisions: a state machine, no I/O         hosts        a look at this host's servers
     bounds       what a job may take, while it runs         records      logs on their way, to who reads them
     zygote       the process that forks                     processes    death signals, orphans, groups
+    causes       why a worker ended, in a sentence
     zygote_link  the server's end of it                     worker       runs a job; current_job()
 """
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from fxpool.errors import signal_name
+from fxpool.pool import causes
 from fxpool.pool import decisions as d
 from fxpool.pool import messages as m
 from fxpool.pool.connection import Connection
@@ -25,8 +27,6 @@ __all__ = [
 _FAILED_LOGS_KEPT = 50
 _LOG_TAIL = 2000
 _LOG_SEARCHED = 64 << 10
-# What faulthandler begins with; the innermost frames come next, which is the part that says something.
-_FATAL = "Fatal Python error"
 
 
 @dataclass
@@ -196,7 +196,7 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
         else:
             assert isinstance(how, m.Exited)
             failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
-            said = (worker.broken or tail(worker.log_path)) if worker is not None else ""
+            said = (worker.broken or causes.sentence(tail(worker.log_path))) if worker is not None else ""
             failed.reason = how.failure or said
     elif isinstance(outcome, d.NoWorker):
         failed.kind, failed.attempts = "no_worker", outcome.tries
@@ -218,7 +218,7 @@ def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
     """What kept a worker from its job, and the errno's name."""
     if worker is not None and worker.unable is not None:
         return worker.unable.reason, worker.unable.code
-    said = tail(worker.log_path) if worker is not None else ""
+    said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
     code = how.code if isinstance(how, m.Exited) else ""
     return describe(how) + (f": {said}" if said else ""), code
 
@@ -233,7 +233,9 @@ def describe(how: object) -> str:
     if how.failure:
         return how.failure
     if how.signal is not None:
-        return f"it was killed by signal {how.signal}"
+        return f"it was killed by {signal_name(how.signal)}"
+    if how.exit_code is None:
+        return "it ended before it answered"
     return f"it exited with code {how.exit_code} before it answered"
 
 
@@ -246,5 +248,5 @@ def tail(path: Path) -> str:
             text = file.read().decode("utf-8", "replace").strip()
     except OSError:
         return ""
-    fatal = text.rfind(_FATAL)
+    fatal = text.rfind(causes.FATAL)
     return text[-_LOG_TAIL:] if fatal < 0 else text[fatal : fatal + _LOG_TAIL]

@@ -2,6 +2,7 @@
 
     versions      which torch is supported, and the refusal when it isn't
     tracing       Dynamo's tracing context: fake inputs, sources, guards, compile ids
+    frames        which function is traced, and what of its inputs a person would know it by
     shape_env     symbolic shapes as data: symbols, ranges, guards, there and back
     tensors       a (fake) tensor's description, and the tensor made from it
     operators     operators and functions by name

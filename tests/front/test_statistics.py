@@ -82,3 +82,6 @@ def test_stats_is_plain_data_with_the_stores_sizes(tmp_path: Path) -> None:
     stats = fxpool.stats()
     assert stats["store"] == {"entries": 0, "blobs": 0, "bytes": 0}
     assert json.loads(json.dumps(stats)) == stats
+    (cache / "toolchain").mkdir()
+    (cache / "toolchain" / "header.gch").write_bytes(b"h" * 10_000_000)
+    assert fxpool.stats()["cache_disk_bytes"] > 10_000_000 > stats["cache_disk_bytes"]

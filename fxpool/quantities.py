@@ -1,0 +1,74 @@
+"""How times, sizes and counts are written for people, and how times are read from them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+
+__all__ = ["DURATION_EXPECTED", "ago", "counted", "moment", "parse_duration", "size", "span"]
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|sec|m|min|h|d)(?![a-z])\s*", re.ASCII)
+_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+
+#: What `parse_duration` takes, for the error that says what was expected.
+DURATION_EXPECTED = "a time of more than 0, such as 90s, 2m, 1h30m or 0.3 (seconds)"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``"0.3"``, ``"90s"``, ``"2m"``, ``"1h30m"``, ``"1.5 h"``, ``"500ms"``.
+
+    Units come from the largest to the smallest, each once. Raises ValueError for anything else, for 0 and for what is
+    beyond a float.
+    """
+    given = text.strip().lower()
+    if _PLAIN.fullmatch(given):
+        seconds = float(given)
+    else:
+        seconds, at, before = 0.0, 0, math.inf
+        while at < len(given):
+            part = _PART.match(given, at)
+            if part is None or _SECONDS[part[2]] >= before:
+                raise ValueError(text)
+            before = _SECONDS[part[2]]
+            seconds += float(part[1]) * before
+            at = part.end()
+    if not 0 < seconds < math.inf:
+        raise ValueError(text)
+    return seconds
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """``1 entry``, ``2 entries``; without `several` the plural ends in s."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def size(number: float) -> str:
+    """Bytes, in the largest unit that leaves at least 1 of it."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1024 or unit == "GB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def span(seconds: float) -> str:
+    """How long something takes, to two digits or so."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds // 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def ago(when: float) -> str:
+    """How long ago a Unix time was."""
+    seconds = max(0.0, time.time() - when)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def moment(when: float) -> str:
+    """A Unix time as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

@@ -1,0 +1,126 @@
+"""Which of the program's functions Dynamo is tracing, and what of a graph's inputs a person would know it by.
+
+Only for people: nothing here goes into a key, and nothing of it may fail a compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Frame", "current_frame", "shown_inputs"]
+
+# What Dynamo calls the rest of a function after a graph break.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+# Where Dynamo puts a frame of its own around what it may not trace by itself (a module of torch's).
+_WRAPPERS = os.path.join("torch", "_dynamo", "external_utils.py")
+_SHOWN = 8
+
+
+class Frame(NamedTuple):
+    """A function that is traced. `model` is the class of the module it is a method of, or empty.
+
+    `file` is relative to the directory of `sys.path` it was imported from, so that it says the same on another host;
+    `line` is where it begins, or where it goes on after a graph break (`resumed`).
+    """
+
+    model: str
+    function: str
+    file: str
+    line: int
+    resumed: bool
+
+    @property
+    def name(self) -> str:
+        """``GPT2LMHeadModel.forward``, ``train_step``."""
+        return f"{self.model}.{self.function.rpartition('.')[2]}" if self.model else self.function
+
+
+def current_frame() -> Frame | None:
+    """The outermost frame that is traced in this thread; None where none is, or where it can't be told."""
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    if convert is None:
+        return None
+    try:
+        translator = convert.InstructionTranslator.current_tx()
+        return _frame(translator.f_code, translator.f_locals)
+    except Exception:  # a thread that traces nothing, another Dynamo, a program's own __getattr__
+        return None
+
+
+def _frame(code: types.CodeType, variables: dict[str, Any]) -> Frame:
+    owner: Any = variables.get("self")
+    if code.co_filename.endswith(_WRAPPERS):
+        target = variables.get("fn")
+        while isinstance(target, functools.partial):
+            target = target.func
+        owner = getattr(target, "__self__", target)
+        code = _code_of(getattr(target, "forward", target)) or code
+    elif owner is None and code.co_argcount:
+        owner = variables.get(code.co_varnames[0])
+    model = ""
+    if isinstance(owner, torch.nn.Module):
+        model = type(owner).__name__
+        code = _behind_decorators(code, getattr(type(owner), "forward", None))
+    name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+    line = code.co_firstlineno
+    resumed = _RESUMED.search(name)
+    if resumed is not None:
+        name, line = name[: resumed.start()] + resumed[1] + name[resumed.end() :], int(resumed[2])
+    return Frame(model, name, _relative(code.co_filename), line, resumed is not None)
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def _behind_decorators(code: types.CodeType, function: Any) -> types.CodeType:
+    """The function that was written, where `code` is that of a decorator's wrapper around it."""
+    at = function
+    while at is not None:
+        if getattr(at, "__code__", None) is code:
+            return _code_of(function) or code
+        at = getattr(at, "__wrapped__", None)
+    return code
+
+
+def _relative(path: str) -> str:
+    if not os.path.isabs(path):
+        return path  # <stdin>, a cell of a notebook
+    roots = [os.path.abspath(root) for root in sys.path if root] + [os.getcwd()]
+    above = [root for root in roots if path.startswith(root.rstrip("/") + "/") and root != "/"]
+    return os.path.relpath(path, max(above, key=len)) if above else os.path.basename(path)
+
+
+def shown_inputs(values: Sequence[Any], sources: Sequence[Any | None]) -> tuple[list[str], int]:
+    """(dtype and sizes of each input that is a tensor, the first few; how many parameters and buffers there are)."""
+    shown: list[str] = []
+    kept = 0
+    for number, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if isinstance(value, torch.nn.Parameter) or _of_a_module(sources[number] if number < len(sources) else None):
+            kept += 1
+            continue
+        where = "" if value.device.type == "cpu" else f" {value.device}"
+        sizes = ", ".join(map(str, value.shape))
+        shown.append(f"{str(value.dtype).removeprefix('torch.')}[{sizes}]{where}")
+    more = len(shown) - _SHOWN
+    return (shown if more <= 0 else [*shown[:_SHOWN], f"{more} more"]), kept
+
+
+def _of_a_module(source: Any | None) -> bool:
+    """Whether a source is an attribute of a module that is traced."""
+    found = getattr(source, "guard_source", None)
+    found = found() if callable(found) else found  # a property since 2.12
+    of_module = (getattr(found, name, None) for name in ("is_unspecialized_nn_module", "is_specialized_nn_module"))
+    return any(is_it() for is_it in of_module if is_it is not None)

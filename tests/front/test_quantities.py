@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import fxpool
+from fxpool import config, quantities
+from fxpool.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0.3", 0.3), (".5", 0.5), ("90", 90), ("1e3", 1000), ("90s", 90), ("2m", 120), ("2min", 120), ("2 min", 120),
+        ("1h30m", 5400), ("1h 30m 5s", 5405), ("1.5h", 5400), ("500ms", 0.5), ("1d", 86400), (" 2M ", 120),
+        ("1m500ms", 60.5),
+    ],
+)  # fmt: skip
+def test_times(text: str, seconds: float) -> None:
+    assert quantities.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "0", "0s", "-1", "-2m", "nan", "inf", "1e999", "soon", "2x", "m", "2m3", "30m1h", "1h1h", "1s500m", "٣s"],
+)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ValueError):
+        quantities.parse_duration(text)
+
+
+def test_settings_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXPOOL_JOB_TIMEOUT", "1h30m")
+    assert config.current().job_timeout == 5400
+    assert fxpool.configure(idle_timeout="2m").idle_timeout == 120
+    assert fxpool.configure(idle_timeout=0.3).idle_timeout == 0.3
+    monkeypatch.setenv("FXPOOL_JOB_TIMEOUT", "2 moons")
+    with pytest.raises(ConfigurationError, match="'2 moons' is not a time of more than 0, such as 90s, 2m") as caught:
+        config.current()
+    assert "FXPOOL_JOB_TIMEOUT" in str(caught.value)
+
+
+def test_counts_sizes_and_spans() -> None:
+    assert [quantities.counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert quantities.counted(1, "blob") == "1 blob" and quantities.counted(3, "blob") == "3 blobs"
+    assert [quantities.size(n) for n in (0, 1023, 1024, 155 << 20)] == ["0 B", "1023 B", "1.0 KB", "155.0 MB"]
+    assert quantities.ago(time.time() - 7200) == "2 h ago" and quantities.ago(time.time() + 9) == "0 s ago"
