@@ -58,6 +58,8 @@ class Runner:
         self._toolchain = toolchain
         self._asked = toolchain is not None
         self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
 
     def __enter__(self) -> Runner:
         return self
@@ -76,6 +78,14 @@ class Runner:
             finally:
                 for future in running:
                     future.cancel()
+                self._stop()
+
+    def _stop(self) -> None:
+        """Have what still runs end now: a row that was begun is not waited for."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                _kill(process)
 
     def run(self, number: int, row: Row) -> Outcome:
         """One row, from nothing to nothing."""
@@ -132,19 +142,28 @@ class Runner:
                 stderr=to_errors,
                 start_new_session=True,
             )
+            with self._lock:
+                self._running.add(process)
+                if self._stopped:
+                    _kill(process)
             status: int | None
             try:
                 status = process.wait(self.limit)
             except subprocess.TimeoutExpired:
                 status = None
+                _kill(process)
             finally:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                process.wait()
+                with self._lock:
+                    self._running.discard(process)
         seconds = time.monotonic() - begun
         text = errors.read_text(encoding="utf-8", errors="replace")
         return verdict.Run(status, _records(place.seen), text, seconds)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _records(seen: Path) -> list[verdict.Record]:

@@ -70,7 +70,7 @@ class Record:
     @property
     def reasons(self) -> list[str]:
         stats = self.stats or {}
-        return [*stats.get("fallbacks", {}), *stats.get("bypasses", {})]
+        return [*stats.get("fallbacks", {}), *stats.get("bypasses", {}), *stats.get("switched_off", {})]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _of_a_run(run: Run, expected: Expected, status: int, processes: int) -> list
 def _switches(run: Run, expected: Expected, warned: Sequence[str], *, kept: bool) -> list[str]:
     """Whether pool or cache were off, whether that may be, and whether it was said."""
     without_pool = [record for record in run.records if record.in_process and not record.by_worker]
-    without_cache = [record for record in run.records if "cache_directory_refused" in record.reasons]
+    without_cache = [record for record in run.records if not _NOT_KEPT.isdisjoint(record.reasons)]
     if not kept and not without_cache:
         without_cache = [record for record in run.records if record.checks]
     faults = []
@@ -196,6 +196,7 @@ def _switches(run: Run, expected: Expected, warned: Sequence[str], *, kept: bool
         reasons = sorted({reason for record in without_pool for reason in record.reasons})
         faults.append(f"compiled in process ({', '.join(reasons) or 'no reason counted'})")
     off = {record.pid for record in without_pool if expected.pool is not False}
+    off |= {record.pid for record in run.records if (record.stats or {}).get("switched_off")}
     off |= {record.pid for record in without_cache if expected.cache is not False}
     if not off:
         if warned and expected.pool is not None and expected.cache is not None:
@@ -211,6 +212,7 @@ def _switches(run: Run, expected: Expected, warned: Sequence[str], *, kept: bool
 
 # ---------------------------------------------------------------- standard error
 
+_NOT_KEPT = frozenset({"cache_directory_refused", "cache_not_written", "store_write_failed"})
 _CATEGORY = re.compile(r"^\S.*?:\d+: (?:\w+\.)*\w*Warning: ")
 # torch's own logs, which name the back end.
 _TORCH_LOG = re.compile(r"^(\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d")
