@@ -77,13 +77,14 @@ _IN_GROUP = 'echo $$ > {group}/cgroup.procs && exec "$@"'
 _MB = 1 << 20
 
 
-def _memory(megabytes: int, expected: Expected) -> Row:
+def _memory(megabytes: int, expected: Expected, *, fresh: bool = False) -> Row:
     size = str(megabytes * _MB)
     return Row(
-        name=f"cgroup with {megabytes} MB",
+        name=f"cgroup with {megabytes} MB" + ", nothing known" * fresh,
         shell=_IN_GROUP,
         prepare=_limited("memory", {"memory.max": size, "memory.limit_in_bytes": size}),
         needs=(_grouped("memory"),),
+        fresh=fresh,
         expected=expected,
     )
 
@@ -96,8 +97,7 @@ ROWS = [
     Row(name="ulimit -u 64", shell='ulimit -u 64; exec "$@"', needs=(no_root,), expected=_SAID),
     Row(name="ulimit -f 20 MB", shell='ulimit -f 20480; exec "$@"'),
     Row(name="ulimit -f 20 MB, nothing known", shell='ulimit -f 20480; exec "$@"', fresh=True),
-    # A file of the kernels' size is more than that.
-    Row(name="ulimit -f 4 KB", shell='ulimit -f 4; exec "$@"', expected=_SAID),
+    Row(name="ulimit -f 1 MB", shell='ulimit -f 1024; exec "$@"'),
     Row(name="ulimit -v 4 GB", shell='ulimit -v 4194304; exec "$@"', expected=Expected(pool=None)),
     Row(name="ulimit -c unlimited", shell='ulimit -c unlimited 2>/dev/null; exec "$@"'),
     Row(name="ulimit -s 1 MB", shell='ulimit -s 1024; exec "$@"'),
@@ -109,7 +109,8 @@ ROWS = [
         needs=(command("taskset"),),
     ),
     Row(name="nice 19", shell='exec nice -n 19 "$@"'),
-    _memory(1200, Expected(pool=None)),
+    *(_memory(1200, Expected(pool=None), fresh=fresh) for fresh in (False, True)),
+    _memory(700, _SAID),
     _memory(4096, Expected()),
     Row(
         name="cgroup with one processor",

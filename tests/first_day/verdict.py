@@ -123,7 +123,9 @@ def judge(expected: Expected, seen: Seen, *, stock: bool = False) -> Verdict:
         ended = [seen.first.status == expected.status, seen.second.status == expected.again_status]
         kept = expected.cache is False or _is_hit(seen.second)
         if ended[0]:
-            faults += _switches(seen.first, expected, warned[0], kept=kept or not ended[1])
+            # A second run that was refused the cache says nothing of what the first left in it.
+            blameless = kept or not ended[1] or bool(_refused(seen.second))
+            faults += _switches(seen.first, expected, warned[0], kept=blameless)
         if ended[1]:
             faults += ["second run: " + fault for fault in _switches(seen.second, expected, warned[1], kept=kept)]
         if expected.cache and expected.again_processes and all(ended) and not kept:
@@ -185,10 +187,15 @@ def _of_a_run(run: Run, expected: Expected, status: int, processes: int) -> list
     return faults
 
 
+def _refused(run: Run) -> list[Record]:
+    """Processes whose counters say that the cache was off."""
+    return [record for record in run.records if not _NOT_KEPT.isdisjoint(record.reasons)]
+
+
 def _switches(run: Run, expected: Expected, warned: Sequence[str], *, kept: bool) -> list[str]:
     """Whether pool or cache were off, whether that may be, and whether it was said."""
     without_pool = [record for record in run.records if record.in_process and not record.by_worker]
-    without_cache = [record for record in run.records if not _NOT_KEPT.isdisjoint(record.reasons)]
+    without_cache = _refused(run)
     if not kept and not without_cache:
         without_cache = [record for record in run.records if record.checks]
     faults = []

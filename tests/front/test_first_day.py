@@ -61,6 +61,12 @@ def test_a_cache_that_is_off_is_a_switch_off() -> None:
     assert "no hit" in " ".join(_faults(_run(_WORKER), _run(_WORKER)))
 
 
+def test_a_cache_that_only_the_second_run_is_refused_is_said_by_that() -> None:
+    said = _run(_REFUSED, "fxpool compiles without a cache: not yours\n  set FXPOOL_CACHE_DIR to your own\n")
+    assert judge(Expected(cache=None), Seen(_run(_WORKER), said)).text == "ok"
+    assert _faults(_run(_WORKER), _run(_REFUSED), Expected(cache=None)) == ["second run: silent switch-off"]
+
+
 def test_the_witness_counts_for_more_than_the_counters() -> None:
     lying = _run(_WORKER, lowerings=1)
     assert "its counters don't say so" in " ".join(_faults(lying, _run(_HIT)))
