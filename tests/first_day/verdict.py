@@ -128,7 +128,9 @@ def judge(expected: Expected, seen: Seen, *, stock: bool = False) -> Verdict:
             faults += _switches(seen.first, expected, warned[0], kept=blameless)
         if ended[1]:
             faults += ["second run: " + fault for fault in _switches(seen.second, expected, warned[1], kept=kept)]
-        if expected.cache and expected.again_processes and all(ended) and not kept:
+        if ended[0] and expected.processes and _happened(seen.first) == _NOTHING:
+            faults = ["nothing was compiled"]
+        elif expected.cache and expected.again_processes and all(ended) and not kept:
             faults.append(f"the second run is no hit: {_happened(seen.second)}")
     faults += [f"left behind: {text}" for text in seen.left]
     if seen.complaint:
@@ -152,7 +154,7 @@ def _happened(run: Run) -> str:
         "hit": sum(record.hits for record in run.records),
         "eager": sum(record.eager for record in run.records),
     }
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or _NOTHING
 
 
 def _is_hit(run: Run) -> bool:
@@ -220,6 +222,7 @@ def _switches(run: Run, expected: Expected, warned: Sequence[str], *, kept: bool
 # ---------------------------------------------------------------- standard error
 
 _NOT_KEPT = frozenset({"cache_directory_refused", "cache_not_written", "store_write_failed"})
+_NOTHING = "nothing"
 _CATEGORY = re.compile(r"^\S.*?:\d+: (?:\w+\.)*\w*Warning: ")
 # torch's own logs, which name the back end.
 _TORCH_LOG = re.compile(r"^(\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d")

@@ -93,6 +93,11 @@ def test_what_is_left_behind_and_a_rows_own_complaint_fail() -> None:
     assert _faults(_run(_WORKER), _run(_HIT), complaint="lines are lost") == ["lines are lost"]
 
 
+def test_a_row_in_which_nothing_is_compiled_fails() -> None:
+    idle = _run({**_WORKER, "compiles": {"worker": 0, "in_process": 0}})
+    assert _faults(idle, idle) == ["nothing was compiled"]
+
+
 def test_a_program_that_is_to_fail_says_why() -> None:
     expected = Expected(error=r"no working.*apt-get", status=1, again_status=1, processes=0, again_processes=0,
                         pool=False, cache=False)  # fmt: skip
