@@ -91,14 +91,14 @@ def _memory(megabytes: int, expected: Expected, *, fresh: bool = False) -> Row:
 
 ROWS = [
     # The fewest that Dynamo and a compile in process do with; whether a server does is for it to say.
-    Row(name="ulimit -n 64", shell='ulimit -n 64; exec "$@"', expected=Expected(pool=None)),
+    Row(name="ulimit -n 64", shell='ulimit -n 64; exec "$@"', expected=_SAID),
     Row(name="ulimit -n 256", shell='ulimit -n 256; exec "$@"'),
     Row(name="ulimit -n 1000000", shell='ulimit -n 1000000 2>/dev/null; exec "$@"'),
     Row(name="ulimit -u 64", shell='ulimit -u 64; exec "$@"', needs=(no_root,), expected=_SAID),
     Row(name="ulimit -f 20 MB", shell='ulimit -f 20480; exec "$@"'),
     Row(name="ulimit -f 20 MB, nothing known", shell='ulimit -f 20480; exec "$@"', fresh=True),
     Row(name="ulimit -f 1 MB", shell='ulimit -f 1024; exec "$@"'),
-    Row(name="ulimit -v 4 GB", shell='ulimit -v 4194304; exec "$@"', expected=Expected(pool=None)),
+    Row(name="ulimit -v 4 GB", shell='ulimit -v 4194304; exec "$@"', expected=_SAID),
     Row(name="ulimit -c unlimited", shell='ulimit -c unlimited 2>/dev/null; exec "$@"'),
     Row(name="ulimit -s 1 MB", shell='ulimit -s 1024; exec "$@"'),
     Row(name="ulimit -s unlimited", shell='ulimit -s unlimited; exec "$@"'),
@@ -109,7 +109,7 @@ ROWS = [
         needs=(command("taskset"),),
     ),
     Row(name="nice 19", shell='exec nice -n 19 "$@"'),
-    *(_memory(1200, Expected(pool=None), fresh=fresh) for fresh in (False, True)),
+    *(_memory(1200, _SAID, fresh=fresh) for fresh in (False, True)),
     _memory(700, _SAID),
     _memory(4096, Expected()),
     Row(
@@ -123,6 +123,6 @@ ROWS = [
         shell=_IN_GROUP,
         prepare=_limited("pids", {"pids.max": "20"}),
         needs=(_grouped("pids"),),
-        expected=Expected(pool=None),
+        expected=_SAID,
     ),
 ]
