@@ -5,6 +5,7 @@
 #   make test        the quick tests           make test-slow   all of them
 #   make lint        ruff, and mypy on the installed package
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
+#   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #
 # VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
@@ -13,10 +14,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BENCH ?=
 HUNT ?=
+FIRST_DAY ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
 TRITON := $(VENV)/triton/.fxpool-installed
+ROWS := $(VENV)/first-day/.fxpool-installed
 
 # pip compiles to bytecode on one core, and hundreds of models that nothing here imports: half a minute of two.
 define COMPILE_BYTECODE
@@ -26,7 +29,7 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unu
 endef
 export COMPILE_BYTECODE
 
-.PHONY: all demo doctor test test-slow lint bench hunt clean
+.PHONY: all demo doctor test test-slow lint bench hunt first-day clean
 all: demo
 
 $(BIN)/python:
@@ -52,6 +55,11 @@ $(LINTERS): $(INSTALLED)
 $(TRITON): | $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
 	  --target $(@D) 'triton>=3.6,<3.8'
+	@touch $@
+
+# Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
+$(ROWS): pyproject.toml | $(INSTALLED)
+	@PYTHONPATH=tests $(BIN)/python -m first_day.packages $(@D)
 	@touch $@
 
 demo: doctor
@@ -82,6 +90,9 @@ bench: $(INSTALLED)
 
 hunt: $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m hunt $(HUNT)
+
+first-day: $(INSTALLED) $(ROWS)
+	@PYTHONPATH=tests $(BIN)/python -m first_day $(FIRST_DAY)
 
 clean:
 	rm -rf .venv build dist bench/out .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -24,15 +24,11 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-<<<<<<< HEAD
-`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line in `cli`. What only
-shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and
-`descriptors` (standard streams that are closed).
-=======
 `config` (settings and their precedence), `statistics` (counters), `errors`, and the command line: `cli` with
 `cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`;
-`command_line` has what they share, `quantities` how times and sizes are written and read.
->>>>>>> commands
+`command_line` has what they share, `quantities` how times and sizes are written and read. What only shows never fails
+what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and `descriptors` (standard
+streams that are closed).
 
 Importing this module imports neither torch nor anything else that takes time.
 """
@@ -93,12 +89,8 @@ def stats() -> dict[str, Any]:
 
     result = statistics.snapshot()
     result["store"] = _store_sizes()
-<<<<<<< HEAD
-    background = _imported("fxpool.lowering.background")
-=======
     result["cache_disk_bytes"] = _disk_bytes()
-    background = sys.modules.get("fxpool.lowering.background")
->>>>>>> commands
+    background = _imported("fxpool.lowering.background")
     result["background"] = background.report() if background is not None else []
     return result
 

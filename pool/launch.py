@@ -40,6 +40,7 @@ READY = "ready"
 # A server that has been ready once and says nothing for so long hangs.
 _SILENCE = 1.0
 _ATTEMPTS = 5
+_LAST_STREAM = 2
 
 # Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
 sockets: set[socket.socket] = set()
@@ -115,7 +116,7 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
     directory = _directory_of(link)
     if directory is None:
         return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _unix_socket()
     try:
         sock.settimeout(_SILENCE)  # the queue of a server that hangs may be full
         # Not by the link: its own name may be longer than a socket's may be.
@@ -156,6 +157,19 @@ def _remove_if_dead(directory: Path) -> None:
 def _hello(sock: socket.socket) -> None:
     for part in encode(m.Hello(PROTOCOL_VERSION, __version__, os.getpid())):
         sock.sendall(part)
+
+
+def _unix_socket() -> socket.socket:
+    """A socket whose number is no standard stream's.
+
+    Where a program's streams are closed the next descriptors get their numbers: what the program prints would go to
+    the server, and a child's own streams take the place of what it is to inherit.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if made.fileno() > _LAST_STREAM:
+        return made
+    with made:
+        return socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1))
 
 
 @contextmanager
@@ -226,8 +240,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
     path = str(directory / runtime_dir.SOCKET)
     # We listen and connect, then start who will accept: nobody has to poll, and if we die at any moment from here
     # on, the server finds a connection that has ended.
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener, sock = _unix_socket(), _unix_socket()
     sockets.update((listener, sock))
     try:
         listener.bind(path)

@@ -1,0 +1,182 @@
+"""Runs rows: each its program twice, and then a look at what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import needs, verdict
+from .environment import Place, known_host
+from .row import Row
+
+__all__ = ["LIMIT", "Outcome", "Runner"]
+
+LIMIT = 120.0  # seconds for one run of a program
+_KEPT_ERRORS = 20_000
+
+
+@dataclass
+class Outcome:
+    """A row's line of the table, and what it rests on."""
+
+    row: str
+    happened: str = ""
+    again: str = ""
+    warnings: int = 0
+    seconds: float = 0.0
+    verdict: str = ""
+    runs: tuple[Any, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict.startswith("FAIL")
+
+
+class Runner:
+    """Runs rows, `slots` at a time, under a scratch directory with a short name (sockets lie in it)."""
+
+    def __init__(self, *, slots: int = 2, backend: str = "fxpool", limit: float = LIMIT, keep: Path | None = None,
+                 toolchain: Path | None = None) -> None:  # fmt: skip
+        self.slots, self.backend, self.limit, self.keep = slots, backend, limit, keep
+        # Other users' rows lie under it, so it is open to be passed through.
+        self.root = keep or Path(tempfile.mkdtemp(prefix="fd-", dir="/tmp"))
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o755)
+        self._toolchain = toolchain
+        self._asked = toolchain is not None
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.keep is None:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def run_all(self, rows: Sequence[Row]) -> Iterator[Outcome]:
+        """Outcomes as they come."""
+        with ThreadPoolExecutor(self.slots, thread_name_prefix="first-day") as executor:
+            running = [executor.submit(self.run, number, row) for number, row in enumerate(rows)]
+            try:
+                for future in as_completed(running):
+                    yield future.result()
+            finally:
+                for future in running:
+                    future.cancel()
+                self._stop()
+
+    def _stop(self) -> None:
+        """Have what still runs end now: a row that was begun is not waited for."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                _kill(process)
+
+    def run(self, number: int, row: Row) -> Outcome:
+        """One row, from nothing to nothing."""
+        begun = time.monotonic()
+        for reason in [*(need() for need in row.needs), *map(needs.package, row.packages)]:
+            if reason:
+                return Outcome(row.name, verdict=f"skipped: {reason}")
+        place = Place(self.root / str(number), None if row.fresh else self._known(), self.backend)
+        try:
+            return self._in_place(row, place, begun)
+        finally:
+            place.close(keep=self.keep is not None)
+
+    def _in_place(self, row: Row, place: Place, begun: float) -> Outcome:
+        if row.prepare is not None:
+            row.prepare(place)
+        for name, content in row.files.items():
+            place.write(place.work / place.text(name), content)
+        first = self._run(row, place, row.program, {}, 1)
+        complaint = row.also(place, first) if row.also is not None else ""
+        second = self._run(row, place, row.again or row.program, row.again_environment, 2)
+        seen = verdict.Seen(first, second, place.left(), complaint)
+        found = verdict.judge(row.expected, seen, stock=self.backend != "fxpool")
+        return Outcome(
+            row.name, found.happened, found.again, found.warnings, time.monotonic() - begun, found.text,
+            (_plain(first), _plain(second)),
+        )  # fmt: skip
+
+    def _known(self) -> Path | None:
+        with self._lock:
+            if not self._asked and self.backend == "fxpool":
+                self._toolchain = known_host(self.root / "first")
+            self._asked = True
+        return self._toolchain
+
+    def _run(self, row: Row, place: Place, program: str, more: Mapping[str, str | None], number: int) -> verdict.Run:
+        main = Path(place.names["program"])
+        place.write(main, program)
+        place.names["text"] = main.read_text(encoding="utf-8")
+        for old in place.seen.glob("*.json"):
+            old.unlink()
+        arguments = [place.text(text) for text in row.arguments]
+        command = ["bash", "-c", place.text(row.shell), "bash", sys.executable, *arguments]
+        output, errors = place.root / f"output-{number}", place.root / f"errors-{number}"
+        begun = time.monotonic()
+        with open(output, "wb") as to_output, open(errors, "wb") as to_errors:
+            # Files, not pipes: nothing waits for a daemon that keeps them open.
+            process = subprocess.Popen(
+                command,
+                cwd=place.work,
+                env=place.environment(row, more),
+                stdin=subprocess.DEVNULL,
+                stdout=to_output,
+                stderr=to_errors,
+                start_new_session=True,
+            )
+            with self._lock:
+                self._running.add(process)
+                if self._stopped:
+                    _kill(process)
+            status: int | None
+            try:
+                status = process.wait(self.limit)
+            except subprocess.TimeoutExpired:
+                status = None
+                _kill(process)
+            finally:
+                process.wait()
+                with self._lock:
+                    self._running.discard(process)
+        seconds = time.monotonic() - begun
+        text = errors.read_text(encoding="utf-8", errors="replace")
+        return verdict.Run(status, _records(place.seen), text, seconds)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _records(seen: Path) -> list[verdict.Record]:
+    found = []
+    for path in sorted(seen.glob("*.json")):
+        said = json.loads(path.read_text(encoding="ascii"))
+        found.append(
+            verdict.Record(
+                said["pid"], said["checks"], tuple(said["differences"]), said["lowerings"], said["stats"], said["notes"]
+            )
+        )
+    return found
+
+
+def _plain(run: verdict.Run) -> dict[str, Any]:
+    return {**asdict(run), "errors": run.errors[-_KEPT_ERRORS:]}
