@@ -453,7 +453,9 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
     attempt.level, attempt.how = "in_process", "in_process"
     statistics.count("compiles", "in_process")
     try:
-        with toolchain.failures_explained(service.tools_directory(service.store() if attempt.wanted.cache else None)):
+        tools = service.tools_directory(service.store() if attempt.wanted.cache else None)
+        with toolchain.failures_explained(tools):
+            toolchain.settle(tools)
             compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
         if cause is not None and type(cause) is type(error):

@@ -99,7 +99,10 @@ class Command:
         if not kind.get("precompiling"):
             options.precompiled_header = self._header
         builder = self._builder(name=name, sources=sources, BuildOption=options, output_dir=directory)
-        return shlex.split(builder.get_command_line()), builder.get_target_file_path()
+        # Inductor calls its compiler by a name that may hold spaces, and puts it into the line as it is.
+        compiler = str(options.get_compiler())
+        arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
+        return [compiler, *arguments], builder.get_target_file_path()
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the object file it writes beside the source)."""
