@@ -119,6 +119,22 @@ def _wanted_a_compiler(error: BaseException) -> bool:
     return False
 
 
+def settle(root: str | None = None) -> Compiler | None:
+    """The compiler of `find_compiler`, with Inductor asking it anew what it remembers of another.
+
+    For before Inductor compiles: which compiler that is may change between a process's compiles, and has changed in a
+    worker whose zygote rehearsed with its own.
+    """
+    from fxpool.torch_compat import cpp_toolchain
+
+    compiler = find_compiler(root)
+    facts = toolchain_facts(root) if compiler is not None else {}
+    # By path, too: Inductor tells compilers' kinds by their names.
+    names = (*_candidates(), compiler.path if compiler is not None else "")
+    cpp_toolchain.settle((names, tuple(sorted(facts.items()))))
+    return compiler
+
+
 def find_compiler(root: str | None = None) -> Compiler | None:
     """The first of Inductor's compilers that is there and runs."""
     for candidate in _candidates():
@@ -138,9 +154,9 @@ def _found(candidate: str) -> str | None:
 
 
 def _candidates() -> list[str]:
-    from fxpool.torch_compat.cpp_toolchain import compiler_candidates
+    from fxpool.torch_compat import cpp_toolchain
 
-    return compiler_candidates()
+    return cpp_toolchain.compiler_candidates()
 
 
 def _ask(path: str, root: str | None) -> tuple[str, str] | None:

@@ -27,6 +27,8 @@ Fields are plain strings and numbers, so that an error can cross a process bound
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal as signals
 from collections.abc import Iterable
 
@@ -283,8 +285,21 @@ class NoCompilerError(CompileError):
         super().__init__(
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
-            remedy="install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it",
+            remedy=_NO_ARGUMENTS if any(map(_is_command_line, self.tried)) else _INSTALL_COMPILER,
         )
+
+
+_INSTALL_COMPILER = "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it"
+_NO_ARGUMENTS = (
+    "CXX is one program, without arguments: instead of 'ccache g++' a link to ccache that is called g++ "
+    "(Debian and Ubuntu have /usr/lib/ccache/g++), or a script that runs what you mean"
+)
+
+
+def _is_command_line(tried: str) -> bool:
+    """Whether what was tried as a compiler begins with one that could be run."""
+    words = tried.split()
+    return len(words) > 1 and not os.path.exists(tried) and shutil.which(words[0]) is not None
 
 
 class StoreError(FxpoolError):

@@ -30,7 +30,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fxpool import config, forks, notices, statistics
-from fxpool.codecache import program_code
+from fxpool.codecache import program_code, toolchain
 from fxpool.codecache.undigestable import UndigestableError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering import service
@@ -345,8 +345,11 @@ def run_graph(payload: bytes) -> bytes:
         return job.submit(function, data, label=label)
 
     borrowing.take_in_worker(KernelPool(send), 1 + job.slots_free())
-    answers = instruction_sets.instruction_sets_known(known) if known is not None else contextlib.nullcontext()
-    with ambient.entered(state), answers, devices.unseen(facts, current, tools):
+    with ambient.entered(state), contextlib.ExitStack() as stack:
+        toolchain.settle(tools)
+        if known is not None:
+            stack.enter_context(instruction_sets.instruction_sets_known(known))
+        stack.enter_context(devices.unseen(facts, current, tools))
         try:
             compiling.compare_configured(code)
         except CannotTravelError as error:

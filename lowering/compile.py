@@ -95,8 +95,8 @@ def _compile(
     fake_mode = tensors.new_fake_mode(env)
     linking = kernels.Linking(submit, units=units, tools=request.tools, patient=patient)
     with (
-        toolchain.failures_explained(request.tools),
         ambient.entered(request.ambient),
+        toolchain.failures_explained(request.tools),  # in there: which compilers are tried is configuration
         host_facts.known(request.tools, claims=not patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):

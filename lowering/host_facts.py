@@ -40,7 +40,7 @@ def known(tools: str | None, *, claims: bool = False) -> Iterator[bool]:
     `claims` the CPU's own account is taken instead, and True yielded: kernels that compile for it are the proof,
     and nobody waits for another.
     """
-    if toolchain.find_compiler(tools) is None:
+    if toolchain.settle(tools) is None:
         with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
             yield False
         return
@@ -74,6 +74,7 @@ def find(tools: str | None) -> list[InstructionSet] | None:
 
     Processes that come at the same time find out once.
     """
+    toolchain.settle(tools)
     path = _path(tools)
     with _alone(tools):
         found = _kept(path)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import statistics
+from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering import capture, load, service
 from fxpool.lowering.artifact import Parts
@@ -71,7 +72,10 @@ def _compile_one(
         part.seconds["total"] = time.perf_counter() - started
         part.record()
     statistics.count("compiles", "in_process")
-    return inner.compile_as_torch_does(graph, inputs, arguments)
+    tools = service.tools_directory(service.store() if attempt.wanted.cache else None)
+    with toolchain.failures_explained(tools):
+        toolchain.settle(tools)
+        return inner.compile_as_torch_does(graph, inputs, arguments)
 
 
 def _travel(

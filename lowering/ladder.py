@@ -49,6 +49,8 @@ log = logging.getLogger("fxpool.lowering")
 _SERVERS = 3
 # How often a compile may come back with something that takes a device: once, unless sizes change what is asked.
 _MEASURINGS = 4
+# How the names of Inductor's options begin that go into a C++ compiler's command.
+_OF_CPP = ("cpp", "aot")
 
 
 @contextlib.contextmanager
@@ -392,26 +394,31 @@ def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: st
     )
     if attempt.submitted is not None:
         attempt.submitted(job)
-    beside = None
     if request.tools is not None and not host_facts.are_kept(request.tools):
-        beside = _prepare(request, payload, _place(request))
-    try:
-        return job.result(), job.joined
-    except KeyboardInterrupt:
-        if beside is not None:
-            beside.cancel()
-        raise
+        _prepare(request, payload, _place(request))
+    return job.result(), job.joined
 
 
-def _prepare(request: CompileRequest, payload: bytes, place: dict[str, Any]) -> Any | None:
+def _prepare(request: CompileRequest, payload: bytes, place: dict[str, Any]) -> None:
     """Have this host's tool chain asked what it can do and the header precompiled, once per process.
 
-    In a worker of its own, on cores that nobody else wants. Nobody waits for it.
+    In a worker of its own, in time to spare: for the processes that come later, and nobody waits for it. Those that
+    come while it is being done ask for the same.
     """
     if request.tools is None or not service.first_of_host(request.tools):
-        return None
-    label = "this host's tool chain"
-    return service.pool().submit(PREPARE_JOB, payload, label=label, retries=0, priority=BACKGROUND, **place)
+        return
+    flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
+    wanted = repr((request.tools, sorted(toolchain.toolchain_facts(request.tools).items()), sorted(flags.items())))
+    service.pool().submit(
+        PREPARE_JOB,
+        payload,
+        label="this host's tool chain",
+        retries=0,
+        priority=BACKGROUND,
+        flight=f"host {hashlib.sha256(wanted.encode()).hexdigest()}",
+        spare=True,
+        **place,
+    )
 
 
 def _serialized(captured: Captured, attempt: Attempt, store: Any | None) -> Parts:
@@ -461,7 +468,9 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
     attempt.level, attempt.how = "in_process", "in_process"
     statistics.count("compiles", "in_process")
     try:
-        with toolchain.failures_explained(service.tools_directory(service.store() if attempt.wanted.cache else None)):
+        tools = service.tools_directory(service.store() if attempt.wanted.cache else None)
+        with toolchain.failures_explained(tools):
+            toolchain.settle(tools)
             compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
         if cause is not None and type(cause) is type(error):

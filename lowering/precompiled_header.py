@@ -85,7 +85,7 @@ def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str], b
         os.makedirs(directory, mode=0o700, exist_ok=True)
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
             if not _is_current(header):
-                _sweep(directory)
+                _sweep(directory, os.path.basename(header)[:-2])
                 _build(header, _content(), wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
@@ -118,7 +118,8 @@ def _build(header: str, content: str, wanted: cpp.Command) -> None:
         os.unlink(f"{header[:-2]}.json")
     blobs.write_private(header, content.encode())
     arguments, output = wanted.precompile(header)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(header), prefix=_BUILDING) as directory:
+    place, name = os.path.split(header)
+    with tempfile.TemporaryDirectory(dir=place, prefix=f"{_BUILDING}{name[:-2]}-") as directory:
         made, listed = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
         arguments = [made if argument == output else argument for argument in arguments]
         started = time.time_ns()
@@ -134,15 +135,16 @@ def _build(header: str, content: str, wanted: cpp.Command) -> None:
     blobs.write_private(f"{header[:-2]}.json", json.dumps(read).encode())
 
 
-def _sweep(directory: str) -> None:
-    """Remove headers that were last used long ago, and what a killed process left."""
+def _sweep(directory: str, held: str) -> None:
+    """Remove headers that were last used long ago, and what a killed process left. The lock of `held` is ours."""
     now = time.time()
     with os.scandir(directory) as found:
         entries = list(found)
     for entry in entries:
         with contextlib.suppress(OSError):
             if entry.name.startswith(_BUILDING):
-                if now - entry.stat().st_mtime > 10 * _PATIENCE:
+                name = entry.name.removeprefix(_BUILDING).rpartition("-")[0]
+                if name == held or _is_nobodys(os.path.join(directory, f"{name}.lock")):
                     shutil.rmtree(entry.path, ignore_errors=True)
             elif entry.name.endswith(".gch"):
                 stem = entry.path[: -len(".h.gch")]
@@ -150,3 +152,12 @@ def _sweep(directory: str) -> None:
                 if now - max(used) > _UNUSED:
                     for ending in (".json", ".h.gch", ".h"):
                         os.unlink(stem + ending)
+
+
+def _is_nobodys(lock: str) -> bool:
+    """Whether a header's lock is held by no process: who began to compile it has ended."""
+    try:
+        with filelock.FileLock(lock, timeout=0, mode=0o600):
+            return True
+    except (OSError, filelock.Timeout):
+        return False

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache import system
+from fxpool.codecache import system, toolchain
 from fxpool.lowering import compile as compiling
 from fxpool.lowering.triton_kernels import PendingKernel
 from fxpool.torch_compat import (
@@ -108,6 +108,7 @@ def _apart() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _kept_apart(fake_mode: Any) -> Iterator[None]:
+    toolchain.settle()  # what Inductor remembers from now on is of the compiler that most jobs have
     with (
         compiling.scratch_directory(),
         tracing.worker_context(fake_mode, None),

@@ -6,6 +6,7 @@ nothing with the process that asks but the request.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -95,11 +96,13 @@ def compile_job(payload: bytes) -> bytes:
 
 
 def prepare_job(payload: bytes) -> bytes:
-    """Job: find out, beside a host's first compile, what its tool chain can do, and precompile the header.
+    """Job: find out what a host's tool chain can do, and precompile the header.
 
-    The payload is that compile's request. It takes only what that compile leaves of the cores.
+    The payload is the request of the host's first compile. It takes only what others leave of the cores.
     """
     os.nice(19)
+    with contextlib.suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     request = CompileRequest.load(payload)
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"

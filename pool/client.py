@@ -95,6 +95,7 @@ class PoolClient:
         priority: int = 0,
         flight: str = "",
         reuse: bool = False,
+        spare: bool = False,
         on_step: Callable[[m.Step], object] | None = None,
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
@@ -105,6 +106,8 @@ class PoolClient:
         many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
         Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
         `reuse` says that the job leaves its process as it found it: it may run in a worker that others like it ran in.
+        `spare` says that the job is for all who come later, not for this process: the server begins it in time to
+        spare, and goes on with it when this process has left.
         `on_step` is told what becomes of the job and of its sub-jobs (`messages.Step`), in the connection's thread.
         Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started,
         ProtocolError if `payload` is over the cap of a frame.
@@ -130,6 +133,7 @@ class PoolClient:
                 memory,
                 reuse,
                 on_step is not None,
+                spare=spare,
             )
 
         for _ in range(3):

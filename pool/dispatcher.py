@@ -34,6 +34,9 @@ __all__ = ["GRACE_SECONDS", "Dispatcher"]
 # A worker that answered, or whose socket closed, is killed if it is not gone after this.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
+# How long nothing must have run before a job that can wait is begun where slots are few: who compiles one graph after
+# another does something of its own in between.
+QUIET_SECONDS = 1.0
 # A job that is to run alone (it measures) is not kept waiting for longer by those that run.
 ALONE_SECONDS = 3.0
 # How long a worker that may run other jobs waits for one.
@@ -78,6 +81,7 @@ class Dispatcher:
         self._hurried = False
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ what clients ask
 
@@ -131,13 +135,19 @@ class Dispatcher:
                 retries=max(0, work.ask.retries),
                 priority=work.ask.priority,
                 alone=work.ask.alone,
+                spare=work.ask.spare,
             )
         )
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for anything."""
+        """Whether there is anything to do."""
         return bool(self._jobs)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits for anything."""
+        return not all(work.ask.spare for work in self._jobs.values())
 
     # ------------------------------------------------------------ what the scheduler decides
 
@@ -160,6 +170,7 @@ class Dispatcher:
                 worker = self._workers[action.worker]
                 self._send(worker, m.Granted(worker.resume))
         self._watch_for_stall()
+        self._watch_for_quiet()
         self.watch.go_on()
         self._hurry()
 
@@ -184,6 +195,18 @@ class Dispatcher:
             if self._stall is not None:
                 self._stall.cancel()
             self._stall = self.loop.call_at(at, self._relieve)
+
+    def _watch_for_quiet(self) -> None:
+        if not self.scheduler.waits_for_quiet:
+            if self._quiet is not None:
+                self._quiet.cancel()
+                self._quiet = None
+        elif self._quiet is None:
+            self._quiet = self.loop.call_later(QUIET_SECONDS, self._went_quiet)
+
+    def _went_quiet(self) -> None:
+        self._quiet = None
+        self.do(self.scheduler.quiet())
 
     def _relieve(self) -> None:
         self._stall = None

@@ -58,7 +58,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     server's. A sub-job inherits environment (what it names itself is put over it), sys_path, cwd, levels and limits
     from its parent; what a worker writes into the other fields is ignored. `reuse`: the job leaves its process as it
     found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run
-    meanwhile.
+    meanwhile. `spare`: it is the server's, whoever asked for it, and begun when there is time to spare.
     """
 
     job: int
@@ -77,6 +77,7 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     reuse: bool = False
     watched: bool = False
     alone: bool = False
+    spare: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):

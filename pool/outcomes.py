@@ -149,6 +149,7 @@ def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
         levels=above.levels,
         disabled=above.disabled,
         flight="",
+        spare=False,
     )
 
 

@@ -19,6 +19,9 @@ job is begun again, so often as there is patience with the host, and then ends a
 While `admit` says so, no job is begun beside those that run: the caller's host is short of something. A job that is to
 run **alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
 
+A **spare** job is nobody's: it goes on when its asker leaves. It is begun where most slots are free, or when the caller
+says that it has been `quiet`; with few slots it would be in the way of what its asker waits for.
+
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
@@ -52,6 +55,9 @@ from fxpool.pool.scheduler_state import Job, Slot, Worker
 
 __all__ = ["Scheduler"]
 
+# With fewer slots a job and its sub-jobs have use for all of them: cores share what two jobs need.
+_MANY = 4
+
 
 class Scheduler:
     """The state machine. Not thread-safe; every method but the properties returns the actions it decided on."""
@@ -74,6 +80,7 @@ class Scheduler:
         self._wanting: deque[int] = deque()
         self._used = 0
         self._admitted: int | None = None
+        self._quiet = False
         self._ages = itertools.count()
         self._worker_numbers = itertools.count(1)
         self.retries = 0
@@ -121,6 +128,11 @@ class Scheduler:
         head = self._head() if self._ready and self._used and not self._wanting and not self._held_alone() else None
         return head is not None and head.alone
 
+    @property
+    def waits_for_quiet(self) -> bool:
+        """No slot is held, and what is queued waits for time to spare."""
+        return self._ready and not self._used and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
+
     # -- jobs
 
     def job_of(self, ask: int) -> int | None:
@@ -142,10 +154,14 @@ class Scheduler:
         retries: int = 1,
         priority: int = 0,
         alone: bool = False,
+        spare: bool = False,
     ) -> list[Action]:
         """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal, equal
-        `kind` that one worker may run both, `alone` that nothing else is to run meanwhile."""
+        `kind` that one worker may run both, `alone` that nothing else is to run meanwhile, `spare` that there is time
+        until somebody else comes."""
         actions: list[Action] = []
+        if spare:
+            owner = None
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
         if parent is not None:
@@ -162,7 +178,8 @@ class Scheduler:
             return actions
         elif flight is not None:
             self._flights[flight] = job
-        self._jobs[job] = Job(job, {job: owner}, parent, flight, kind, retries, priority, next(self._ages), alone)
+        age = next(self._ages)
+        self._jobs[job] = Job(job, {job: owner}, parent, flight, kind, retries, priority, age, alone, spare)
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)
@@ -189,6 +206,15 @@ class Scheduler:
         actions: list[Action] = []
         self._admitted = jobs
         self._dispatch(actions)
+        return actions
+
+    def quiet(self) -> list[Action]:
+        """Nothing was asked for for a while: begin what waits for that, if it still does."""
+        actions: list[Action] = []
+        if self.waits_for_quiet:
+            self._quiet = True
+            self._run_next(actions)
+            self._quiet = False
         return actions
 
     # -- workers
@@ -339,6 +365,8 @@ class Scheduler:
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
+        if not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
+            queue = [job for job in queue if not job.spare]
         if not queue:
             return None
         held: dict[Hashable, int] = {}

@@ -28,6 +28,7 @@ class Job:
     priority: int
     age: int
     alone: bool
+    spare: bool = False
     attempt: int = 0
     losses: int = 0  # of zygotes
     missed: int = 0  # workers that did not reach it

@@ -4,7 +4,8 @@
 
 A client's own server ends when that is gone, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends when it
 had no client for a while; on Shutdown, on SIGTERM and when another took its place it takes no new client and lets the
-jobs of those it has end first. All workers, the zygote and the private directory go with it. Which job runs when is the
+jobs of those it has end first. What it does for those who come later (`Submit.spare`) keeps it from being idle, and no
+one waiting. All workers, the zygote and the private directory go with it. Which job runs when is the
 scheduler's decision, and the dispatcher carries it out.
 """
 
@@ -48,6 +49,8 @@ _OUTBOX_CAP = 64 << 20
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
+# A server that nobody comes to has jobs of its own so long after its time, and looks so often whether they are done.
+_SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
 
 log = logging.getLogger("fxpool.pool.server")
 
@@ -72,6 +75,7 @@ class Server:
         self._failed_starts = 0  # of a zygote, in a row
         self._draining = False
         self._idle: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
         self._ending = False
         self._measured: tuple[float, dict[str, int]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,7 +216,16 @@ class Server:
         if not self.config.link or self._draining:
             self.end.set()
         elif self._idle is None:
-            self._idle = self.loop.call_later(self.config.idle_timeout, self.end.set)
+            self._idle_since = self.loop.time()
+            self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_idle)
+
+    def _leave_if_idle(self) -> None:
+        """Nobody came for a while. What is left to do for those who come later is done first, unless it can't be."""
+        waited = self.loop.time() - self._idle_since - self.config.idle_timeout
+        if self.dispatcher.busy and waited < _SPARE_SECONDS:
+            self._idle = self.loop.call_later(_LOOK_SECONDS, self._leave_if_idle)
+        else:
+            self.end.set()
 
     # ------------------------------------------------------------ the host's server
 
@@ -236,7 +249,7 @@ class Server:
         self._spawn(self._end_when_done())
 
     async def _end_when_done(self) -> None:
-        while self.dispatcher.busy:
+        while self.dispatcher.awaited:
             await asyncio.sleep(0.05)
         self.end.set()
 

@@ -104,10 +104,10 @@ class Command:
         if not kind.get("precompiling"):
             options.precompiled_header = self._header
         builder = self._builder(name=name, sources=sources, BuildOption=options, output_dir=directory)
-        arguments = shlex.split(builder.get_command_line())
-        if self._compiler is not None:
-            arguments[0] = self._compiler
-        return arguments, builder.get_target_file_path()
+        # Inductor calls its compiler by a name that may hold spaces, and puts it into the line as it is.
+        compiler = str(options.get_compiler())
+        arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
+        return [self._compiler or compiler, *arguments], builder.get_target_file_path()
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the object file it writes beside the source)."""

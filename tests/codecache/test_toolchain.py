@@ -136,6 +136,40 @@ def test_no_compiler(candidates):
     assert caught.value.tried == ["no-such-compiler-anywhere"]
 
 
+def test_a_compiler_that_is_wanted_deep_inside_is_named(candidates):
+    """Inductor says so in errors of its own, around others."""
+    candidates += ["no-such-compiler-anywhere"]
+    deep = type("InvalidCxxCompiler", (RuntimeError,), {})("none works")
+    for cause in (deep, FileNotFoundError("g++")):
+        with pytest.raises(NoCompilerError, match="no-such"), toolchain.failures_explained():
+            raise RuntimeError("lowering failed") from cause
+    with pytest.raises(RuntimeError, match="something else"), toolchain.failures_explained():
+        raise RuntimeError("something else") from ValueError()
+
+
+def test_arguments_in_the_compiler_s_name_have_a_remedy_of_their_own():
+    assert "without arguments" in NoCompilerError(["sh -c g++"]).remedy
+    assert "apt-get install g++" in NoCompilerError(["g++"]).remedy
+    assert "apt-get install g++" in NoCompilerError(["no such compiler"]).remedy
+
+
+def test_what_inductor_remembers_is_of_the_compiler_in_force(tmp_path):
+    """Some of it is kept without the compiler's name."""
+    from torch._inductor import config, cpp_builder
+
+    gnu, clang = script(tmp_path / "g++", "g++ 1"), script(tmp_path / "clang++", "clang 1")
+    for _ in range(2):
+        for path, is_gnu in ((gnu, True), (clang, False)):
+            with config.patch({"cpp.cxx": path}):
+                toolchain.settle()
+                assert (cpp_builder.is_gcc(), cpp_builder.is_clang()) == (is_gnu, not is_gnu)
+    with config.patch({"cpp.cxx": clang}):  # the same: nothing is asked again
+        (tmp_path / "clang++").touch()
+        before = cpp_builder.is_clang.cache_info().hits
+        toolchain.settle()
+        assert cpp_builder.is_clang() and cpp_builder.is_clang.cache_info().hits == before + 1
+
+
 def test_a_script_is_asked_in_every_process(tmp_path, monkeypatch, candidates):
     """What it runs can change without it."""
     (tmp_path / "version").write_text("cc 1")

@@ -1,13 +1,19 @@
-"""The precompiled header: real g++ on a header of the test's own, because Inductor's takes 8 s each time."""
+"""The precompiled header: real g++ on a header of the test's own, because Inductor's takes 8 s each time.
+
+And once on Inductor's, as programs that end before it is made come by it.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import subprocess
+import time
 from pathlib import Path
 
+import filelock
 import pytest
+from processes import run_python
 
 from fxpool.lowering import precompiled_header
 from fxpool.torch_compat import cpp, instruction_sets
@@ -86,3 +92,41 @@ def test_headers_nobody_used_for_long_make_room(tools: Path, monkeypatch: pytest
     monkeypatch.setenv("CPATH", f"{tools / 'include'}:{tools}")  # another tool chain
     _, second = made(tools)
     assert second is not None and second != first and not first.exists()
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(tools: Path) -> None:
+    _, header = made(tools)
+    assert header is not None
+    stem = header.name[: -len(".h.gch")]
+    left = [tools / "headers" / f"building-{name}" for name in (f"{stem}-x1", "another-x2", "of_an_earlier_release")]
+    busy = tools / "headers" / "building-busy-x3"
+    for directory in (*left, busy):
+        directory.mkdir()
+        (directory / "header.gch").write_bytes(b"half")
+    header.unlink()
+    with filelock.FileLock(tools / "headers" / "busy.lock"):
+        made(tools)
+    assert [directory for directory in (*left, busy) if directory.exists()] == [busy]
+
+
+PROGRAM = """
+import torch
+assert torch.compile(lambda x: x * {number} + 1, backend="fxpool")(torch.ones(2)).tolist() == [{number} + 1] * 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_short_programs_come_by_it(tmp_path: Path) -> None:
+    """It takes longer than any of them lives; the server goes on with it, and does it once for all of them."""
+    headers = tmp_path / "c" / "toolchain" / "headers"
+    for number in range(2, 6):
+        run_python(["-c", PROGRAM.format(number=number)], FXPOOL_IDLE_TIMEOUT="20", FXPOOL_STRICT="1")
+    deadline = time.monotonic() + 300
+    while not list(headers.glob("*.json")):
+        assert time.monotonic() < deadline, list(headers.iterdir())
+        time.sleep(0.1)
+    run_python(["-m", "fxpool", "stop"])
+    found = sorted(path.name for path in headers.iterdir() if not path.name.endswith(".lock"))
+    stem = found[0].partition(".")[0]
+    assert found == [f"{stem}.h", f"{stem}.h.gch", f"{stem}.json"]

@@ -1,0 +1,94 @@
+"""Jobs that the server does in time to spare, for those who come later: they are nobody's, and in nobody's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pool_place import Place, until
+from test_pool_scheduler import ready, start
+
+from fxpool.pool import Job, PoolClient, hosts
+from fxpool.pool.decisions import Answered, Deliver, Fork
+
+Make = Callable[..., PoolClient]
+
+
+def test_with_few_slots_it_waits_for_quiet() -> None:
+    scheduler = ready(2)
+    worker = start(scheduler, 1)
+    assert scheduler.submit(2, owner="a", spare=True) == []
+    assert scheduler.quiet() == [] and not scheduler.waits_for_quiet  # somebody compiles
+    scheduler.answered(worker, None)
+    assert scheduler.exited(worker, None) == []
+    assert scheduler.waits_for_quiet
+    other = start(scheduler, 3)  # who comes now is served first
+    assert not scheduler.waits_for_quiet
+    scheduler.answered(other, None)
+    scheduler.exited(other, None)
+    (fork,) = scheduler.quiet()
+    assert isinstance(fork, Fork) and fork.job == 2
+
+
+def test_with_many_slots_it_begins_beside_others() -> None:
+    scheduler = ready(4)
+    start(scheduler, 1)
+    (fork,) = scheduler.submit(2, owner="a", spare=True)
+    assert isinstance(fork, Fork) and fork.job == 2
+    start(scheduler, 3)
+    assert scheduler.submit(4, owner="a", spare=True) == []  # half of the slots are for those who wait
+
+
+def test_it_goes_on_without_its_askers() -> None:
+    scheduler = ready(4)
+    (fork,) = scheduler.submit(1, owner="a", spare=True, flight="f")
+    assert isinstance(fork, Fork)
+    assert scheduler.submit(2, owner="b", spare=True, flight="f") == []  # the same: it is done once
+    assert scheduler.owner_left("a") == scheduler.owner_left("b") == []
+    scheduler.reached(fork.worker)
+    told = scheduler.answered(fork.worker, None)
+    assert told == [Deliver(1, Answered(None), 1, fork.worker), Deliver(2, Answered(None), 1, fork.worker)]
+
+
+@pytest.fixture
+def join(make_client: Make, place: Place) -> Make:
+    return lambda **settings: make_client(**{"host": "env", "idle_timeout": 0.1, **settings})
+
+
+def prepare(client: PoolClient, place: Place) -> Job:
+    return client.submit("pool_jobs:prepare", str(place.files).encode(), label="prepare", flight="f", spare=True)
+
+
+def gone(place: Place) -> bool:
+    left = until(lambda: not place.processes())
+    (place.runtime / "host.lock").unlink(missing_ok=True)  # empty, and left for the next that starts a server
+    return left
+
+
+def test_the_server_stays_until_it_is_done_and_leaves_then(join: Make, place: Place) -> None:
+    """However short its clients live, and however many ask for it."""
+    pids = set()
+    for number in range(3):
+        client = join()
+        prepare(client, place)
+        assert client.submit("pool_jobs:echo", b"x", label="echo").result(timeout=60) == b"x"
+        pids.add(client.server_pid)
+        if not number:
+            assert until(place.mark("mark-begun").exists)  # in the quiet after the client's own job
+        client.close()
+    assert len(pids) == 1 and place.called("fxpool server")
+    place.mark("mark-go").touch()
+    assert until(place.mark("mark-done").exists)
+    assert gone(place)
+    assert place.mark("mark-begun").read_text() == "x"
+
+
+def test_who_tells_the_server_to_end_does_not_wait_for_it(join: Make, place: Place) -> None:
+    client = join(idle_timeout=60.0)
+    prepare(client, place)
+    assert until(place.mark("mark-begun").exists)
+    client.close()
+    (link,) = hosts.links(place.runtime)
+    assert hosts.stop(link)
+    assert gone(place)
+    assert not place.mark("mark-done").exists()
