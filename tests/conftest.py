@@ -21,9 +21,9 @@ import pytest
 # tests say the same on a developer's machine and on a CI's. Before torch is imported, which reads it.
 os.environ.pop("CI", None)
 
-import fxpool  # noqa: E402
-from fxpool import config, statistics  # noqa: E402
-from fxpool.pool import hosts  # noqa: E402
+import fxpool
+from fxpool import config, statistics
+from fxpool.pool import hosts
 
 # A server needs a moment to see that its client is gone; a loaded machine needs more of it.
 GRACE = 15.0
