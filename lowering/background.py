@@ -9,20 +9,18 @@ thread of the graph, stage by stage: job of low priority ──▶ worker ──
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import logging
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import events, forks, statistics
-from fxpool.errors import FxpoolError, QuarantinedError
-from fxpool.lowering import ambient, load
+from fxpool import events, forks, statistics, warned
+from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
+from fxpool.lowering import ambient, load, service
 from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import Attempt
 from fxpool.lowering.capture import Captured
@@ -235,8 +233,10 @@ def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) ->
     log.info("%s", text, exc_info=error)
     if attempt.wanted.strict or (isinstance(error, QuarantinedError) and not eager):
         return  # said at the next call; was said when it died
-    with contextlib.suppress(Warning):  # a filter that makes it an error has no call to raise it in
-        warnings.warn(text + (f"\n{trace}" if trace else ""), RuntimeWarning, stacklevel=2)
+    if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
+        service.say_without_pool(error, "graphs stay as they are")
+    else:
+        warned.show(text + (f"\n{trace}" if trace else ""))
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:

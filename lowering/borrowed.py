@@ -127,6 +127,8 @@ def _step_down(error: FxpoolError) -> None:
     else:
         reason = error.counted if isinstance(error, PoolUnavailableError) else type(error).__name__
     statistics.count("fallbacks", f"borrowed:{reason}")
+    if isinstance(error, PoolError):
+        service.say_without_pool(error, "what Inductor sends is compiled in this process")
     log.info("compiled in this process (%s): %s", reason, error)
 
 

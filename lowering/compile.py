@@ -25,7 +25,7 @@ from fxpool.codecache import graph_decoder, toolchain
 from fxpool.codecache.program_code import SentCode
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
-from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
+from fxpool.lowering import ambient, effects, host_facts, kernels, service, wrapper
 from fxpool.lowering.artifact import Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CODE_DIFFERS, CompileRequest
@@ -319,7 +319,7 @@ def publish_if_kept(
     except StoreError as error:
         artifact.unkept = str(error)
         bypass("store_write_failed")
-        log.warning("%s is not kept: %s", request.label, error)
+        service.say_not_kept(error)
     else:
         statistics.count("entries_written")
 

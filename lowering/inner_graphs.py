@@ -54,6 +54,7 @@ def _compile_one(
         return run_eagerly(inner.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
+        service.say_without_pool(error)
     except tracing.control_flow_errors():
         raise
     except FINAL:

@@ -62,8 +62,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except DEADLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
-        attempt.step_down(_pool_reason(error), error)
-        return in_process(gm, inputs, attempt, error)
+        return _without_pool(gm, inputs, attempt, error)
     except tracing.control_flow_errors():
         raise
     except FINAL:
@@ -82,8 +81,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except DEADLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
-        attempt.step_down(_pool_reason(error), error)
-        return in_process(gm, inputs, attempt, error)
+        return _without_pool(gm, inputs, attempt, error)
 
 
 def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., Any]:
@@ -293,6 +291,7 @@ def _once(
             return None
         if answer.artifact.unkept and captured.key is not None and request.store is not None:
             attempt.bypass("store_write_failed")
+            service.say_not_kept(answer.artifact.unkept)
         found = loaded(parts_of_artifact(answer.artifact))
     else:
         assert answer.reference is not None
@@ -463,5 +462,7 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
     return compiled.callable
 
 
-def _pool_reason(error: PoolError) -> str:
-    return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
+def _without_pool(gm: Any, inputs: Sequence[Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
+    attempt.step_down(service.counted_as(error), error)
+    service.say_without_pool(error)
+    return in_process(gm, inputs, attempt, error)

@@ -16,7 +16,7 @@ from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering import effects
+from fxpool.lowering import effects, service
 from fxpool.lowering.artifact import Parts, Reference, parts_of_entry
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.load import GuardsDoNotHold
@@ -89,7 +89,7 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
             msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
         )
     except StoreError as error:
-        log.warning("entry %s could not be copied from %s: %s", reference.key[:12], reference.store, error)
+        service.say_not_kept(error)
         return None
 
 

@@ -8,11 +8,10 @@ doing: such errors are none of `DEADLY`.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from fxpool import statistics
+from fxpool import statistics, warned
 from fxpool.codecache import quarantine
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import (
@@ -101,5 +100,5 @@ def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError
     if attempt.key is None or attempt.key not in _warned:
         if attempt.key is not None:
             _warned.add(attempt.key)
-        warnings.warn(f"{attempt.label} runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+        warned.show(f"{attempt.label} runs eagerly: {error}")
     return as_it_is

@@ -18,10 +18,10 @@ import site
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, forks, statistics
+from fxpool import config, forks, statistics, warned
 from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import FxpoolError, StoreError
+from fxpool.errors import FxpoolError, PoolError, PoolUnavailableError, ProtocolError, StoreError
 
 if TYPE_CHECKING:
     from fxpool.pool import PoolClient
@@ -214,14 +214,44 @@ def store() -> LocalStore | None:
     with _lock:
         if root not in _stores:
             try:
+                _check_name(root)
                 _stores[root] = LocalStore(root)
             except (StoreError, OSError) as error:
                 _stores[root] = None
                 statistics.count("bypasses", "cache_directory_refused")
-                log.warning("fxpool compiles without a cache: %s", error)
+                warned.once("cache_directory_refused", f"fxpool compiles without a cache: {error}", about=root)
         elif _stores[root] is None:
             statistics.count("bypasses", "cache_directory_refused")
         return _stores[root]
+
+
+def _check_name(root: str) -> None:
+    """Raises StoreError for a directory whose name can't be told to a worker, or stand in a record."""
+    if not _is_text(root):
+        raise StoreError(
+            f"the name of the cache directory is no UTF-8: {os.fsencode(root)!r}",
+            remedy="set FXPOOL_CACHE_DIR to a directory whose name is",
+        )
+
+
+def say_not_kept(why: object) -> None:
+    """Say once that what is compiled can't be kept, and why (with the remedy, where there is one)."""
+    warned.once(
+        "cache_not_written",
+        f"fxpool can't keep what it compiles in {config.current().cache_dir}; each process compiles it again: {why}",
+    )
+
+
+def counted_as(error: PoolError) -> str:
+    """The name under which doing without the pool is counted."""
+    return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
+
+
+def say_without_pool(error: PoolError, instead: str = "graphs are compiled in this process") -> None:
+    """Say once that the pool can't be used, why, and what happens `instead`. A switch that is off says nothing."""
+    if isinstance(error, (PoolUnavailableError, ProtocolError)) and config.current().pool != "off":
+        more = "" if error.remedy else "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
+        warned.once(counted_as(error), f"fxpool does without its workers, {instead}: {error}{more}")
 
 
 def tools_directory(found: LocalStore | None) -> str | None:
@@ -263,11 +293,23 @@ def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
 def import_path() -> tuple[str, ...]:
     """Where this program finds its modules; an empty entry is its working directory."""
     here = working_directory()
-    return tuple(path or here for path in sys.path if path or here)  # type: ignore[misc]
+    paths = (path or here for path in sys.path)
+    return tuple(path for path in paths if path and _is_text(path))
 
 
 def working_directory() -> str | None:
+    """None for one that a worker can't be told of, or that was removed under us."""
     try:
-        return os.getcwd()
-    except OSError:  # removed under us
+        found = os.getcwd()
+    except OSError:
         return None
+    return found if _is_text(found) else None
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be sent to a worker: not every name of a file is UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
