@@ -126,11 +126,19 @@ def test_names_that_are_no_text_keep_nobody_from_compiling(tmp_path: Path, reque
     assert (compiles, fallbacks) == ({"worker": 1, "in_process": 0}, {})
 
 
+PLAIN = """
+import json, torch, fxpool
+compiled = torch.compile(lambda x: x.relu() + 1, backend="fxpool", options={"strict": True})
+assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+stats = fxpool.stats()
+print(json.dumps([stats["compiles"], stats["switched_off"], stats["fallbacks"]]))
+"""
+
+
 def test_a_working_directory_that_is_gone_keeps_nobody_from_compiling(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n{PROGRAM}"
-    program = program.replace("torch.nn.functional.gelu(x @ x).softmax(-1)", "x.relu() + 1")  # MKL needs a directory
-    report = json.loads(run_python(["-c", program]).splitlines()[-1])
-    assert report["compiles"] == {"worker": 1, "in_process": 0}
-    assert (report["fallbacks"], report["switched_off"]) == ({}, {})
+    # Nothing that asks MKL: it ends a process that has no directory, under torch alone, too.
+    program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n{PLAIN}"
+    compiles, off, fallbacks = json.loads(run_python(["-c", program]).splitlines()[-1])
+    assert (compiles, off, fallbacks) == ({"worker": 1, "in_process": 0}, {}, {})
