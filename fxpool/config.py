@@ -99,7 +99,10 @@ def _as_path(value: object) -> Path:
     except (RuntimeError, TypeError) as error:
         raise _Bad("a path") from error
     # Absolute now, because the worker that reads it may have another working directory.
-    return Path(os.path.abspath(path))
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:
+        raise _Bad("an absolute path, and the working directory is gone") from None
 
 
 def _as_bool(value: object) -> bool:

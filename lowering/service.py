@@ -168,8 +168,13 @@ def _import_path_of_libraries() -> list[str]:
     """
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     own = {os.path.realpath(p) for p in (*sites, *_named_by(sites), os.path.dirname(os.__file__))}
-    order = list(map(os.path.realpath, filter(None, sys.path)))
-    wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    here = working_directory()
+
+    def known(paths: list[str]) -> list[str]:  # relative ones are of the working directory, which may be gone
+        return [p for p in paths if os.path.isabs(p) or (p and here is not None)]
+
+    order = list(map(os.path.realpath, known(sys.path)))
+    wanted = known(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
         try:
             spec = importlib.util.find_spec(module)
