@@ -50,6 +50,8 @@ class Settings:
 
     cache_dir: Path
     """Where compiled entries and toolchain facts are kept."""
+    cache_base: Path | None
+    """A cache that was filled before, by this user or root (for an image, say): looked into first, never written to."""
     pool: str
     """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
     and die with this process. `off`: everything compiles in this process."""
@@ -68,8 +70,9 @@ class Settings:
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
-    """Sockets and logs. A socket's path may hold no more than about 100 bytes: keep it short. None: what
-    `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who owns it."""
+    """Sockets and logs. A socket's path may hold no more than about 100 bytes: those of a directory with a longer name
+    are under ``/tmp``. None: what `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who
+    owns it."""
     mode: str
     """How graphs are compiled: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]
@@ -262,6 +265,7 @@ class _Row:
 
 _TABLE: dict[str, _Row] = {
     "cache_dir": _Row(_as_path, _default_cache_dir),
+    "cache_base": _Row(_as_path, lambda: None),
     "pool": _Row(_as_pool, lambda: "host"),
     "workers": _Row(_as_workers, lambda: None),
     "cache_max_bytes": _Row(_as_bytes, lambda: 10 << 30),

@@ -81,7 +81,7 @@ def _travel(
         label=part.label,
         store=store.root if store is not None else None,
         tools=service.tools_directory(store),
-        keep=store is not None,
+        keep=bool(service.stores(cache=part.wanted.cache)),
     )
 
     def loaded(parts: Parts) -> Any:

@@ -95,7 +95,7 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
             label=attempt.label,
             store=store.root if store is not None else None,
             tools=service.tools_directory(store),
-            keep=store is not None,
+            keep=bool(service.stores(cache=attempt.wanted.cache)),
         )
 
     def loader(made: Captured) -> Callable[[Parts], Callable[..., Any]]:
@@ -203,7 +203,7 @@ def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
             attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
         return None
     attempt.key = captured.key.digest
-    served = lookup.serve(captured, service.store() if attempt.wanted.cache else None, loaded, misses=misses)
+    served = lookup.serve(captured, service.stores(cache=attempt.wanted.cache), loaded, misses=misses)
     if served is not None:
         attempt.how = "hit"
     return served

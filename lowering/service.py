@@ -46,6 +46,7 @@ _lock = forks.rlock(__name__, "_lock")
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
+_bases: dict[str, LocalStore | None] = {}
 _prepared: set[str] = set()
 _ahead = False
 
@@ -125,7 +126,7 @@ def start_ahead() -> None:
         if "async+" in settings.mode and len(os.sched_getaffinity(0)) <= 2:
             return
         directory = store()
-        if directory is None or directory.is_empty():
+        if all(one.is_empty() for one in stores()):
             from fxpool.lowering import devices
 
             devices.library_ahead(tools_directory(directory))
@@ -230,6 +231,34 @@ def store() -> LocalStore | None:
         return _stores[root]
 
 
+def base() -> LocalStore | None:
+    """The store that was filled before, of the setting `cache_base`; None without, and where it may not be used."""
+    place = config.current().cache_base
+    if place is None:
+        return None
+    root = str(place)
+    with _lock:
+        if root not in _bases:
+            from fxpool.codecache.base_store import BaseStore
+
+            try:
+                _bases[root] = BaseStore(root)
+            except (StoreError, OSError) as error:
+                _bases[root] = None
+                warned.once("cache_base_refused", f"fxpool does without its cache base: {error}", about=root)
+        return _bases[root]
+
+
+def stores(*, cache: bool = True) -> list[LocalStore]:
+    """Where to look for a graph, in that order: what was filled before holds what most processes need."""
+    if not cache:
+        return []
+    own, below = store(), base()
+    if own is not None and below is not None and own.root == below.root:
+        below = None
+    return [one for one in (below, own) if one is not None]
+
+
 def _check_name(root: str) -> None:
     """Raises StoreError for a directory whose name can't be told to a worker, or stand in a record."""
     if not _is_text(root):
@@ -288,6 +317,7 @@ def forget_stores() -> None:
     """Look at cache directories anew (their rights may have been mended)."""
     with _lock:
         _stores.clear()
+        _bases.clear()
 
 
 def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
