@@ -64,7 +64,8 @@ class Settings:
     job_timeout: float
     """Seconds one attempt to compile a graph may take."""
     job_memory: int | None
-    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's."""
+    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
+    (`fxpool.pool.memory` says what of a small one)."""
     memory_mark: float
     """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
     idle_timeout: float

@@ -28,6 +28,7 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
     bounds       what a job may take, while it runs         records      logs on their way, to who reads them
     zygote       the process that forks                     processes    death signals, orphans, groups
     zygote_link  the server's end of it                     worker       runs a job; current_job()
+    predecessor  the end of one that hung                   ending       the end of any, for `fxpool stop`
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch
 from processes import HERE, run_python
 
 import fxpool
-from fxpool import warned
+from fxpool import statistics, warned
 from fxpool.lowering import service
 
 NOBODY = 65534
@@ -99,7 +99,7 @@ def test_it_serves_where_the_users_own_may_not_be_used(
     with pytest.warns(RuntimeWarning, match="compiles without a cache"):
         compiled(6, 200)
     compiled(6, 200, lambda x: total(x) * 2)
-    stats = fxpool.stats()
+    stats = statistics.snapshot()  # without the size of a store that may not be used
     assert (stats["hits"], stats["compiles"]["worker"]) == (1, 2)
 
 
@@ -119,7 +119,7 @@ def test_one_that_may_not_be_used_is_said_once_and_ignored(
         compiled()
     base.chmod(0o700)
     (said,) = [str(one.message) for one in caught if "fxpool" in str(one.message)]
-    assert "cache base" in said and "FXPOOL_CACHE_BASE" in said
+    assert "cache base" in said and ("chmod go-w" in said or "FXPOOL_CACHE_BASE" in said)
     stats = fxpool.stats()
     assert (stats["hits"], stats["compiles"]["worker"]) == (1, 2), "ours serves the second call"
     assert stats["switched_off"] == {"cache_base_refused": 1}
