@@ -21,6 +21,7 @@ guards             conditions on sizes, as data: saved, shown, evaluated, replay
 guard_arithmetic     what their nodes mean on plain numbers
 entry              the record of one compiled graph, and its bytes
 store              a directory of entries and the blobs they need
+base_store         one that is below the user's own, and only read
 blobs              files that nobody else could have written
 contents           what lies in the directory, by kind; clears it
 quarantine         graphs that killed workers, and the limits they went over

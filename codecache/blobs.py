@@ -20,6 +20,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -167,13 +168,13 @@ def _sync_directory(directory: str) -> None:
         os.close(fd)
 
 
-def is_private(status: os.stat_result) -> bool:
-    """Ours, and writable by nobody else."""
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+def is_private(status: os.stat_result, owners: Collection[int] = ()) -> bool:
+    """Ours (or that of one of the users in `owners`), and writable by nobody else."""
+    return status.st_uid in (owners or (os.geteuid(),)) and not status.st_mode & 0o022
 
 
-def open_private(path: str) -> tuple[int, os.stat_result]:
-    """A read-only descriptor of a regular file that is ours alone, and its status.
+def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_result]:
+    """A read-only descriptor of a regular file that is ours alone (or of one of `owners`), and its status.
 
     Raises UnsafeFileError if it is a link, no regular file, or open to others; FileNotFoundError and other OSErrors
     as they come.
@@ -189,7 +190,7 @@ def open_private(path: str) -> tuple[int, os.stat_result]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFileError(f"{path} is no regular file")
-        if not is_private(status):
+        if not is_private(status, owners):
             raise UnsafeFileError(f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}")
     except BaseException:
         os.close(fd)
@@ -197,12 +198,12 @@ def open_private(path: str) -> tuple[int, os.stat_result]:
     return fd, status
 
 
-def read_private(path: str, *, size: int | None = None) -> tuple[bytes, os.stat_result]:
-    """Content and status of a file that is ours alone.
+def read_private(path: str, *, size: int | None = None, owners: Collection[int] = ()) -> tuple[bytes, os.stat_result]:
+    """Content and status of a file that is ours alone, or of one of `owners`.
 
     With `size`, a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (size), OSError.
     """
-    fd, status = open_private(path)
+    fd, status = open_private(path, owners)
     try:
         if size is not None and status.st_size != size:
             raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {size}")
@@ -214,20 +215,23 @@ def read_private(path: str, *, size: int | None = None) -> tuple[bytes, os.stat_
     return b"".join(chunks), status
 
 
-def check_directory(path: str) -> None:
+def check_directory(
+    path: str, owners: Collection[int] = (), what: str = "cache directory", setting: str = "FXPOOL_CACHE_DIR"
+) -> None:
     """Refuse a cache directory that somebody else could have written to: what is in it is run.
 
-    The directory must be ours and not writable by group or others; a symbolic link to it must be ours or root's; no
-    directory above may let others rename what is in it (writable without the sticky bit). One that does not exist yet
-    passes if what exists above it does. Raises UnsafeDirectoryError.
+    The directory must be ours (or that of one of `owners`) and not writable by group or others; a symbolic link to it
+    must be ours or root's; no directory above may let others rename what is in it (writable without the sticky bit).
+    One that does not exist yet passes if what exists above it does. `what` and `setting` are for the message. Raises
+    UnsafeDirectoryError.
     """
-    user = os.geteuid()
+    users = owners or (os.geteuid(),)
     path = os.path.abspath(path)
     link = directories.foreign_link(path)
     if link is not None:
         raise UnsafeDirectoryError(
-            f"{link.path}, on the way to the cache directory {path}, {link.what}",
-            remedy=f"{link.mend}, or set FXPOOL_CACHE_DIR to a directory of your own",
+            f"{link.path}, on the way to the {what} {path}, {link.what}",
+            remedy=f"{link.mend}, or set {setting} to a directory of your own",
         )
     real = os.path.realpath(path)
     try:
@@ -237,21 +241,21 @@ def check_directory(path: str) -> None:
     else:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         if not stat.S_ISDIR(status.st_mode):
-            raise UnsafeDirectoryError(f"the cache directory {path} is no directory", remedy="set FXPOOL_CACHE_DIR")
-        if not is_private(status):
+            raise UnsafeDirectoryError(f"the {what} {path} is no directory", remedy=f"set {setting}")
+        if not is_private(status, owners):
             owner = directories.user_name(status.st_uid)
-            ours = status.st_uid == user
+            whose = "your own" if len(users) == 1 else "your own or root's"
+            allowed = " or ".join(directories.user_name(user) for user in users)
             raise UnsafeDirectoryError(
-                f"the cache directory {path} belongs to {owner} and has mode {mode}; entries in it are run as code, "
-                f"so it must belong to {directories.user_name(user)} and be writable by nobody else",
-                remedy=f"chmod go-w {real}" if ours else "set FXPOOL_CACHE_DIR to a directory of your own",
+                f"the {what} {path} belongs to {owner} and has mode {mode}; entries in it are run as code, "
+                f"so it must belong to {allowed} and be writable by nobody else",
+                remedy=f"chmod go-w {real}" if status.st_uid in users else f"set {setting} to a directory of {whose}",
             )
     parent = directories.replaceable_parent(real)
     if parent is not None:
         raise UnsafeDirectoryError(
-            f"{parent.path}, above the cache directory {path}, {parent.what}: others could put another cache directory "
-            "in its place",
-            remedy=f"{parent.mend}, or set FXPOOL_CACHE_DIR to another directory",
+            f"{parent.path}, above the {what} {path}, {parent.what}: others could put another directory in its place",
+            remedy=f"{parent.mend}, or set {setting} to another directory",
         )
 
 
@@ -265,9 +269,9 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def read_blob_file(path: str, ref: BlobRef) -> bytes:
+def read_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> bytes:
     """A blob's content. Raises CorruptEntryError if size or digest do not hold, UnsafeFileError, OSError."""
-    data, status = read_private(path, size=ref.size)
+    data, status = read_private(path, size=ref.size, owners=owners)
     if hashlib.sha256(data).hexdigest() != ref.digest:
         raise CorruptEntryError(f"the digest of {path} does not hold")
     with _verified_lock:
@@ -275,16 +279,16 @@ def read_blob_file(path: str, ref: BlobRef) -> bytes:
     return data
 
 
-def verify_blob_file(path: str, ref: BlobRef) -> None:
+def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> None:
     """As `read_blob_file`, but reads a file that has not changed since only once per process."""
-    fd, status = open_private(path)
+    fd, status = open_private(path, owners)
     os.close(fd)
     if status.st_size != ref.size:
         raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {ref.size}")
     with _verified_lock:
         if _verified.get(_identity(status)) == ref.digest:
             return
-    read_blob_file(path, ref)
+    read_blob_file(path, ref, owners)
 
 
 def sweep_temporaries(directory: str, *, now: float | None = None) -> int:

@@ -75,6 +75,9 @@ class StoredBlob:
 class LocalStore:
     """A cache directory. Cheap to make; safe to use from many threads and processes at once."""
 
+    #: users besides ourselves whose files are believed
+    owners: tuple[int, ...] = ()
+
     def __init__(self, root: str) -> None:
         """Raises UnsafeDirectoryError if the directory, or one above it, is open to others."""
         self.root = os.path.abspath(os.path.expanduser(root))
@@ -164,7 +167,7 @@ class LocalStore:
         """(time of last use, entry) of a record that verifies, else None; counts, and sets aside what is damaged."""
 
         def read() -> tuple[int, Entry]:
-            data, status = read_private(path)
+            data, status = read_private(path, owners=self.owners)
             entry = decode_entry(data)
             if entry.key != key or entry.name + ENTRY_SUFFIX != os.path.basename(path):
                 raise CorruptEntryError(f"{path} holds the entry of another key or other guards")
@@ -184,7 +187,7 @@ class LocalStore:
             return None
         if not self._root_is_safe():
             return None
-        return self._guarded(path, lambda: read_blob_file(path, ref))
+        return self._guarded(path, lambda: read_blob_file(path, ref, self.owners))
 
     def blob_path(self, ref: BlobRef) -> str | None:
         """Where a blob is, for `dlopen`; None if it is not there or not sound.
@@ -199,7 +202,7 @@ class LocalStore:
             return None
 
         def verify() -> str:
-            verify_blob_file(path, ref)
+            verify_blob_file(path, ref, self.owners)
             return path
 
         return self._guarded(path, verify)
@@ -408,8 +411,12 @@ class LocalStore:
             state = (status.st_dev, status.st_ino, status.st_uid, status.st_mode)
             if state == self._checked:
                 return
-        check_directory(self.root)
+        self.check()
         self._checked = state
+
+    def check(self) -> None:
+        """Raises UnsafeDirectoryError for a directory whose content somebody else could have written."""
+        check_directory(self.root)
 
 
 def _names(directory: str) -> list[str]:

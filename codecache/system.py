@@ -73,8 +73,9 @@ def _assemblers(root: str | None) -> dict[str, str]:
     found = {}
     for name in _GIVEN_TO_TRITON:
         path = os.environ.get(name, "")
-        within = os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep)
-        if path and not within and os.path.isfile(path):
+        if not os.path.isfile(path):
+            continue
+        if not os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
             program = programs.identify(path, root)
             found[name.lower()] = program.unknown or program.digest
     return found

@@ -52,6 +52,8 @@ class Settings:
 
     cache_dir: Path
     """Where compiled entries and toolchain facts are kept."""
+    cache_base: Path | None
+    """A cache that was filled before, by this user or root (for an image, say): looked into first, never written to."""
     pool: str
     """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
     and die with this process. `off`: everything compiles in this process."""
@@ -65,14 +67,16 @@ class Settings:
     job_timeout: float
     """Seconds one attempt to compile a graph may take."""
     job_memory: int | None
-    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's."""
+    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
+    (`fxpool.pool.memory` says what of a small one)."""
     memory_mark: float
     """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
-    """Sockets and logs. A socket's path may hold no more than about 100 bytes: keep it short. None: what
-    `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who owns it."""
+    """Sockets and logs. A socket's path may hold no more than about 100 bytes: those of a directory with a longer name
+    are under ``/tmp``. None: what `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who
+    owns it."""
     mode: str
     """How graphs are compiled: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]
@@ -102,7 +106,10 @@ def _as_path(value: object) -> Path:
     except (RuntimeError, TypeError) as error:
         raise _Bad("a path") from error
     # Absolute now, because the worker that reads it may have another working directory.
-    return Path(os.path.abspath(path))
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:
+        raise _Bad("an absolute path, and the working directory is gone") from None
 
 
 def _as_bool(value: object) -> bool:
@@ -267,6 +274,7 @@ class _Row:
 
 _TABLE: dict[str, _Row] = {
     "cache_dir": _Row(_as_path, _default_cache_dir),
+    "cache_base": _Row(_as_path, lambda: None),
     "pool": _Row(_as_pool, lambda: "host"),
     "workers": _Row(_as_workers, lambda: None),
     "cache_max_bytes": _Row(_as_bytes, lambda: NO_CAP[0]),

@@ -2,27 +2,34 @@
 
     log = notices.logger("fxpool.lowering")     a logger whose handlers may raise
     notices.warn("graph 3 runs eagerly: ...")   a warning; where a filter makes it an error, a log record
+    notices.switched_off("cache_directory_refused", "compiles without a cache: ...", about="/data/cache")
 
 Whoever reads it has not asked for it, so it says who speaks: warnings, and records from WARNING on, begin with
 ``fxpool: ``. Nobody may be there to read it at all: standard error can be closed, full, or None, and what Python's own
 handlers make of that is an exception in the middle of a compile.
+
+Whatever keeps a whole process from its pool or its cache says so by `switched_off`: one warning for each reason and
+what it is about, and a count under ``fxpool.stats()["switched_off"]`` each time.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 
-from fxpool import forks
+from fxpool import forks, statistics
 
-__all__ = ["PREFIX", "logger", "once", "warn"]
+__all__ = ["PREFIX", "forget", "logger", "once", "switched_off", "warn"]
 
 PREFIX = "fxpool: "
 
 _lock = forks.lock(__name__, "_lock")
-_said: set[str] = set()
+_said: set[tuple[str, ...]] = set()
+# Whose lines tell a reader nothing.
+_NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
 
 def logger(name: str) -> logging.Logger:
@@ -45,21 +52,48 @@ def _handle(handle: Callable[[logging.LogRecord], None], record: logging.LogReco
 log = logger("fxpool")
 
 
-def warn(text: str, *, stacklevel: int = 1) -> None:
-    """Warn (RuntimeWarning) from where the caller is, or `stacklevel` - 1 frames above.
+def warn(text: str) -> None:
+    """Warn (RuntimeWarning) from the program's line that brought us here.
 
     An error instead, by the program's filters, would cost the graph that the warning is about. It is logged then.
     """
     try:
-        warnings.warn(PREFIX + text, RuntimeWarning, stacklevel=stacklevel + 1)
+        warnings.warn(PREFIX + text, RuntimeWarning, stacklevel=_level_of_the_program())
     except Exception:
         log.warning("%s", text)
 
 
+def _level_of_the_program() -> int:
+    """How far above `warn` the program's line is; a thread of ours has none."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_THE_PROGRAM:
+            return level
+    return 1
+
+
 def once(what: str, text: str) -> None:
     """Log a warning, if there has been none of `what` in this process."""
+    if _is_first("log", what):
+        log.warning("%s", text)
+
+
+def switched_off(reason: str, text: str, *, about: str = "") -> None:
+    """Count `reason`, and warn of it the first time in this process. `text` says what is off and what to do."""
+    statistics.count("switched_off", reason)
+    if _is_first(reason, about):
+        warn(text)
+
+
+def _is_first(*what: str) -> bool:
     with _lock:
-        if what in _said:
-            return
+        first = what not in _said
         _said.add(what)
-    log.warning("%s", text)
+    return first
+
+
+def forget() -> None:
+    """Say everything once more."""
+    with _lock:
+        _said.clear()

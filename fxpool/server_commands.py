@@ -41,7 +41,11 @@ def serve(detach: bool) -> None:
     client = service.pool()
     client.start(wait=True)
     facts = client.status()
-    click.echo(f"server {facts['server_pid']} is ready: {facts['slots']} workers ({facts['slots_rule']})", err=True)
+    ready = f"{facts['slots']} workers ({facts['slots_rule']}), in {facts['directory']}"
+    if client.joined:
+        others = len({pid for pid in facts["clients"] if pid != os.getpid()})
+        ready += f"; it was running before this command, and has {others} other clients"
+    click.echo(f"server {facts['server_pid']} is ready: {ready}", err=True)
     if not detach:
         # A connection is what keeps it from leaving.
         while not ended.wait(0.5) and client.started:
@@ -154,11 +158,17 @@ def _mb(size: float) -> str:
 
 @click.command()
 def stop() -> None:
-    """End this host's servers: what they were asked for is done first."""
-    from fxpool.pool import hosts
+    """End this host's servers: what they were asked for is done first. One that hangs is killed."""
+    from fxpool.pool import ending, hosts
 
-    ended = [link for link in hosts.links(_runtime_root()) if hosts.stop(link)]
-    click.echo(f"{len(ended)} servers were told to end" if len(ended) != 1 else "1 server was told to end")
+    ended = [ending.end(link) for link in hosts.links(_runtime_root())]
+    for one in ended:
+        if one.detail:
+            click.echo(one.detail, err=True)
+    count = sum(one.how in ("told", "killed") for one in ended)
+    click.echo(f"{count} servers were told to end" if count != 1 else "1 server was told to end")
+    if failed := sum(one.how == "failed" for one in ended):
+        raise click.ClickException(f"{failed} of this host's servers could not be ended")
 
 
 def _runtime_root() -> Path:

@@ -35,6 +35,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "quarantine_retries": (),  # under a larger limit than the one a graph went over, which is the reason
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
+    "switched_off": (),  # what kept this process from its pool or its cache; each was warned of once
 }
 
 _lock = forks.lock(__name__, "_lock", lambda: _complete())

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import events, forks, notices, statistics
-from fxpool.errors import FxpoolError, QuarantinedError
-from fxpool.lowering import ambient, load
+from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
+from fxpool.lowering import ambient, load, service
 from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import Attempt
 from fxpool.lowering.capture import Captured
@@ -233,7 +233,10 @@ def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) ->
     log.info("%s", text, exc_info=error)
     if attempt.wanted.strict or (isinstance(error, QuarantinedError) and not eager):
         return  # said at the next call; was said when it died
-    notices.warn(text + (f"\n{trace}" if trace else ""), stacklevel=2)
+    if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
+        service.say_without_pool(error, "graphs stay as they are")
+    else:
+        notices.warn(text + (f"\n{trace}" if trace else ""))
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:

@@ -32,7 +32,14 @@ from typing import Any, Protocol
 from fxpool import config, forks, notices, statistics
 from fxpool.codecache import program_code, toolchain
 from fxpool.codecache.undigestable import UndigestableError
-from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, UnsupportedTorchError
+from fxpool.errors import (
+    CannotTravelError,
+    FxpoolError,
+    PoolError,
+    PoolUnavailableError,
+    ProtocolError,
+    UnsupportedTorchError,
+)
 from fxpool.lowering import service
 from fxpool.lowering.request import CODE_DIFFERS
 from fxpool.torch_compat import versions
@@ -130,7 +137,12 @@ def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this proc
     counted = f"borrowed:{reason}"
     statistics.count("fallbacks", counted)
     why = error.detail if isinstance(error, CannotTravelError) and error.detail else error.message
-    notices.once(counted, f"no worker compiles this, it {otherwise} (said once, counted as {counted!r}): {_line(why)}")
+    if isinstance(error, (PoolUnavailableError, ProtocolError)):
+        service.say_without_pool(error, f"what Inductor sends {otherwise}")
+    else:
+        notices.once(
+            counted, f"no worker compiles this, it {otherwise} (said once, counted as {counted!r}): {_line(why)}"
+        )
     log.info("%s (%s): %s", otherwise, counted, error)
 
 

@@ -26,7 +26,7 @@ from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.program_code import SentCode
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
-from fxpool.lowering import ambient, effects, host_facts, kernels, wrapper
+from fxpool.lowering import ambient, effects, host_facts, kernels, service, wrapper
 from fxpool.lowering.artifact import COMPILER_CHANGED, Artifact, publish
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.request import AOT, CODE_DIFFERS, CompileRequest
@@ -349,7 +349,7 @@ def publish_if_kept(
     except StoreError as error:
         artifact.unkept = str(error)
         bypass("store_write_failed")
-        log.warning("%s is not kept: %s", request.label, error)
+        service.say_not_kept(error)
     else:
         statistics.count("entries_written")
 

@@ -62,6 +62,7 @@ def _compile_one(
         return run_eagerly(inner.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
+        service.say_without_pool(error)
     except tracing.control_flow_errors():
         raise
     except FINAL:
@@ -96,7 +97,7 @@ def _travel(
         label=part.label,
         store=store.root if store is not None else None,
         tools=service.tools_directory(store),
-        keep=store is not None,
+        keep=bool(service.stores(cache=part.wanted.cache)),
         frame=frame,
     )
 

@@ -71,8 +71,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except DEADLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
-        attempt.step_down(_pool_reason(error), error)
-        return in_process(gm, inputs, attempt, error)
+        return _without_pool(gm, inputs, attempt, error)
     except tracing.control_flow_errors():
         raise
     except FINAL:
@@ -91,8 +90,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except DEADLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
-        attempt.step_down(_pool_reason(error), error)
-        return in_process(gm, inputs, attempt, error)
+        return _without_pool(gm, inputs, attempt, error)
 
 
 def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., Any]:
@@ -106,7 +104,7 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
             label=attempt.label,
             store=store.root if store is not None else None,
             tools=service.tools_directory(store),
-            keep=store is not None,
+            keep=bool(service.stores(cache=attempt.wanted.cache)),
         )
 
     def loader(made: Captured) -> Callable[[Parts], Callable[..., Any]]:
@@ -214,7 +212,7 @@ def _served(captured: Captured, attempt: Attempt, loaded: Callable[[Parts], Any]
             attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
         return None
     attempt.key = captured.key.digest
-    served = lookup.serve(captured, service.store() if attempt.wanted.cache else None, loaded, misses=misses)
+    served = lookup.serve(captured, service.stores(cache=attempt.wanted.cache), loaded, misses=misses)
     if served is not None:
         attempt.how = "hit"
     return served
@@ -303,6 +301,8 @@ def _once(
         if answer.artifact.unkept and captured.key is not None and request.store is not None:
             changed = answer.artifact.unkept == COMPILER_CHANGED
             attempt.bypass("compiler_changed" if changed else "store_write_failed")
+            if not changed:
+                service.say_not_kept(answer.artifact.unkept)
         found = loaded(parts_of_artifact(answer.artifact))
     else:
         assert answer.reference is not None
@@ -480,5 +480,7 @@ def in_process(gm: Any, inputs: Sequence[Any], attempt: Attempt, cause: BaseExce
     return compiled.callable
 
 
-def _pool_reason(error: PoolError) -> str:
-    return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
+def _without_pool(gm: Any, inputs: Sequence[Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
+    attempt.step_down(service.counted_as(error), error)
+    service.say_without_pool(error)
+    return in_process(gm, inputs, attempt, error)

@@ -1,4 +1,4 @@
-"""A captured graph against the store: the entry that may be served, or why there is none.
+"""A captured graph against the stores: the entry that may be served, or why there is none.
 
 Candidates under a key differ by their guards. One whose guards do not hold for this call's sizes is
 a guard miss; one that is damaged, incomplete or can't be replayed counts as absent.
@@ -7,7 +7,7 @@ a guard miss; one that is damaged, incomplete or can't be replayed counts as abs
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering import effects
+from fxpool.lowering import effects, service
 from fxpool.lowering.artifact import Parts, Reference, parts_of_entry
 from fxpool.lowering.capture import Captured
 from fxpool.lowering.load import GuardsDoNotHold
@@ -27,16 +27,19 @@ log = logging.getLogger("fxpool.lowering")
 T = TypeVar("T")
 
 
-def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], T], *, misses: bool = True) -> T | None:
+def serve(
+    captured: Captured, stores: Sequence[LocalStore], load: Callable[[Parts], T], *, misses: bool = True
+) -> T | None:
     """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was.
 
-    Without `misses`, a miss is not counted: the graph is looked for in another form, too.
+    `stores` are looked into one after another. Without `misses`, a miss is not counted: the graph is looked for in
+    another form, too.
     """
-    if captured.key is None or store is None:
+    if captured.key is None or not stores:
         return None
     values = captured.values()
     found = False
-    for entry in (entry for key in captured.all_keys() for entry in store.entries(key.digest)):
+    for store, entry in _candidates(captured, stores):
         found = True
         if not effects.guards_hold(entry.guards, values):
             continue
@@ -49,10 +52,18 @@ def serve(captured: Captured, store: LocalStore | None, load: Callable[[Parts], 
             statistics.add_seconds_saved(entry.metadata.compile_seconds)
             store.mark_used(entry)
             return loaded
-        captured.request.unfit.append(entry.name)
+        if store.root == captured.request.store:  # of others a worker's own look knows nothing
+            captured.request.unfit.append(entry.name)
     if misses:
         statistics.count("guard_misses" if found else "misses")
     return None
+
+
+def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:
+    for store in stores:
+        for key in captured.all_keys():
+            for entry in store.entries(key.digest):
+                yield store, entry
 
 
 def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
@@ -89,7 +100,7 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
             msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
         )
     except StoreError as error:
-        log.warning("entry %s could not be copied from %s: %s", reference.key[:12], reference.store, error)
+        service.say_not_kept(error)
         return None
 
 

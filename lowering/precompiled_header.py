@@ -17,9 +17,10 @@ import hashlib
 import json
 import logging
 import os
-import shlex
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -35,6 +36,9 @@ _PATIENCE = 120.0
 #: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
 _UNUSED = 14 * 24 * 3600.0
 _BUILDING = "building-"
+_TARGET = "header"
+_WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
+_ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
 
 
 def command(tools: str | None, *, build: bool = True) -> cpp.Command:
@@ -123,16 +127,29 @@ def _build(header: str, content: str, wanted: cpp.Command) -> None:
         made, listed = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
         arguments = [made if argument == output else argument for argument in arguments]
         started = time.time_ns()
-        subprocess.run([*arguments, "-MD", "-MF", listed], cwd=directory, check=True, capture_output=True, text=True)
-        with open(listed) as file:
-            # A make rule, "target: file file \\\n file": shell quoting, near enough for what headers are called.
-            files = shlex.split(file.read().replace("\\\n", " ").split(":", 1)[1])
-        read = {path: _state(path) for path in files}
+        rule = ["-MD", "-MF", listed, "-MT", _TARGET]
+        subprocess.run([*arguments, *rule], cwd=directory, check=True, capture_output=True, text=True)
+        with open(listed, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+            read = {path: _state(path) for path in prerequisites(file.read())}
         if any(modified >= started for _, modified in read.values()):
             raise StoreError("a header was changed while it was compiled")
         os.replace(made, f"{header}.gch")
         read[f"{header}.gch"] = _state(f"{header}.gch")
     blobs.write_private(f"{header[:-2]}.json", json.dumps(read).encode())
+
+
+def prerequisites(rule: str) -> list[str]:
+    """The files that a make rule for `_TARGET` names, as compilers write it.
+
+    A file's spaces and ``#`` have a backslash before them, and what backslashes stand before that are doubled as a
+    ``$`` is; quotes mean nothing.
+    """
+
+    def plain(found: re.Match[str]) -> str:
+        return found[3] or found[1][::2] + found[2]
+
+    words = _WORD.findall(rule.partition(":")[2].replace("\\\n", " "))
+    return [_ESCAPED.sub(plain, word) for word in words]
 
 
 def _sweep(directory: str, held: str) -> None:

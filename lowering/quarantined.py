@@ -110,5 +110,5 @@ def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError
             _warned.add(attempt.key)
         frame = frames.current_frame()
         of = f" ({frame.name}, {frame.file}:{frame.line})" if frame is not None else ""
-        notices.warn(f"{attempt.label} runs eagerly{of}: {error}", stacklevel=2)
+        notices.warn(f"{attempt.label} runs eagerly{of}: {error}")
     return as_it_is

@@ -18,10 +18,10 @@ import site
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, descriptors, forks, statistics
+from fxpool import config, descriptors, forks, notices, statistics
 from fxpool.codecache import answers
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import FxpoolError, StoreError
+from fxpool.errors import FxpoolError, PoolError, PoolUnavailableError, ProtocolError, StoreError
 
 if TYPE_CHECKING:
     from fxpool.pool import PoolClient
@@ -48,6 +48,7 @@ _lock = forks.rlock(__name__, "_lock")
 _pool: PoolClient | None = None
 _pool_settings: tuple[Any, ...] = ()
 _stores: dict[str, LocalStore | None] = {}
+_bases: dict[str, LocalStore | None] = {}
 _prepared: set[str] = set()
 _ahead = False
 
@@ -127,7 +128,7 @@ def start_ahead() -> None:
         if "async+" in settings.mode and len(os.sched_getaffinity(0)) <= 2:
             return
         directory = store()
-        if directory is None or directory.is_empty():
+        if all(one.is_empty() for one in stores()):
             from fxpool.lowering import devices
 
             devices.library_ahead(tools_directory(directory))
@@ -173,8 +174,13 @@ def _import_path_of_libraries() -> list[str]:
     """
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     own = {os.path.realpath(p) for p in (*sites, *_named_by(sites), os.path.dirname(os.__file__))}
-    order = list(map(os.path.realpath, filter(None, sys.path)))
-    wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    here = working_directory()
+
+    def known(paths: list[str]) -> list[str]:  # relative ones are of the working directory, which may be gone
+        return [p for p in paths if os.path.isabs(p) or (p and here is not None)]
+
+    order = list(map(os.path.realpath, known(sys.path)))
+    wanted = known(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
         try:
             spec = importlib.util.find_spec(module)
@@ -220,14 +226,73 @@ def store() -> LocalStore | None:
         if root not in _stores:
             descriptors.keep_standard()  # what is printed must not get into an entry
             try:
+                _check_name(root)
                 _stores[root] = LocalStore(root)
             except (StoreError, OSError) as error:
                 _stores[root] = None
                 statistics.count("bypasses", "cache_directory_refused")
-                log.warning("compiles without a cache: %s", error)
+                notices.switched_off("cache_directory_refused", f"compiles without a cache: {error}", about=root)
         elif _stores[root] is None:
             statistics.count("bypasses", "cache_directory_refused")
         return _stores[root]
+
+
+def base() -> LocalStore | None:
+    """The store that was filled before, of the setting `cache_base`; None without, and where it may not be used."""
+    place = config.current().cache_base
+    if place is None:
+        return None
+    root = str(place)
+    with _lock:
+        if root not in _bases:
+            from fxpool.codecache.base_store import BaseStore
+
+            try:
+                _bases[root] = BaseStore(root)
+            except (StoreError, OSError) as error:
+                _bases[root] = None
+                notices.switched_off("cache_base_refused", f"does without its cache base: {error}", about=root)
+        return _bases[root]
+
+
+def stores(*, cache: bool = True) -> list[LocalStore]:
+    """Where to look for a graph, in that order: what was filled before holds what most processes need."""
+    if not cache:
+        return []
+    own, below = store(), base()
+    if own is not None and below is not None and own.root == below.root:
+        below = None
+    return [one for one in (below, own) if one is not None]
+
+
+def _check_name(root: str) -> None:
+    """Raises StoreError for a directory whose name can't be told to a worker, or stand in a record."""
+    if not _is_text(root):
+        raise StoreError(
+            f"the name of the cache directory is no UTF-8: {os.fsencode(root)!r}",
+            remedy="set FXPOOL_CACHE_DIR to a directory whose name is",
+        )
+
+
+def say_not_kept(why: object) -> None:
+    """Say once that what is compiled can't be kept, and why (with the remedy, where there is one)."""
+    notices.switched_off(
+        "cache_not_written",
+        f"can't keep what it compiles in {config.current().cache_dir}; each process compiles it again: {why}",
+    )
+
+
+def counted_as(error: PoolError) -> str:
+    """The name under which doing without the pool is counted."""
+    return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
+
+
+def say_without_pool(error: PoolError, instead: str = "graphs are compiled in this process") -> None:
+    """Say once that the pool can't be used, why, and what happens `instead`. A switch that is off says nothing."""
+    if isinstance(error, (PoolUnavailableError, ProtocolError)) and config.current().pool != "off":
+        more = "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
+        more = "" if "FXPOOL_" in str(error) else more
+        notices.switched_off(counted_as(error), f"does without its workers, {instead}: {error}{more}")
 
 
 def tools_directory(found: LocalStore | None) -> str | None:
@@ -259,6 +324,7 @@ def forget_stores() -> None:
     """Look at cache directories anew (their rights may have been mended)."""
     with _lock:
         _stores.clear()
+        _bases.clear()
 
 
 def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
@@ -269,11 +335,23 @@ def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
 def import_path() -> tuple[str, ...]:
     """Where this program finds its modules; an empty entry is its working directory."""
     here = working_directory()
-    return tuple(path or here for path in sys.path if path or here)  # type: ignore[misc]
+    paths = (path or here for path in sys.path)
+    return tuple(path for path in paths if path and _is_text(path))
 
 
 def working_directory() -> str | None:
+    """None for one that a worker can't be told of, or that was removed under us."""
     try:
-        return os.getcwd()
-    except OSError:  # removed under us
+        found = os.getcwd()
+    except OSError:
         return None
+    return found if _is_text(found) else None
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be sent to a worker: not every name of a file is UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -29,6 +29,7 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
     zygote       the process that forks                     processes    death signals, orphans, groups
     causes       why a worker ended, in a sentence
     zygote_link  the server's end of it                     worker       runs a job; current_job()
+    predecessor  the end of one that hung                   ending       the end of any, for `fxpool stop`
 """
 
 from __future__ import annotations

@@ -65,6 +65,12 @@ class PoolClient:
         session = self._holder.session
         return session.server_pid if session is not None and session.alive else None
 
+    @property
+    def joined(self) -> bool:
+        """Whether the server it is connected to was there before it came."""
+        session = self._holder.session
+        return session is not None and session.joined
+
     def start(self, wait: bool = False) -> None:
         """Start server and zygote if they are not running; with `wait`, return when workers can be forked.
 

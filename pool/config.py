@@ -24,7 +24,7 @@ class PoolConfig:
     where there are cores to spare. `start_timeout` is in seconds.
 
     Limits: of a job that names none, `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
-    (bytes of all its processes; None: half of what this host or its cgroup has); no job is begun while more than
+    (bytes of all its processes; None: `memory.default_limit`); no job is begun while more than
     `memory_mark` (0.0 to 1.0) of that is in use.
 
     `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it

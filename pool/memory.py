@@ -16,13 +16,19 @@ import psutil
 
 from fxpool.pool import limits
 
-__all__ = ["Host", "at_most", "default_limit", "proportional", "tree"]
+__all__ = [
+    "Host", "advice", "at_most", "default_limit", "proportional", "rehearsal_fits", "too_little", "tree", "workers",
+]  # fmt: skip
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Not every kernel does.
 _LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-# A limit below this would meet ordinary graphs.
-_LEAST = 4 << 30
+# A limit below this would meet ordinary graphs: a worker takes 200 to 400 MB, and each compiler beside it as much.
+_LEAST = 2 << 30
+# What server and zygote take, and an ordinary job on top of that.
+_POOL = 300 << 20
+_JOB = 700 << 20
+_LEAST_JOB = 400 << 20
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,50 @@ class Host:
         except OSError:
             pass
         for group in self.groups:
-            try:
-                used = int(group.usage.read_text()) - _cached(group.statistics.read_text())
-            except (OSError, ValueError):
-                continue
-            found.append((max(0, used) / group.limit, f"the memory limit in {group.source}"))
+            used = _used(group, "inactive_file")
+            if used is not None:
+                found.append((used / group.limit, f"the memory limit in {group.source}"))
         return max(found, default=(0.0, "nothing"))
+
+    def room(self) -> tuple[int, str]:
+        """(bytes that can still be taken, of what): of the tightest.
+
+        All cached files count as free, those that were looked at lately, too: slow is not out of memory.
+        """
+        found = []
+        try:
+            found.append((psutil.virtual_memory().available, "the machine's memory"))
+        except OSError:
+            pass
+        for group in self.groups:
+            used = _used(group, "inactive_file", "active_file")
+            if used is not None:
+                found.append((max(0, group.limit - used), f"the memory limit in {group.source}"))
+        return min(found, default=self.total())
+
+    def killed(self) -> int:
+        """Processes that the kernel killed so far because one of the groups had no memory left."""
+        return sum(_killed(group) for group in self.groups)
+
+
+def _used(group: limits.MemoryGroup, *given_up: str) -> int | None:
+    """Bytes of a group that are in use, but for files of these kinds."""
+    try:
+        return max(0, int(group.usage.read_text()) - _cached(group.statistics.read_text(), given_up))
+    except (OSError, ValueError):
+        return None
+
+
+def _killed(group: limits.MemoryGroup) -> int:
+    """From memory.events of version 2, memory.oom_control of version 1."""
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = (group.source.parent / name).read_text().splitlines()
+        except OSError:
+            continue
+        facts = dict(line.split()[:2] for line in lines if len(line.split()) >= 2)
+        return int(facts.get("oom_kill", 0))
+    return 0
 
 
 @functools.cache
@@ -66,16 +110,45 @@ def _machine_total() -> int:
     return psutil.virtual_memory().total
 
 
-def _cached(statistics: str) -> int:
-    """Bytes of cached files nobody looked at lately (memory.stat of either version; v1's totals are with children)."""
+def _cached(statistics: str, kinds: tuple[str, ...]) -> int:
+    """Bytes of cached files (memory.stat of either version; v1's totals are with children)."""
     facts = dict(line.split()[:2] for line in statistics.splitlines() if len(line.split()) >= 2)
-    return int(facts.get("total_inactive_file", facts.get("inactive_file", 0)))
+    return sum(int(facts.get(f"total_{kind}", facts.get(kind, 0))) for kind in kinds)
 
 
 def default_limit(host: Host) -> tuple[int, str]:
     """(bytes one job may take, what set that)."""
     total, rule = host.total()
-    return max(total // 2, min(total, _LEAST)), f"half of {rule}" if total >= 2 * _LEAST else rule
+    if total >= 2 * _LEAST:
+        return total // 2, f"half of {rule}"
+    # Something is to be left for the program that waits: what takes all is ended by the kernel, which chooses whom.
+    most = total * 3 // 4
+    return (_LEAST, "what graphs take") if most >= _LEAST else (most, f"three quarters of {rule}")
+
+
+def workers(host: Host) -> tuple[int, str]:
+    """(jobs for which there is memory at the same time, what set that). At least 1."""
+    total, rule = host.total()
+    return max(1, (total - _POOL) // _JOB), rule
+
+
+def too_little(host: Host) -> bool:
+    """Whether a pool would take what the program needs: the kernel, out of memory, may end either."""
+    return host.room()[0] < _POOL + _LEAST_JOB
+
+
+def rehearsal_fits(host: Host) -> bool:
+    """Whether a zygote may grow beyond what it needs, and a job be begun still."""
+    return host.room()[0] >= _JOB
+
+
+def advice(host: Host) -> str:
+    """What is short, and what to do about it."""
+    room, rule = host.room()
+    return (
+        f"memory is short: {room >> 20} MB are left of {host.total()[0] >> 20} MB ({rule}), and workers take "
+        f"{(_POOL + _JOB) >> 20} MB beside the program; give it more, or set FXPOOL_POOL=off to do without them"
+    )
 
 
 def tree(pid: int) -> list[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fxpool.pool import runtime_dir
 
-__all__ = ["LEAVING", "LINK_SECONDS", "see_off"]
+__all__ = ["LEAVING", "LINK_SECONDS", "is_server_of", "see_off"]
 
 # A file in the private directory of a server that takes no new client.
 LEAVING = "leaving"
@@ -55,7 +55,7 @@ def _kill(directory: Path) -> bool:
         return False  # it ended just now
     try:
         # The number may be another process's by now, or be one of another container that shares the directory.
-        if runtime_dir.holder(directory) != pid or not _is_server_of(pid, directory):
+        if runtime_dir.holder(directory) != pid or not is_server_of(pid, directory):
             return False
         log.warning("killed server %d, which hung for %g s after it was replaced", pid, _PATIENCE_SECONDS)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -66,7 +66,8 @@ def _kill(directory: Path) -> bool:
     return True
 
 
-def _is_server_of(pid: int, directory: Path) -> bool:
+def is_server_of(pid: int, directory: Path) -> bool:
+    """Whether a process was started as the server of a private directory."""
     try:
         return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

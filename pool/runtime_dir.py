@@ -2,11 +2,15 @@
 
 Whoever can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
 anything is put there, and links are refused; directories above it are checked as the cache directory's are.
+
+A socket's path may have 107 bytes, and goes to other processes as text. Where the name of the root does not allow that,
+a directory for it in a place of a short name is the root (`_SHORT`): the same for every process of the user's.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -28,26 +32,56 @@ PREFIX = "pool-"
 
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
 _SOCKET_PATH_MAX = 107
+_ROOT_MAX = _SOCKET_PATH_MAX - len(f"/{PREFIX}12345678/{SOCKET}")
+# Where the stand-in for a root may lie, the first that can be used.
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def runtime_root(configured: str | None = None) -> Path:
     """The directory that holds private directories; made if it is missing. Raises PoolUnavailableError if unsafe."""
     if configured is not None:
-        return _secure(Path(os.path.abspath(configured)), private=False)
+        root = Path(os.path.abspath(configured))
+        return _secure(root, private=False) if _allows_sockets(root) else _stand_in(root)
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isabs(base) and _is_ours(base):
         root = Path(base) / "fxpool"
     else:
         root = Path(tempfile.gettempdir()).absolute() / f"fxpool-{os.getuid()}"
-    return _secure(root, private=True)
+    return _secure(root, private=True) if _allows_sockets(root) else _stand_in(root)
+
+
+def _allows_sockets(root: Path) -> bool:
+    try:
+        return len(str(root).encode()) <= _ROOT_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def _stand_in(root: Path) -> Path:
+    """A private directory with a short name for a root that can hold no socket."""
+    # Of nothing but the root and the user: every process must come to the same, whatever else its environment holds.
+    name = f"fxpool-{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+    refused: list[PoolUnavailableError] = []
+    for place in _SHORT:
+        if os.path.isdir(place):
+            try:
+                return _secure(Path(place, name), private=True)
+            except PoolUnavailableError as error:  # somebody else has taken the name, or nothing can be made there
+                refused.append(error)
+    raise PoolUnavailableError(
+        f"no socket can lie under {os.fsencode(root)!r}: its name has more than {_ROOT_MAX} bytes or is no UTF-8, and "
+        f"none of {', '.join(_SHORT)} can be used in its place" + (f" ({refused[0].message})" if refused else ""),
+        remedy="set FXPOOL_RUNTIME_DIR to a directory with a short name",
+    )
 
 
 def make_private(root: Path) -> Path:
     """A fresh directory of mode 0700 under `root`, short enough for a socket in it."""
-    needed = len(os.fsencode(root)) + len(f"/{PREFIX}12345678/{SOCKET}")
-    if needed > _SOCKET_PATH_MAX:
+    length = len(os.fsencode(root))
+    if length > _ROOT_MAX:
         raise PoolUnavailableError(
-            f"the path of a socket under {root} would be {needed} bytes long, over the limit of {_SOCKET_PATH_MAX}",
+            f"a socket under {root} would have a path of {length - _ROOT_MAX + _SOCKET_PATH_MAX} bytes, over the limit "
+            f"of {_SOCKET_PATH_MAX}",
             remedy="set FXPOOL_RUNTIME_DIR to a shorter path",
         )
     try:

@@ -61,7 +61,7 @@ class Server:
     def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
         self.directory = directory
         self.config = config
-        self.slots, self.rule = default_workers()
+        self.slots, self.rule = min(default_workers(), memory.workers(memory.Host.look()))
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
         self.listener = listener
@@ -73,6 +73,7 @@ class Server:
         self._numbers = 0
         self._had_client = False
         self._failed_starts = 0  # of a zygote, in a row
+        self._killed_before = memory.Host.look().killed()
         self._draining = False
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
@@ -282,6 +283,10 @@ class Server:
     def _start_zygote(self) -> None:
         if self._ending:
             return
+        host = memory.Host.look()
+        if memory.too_little(host):
+            self._give_up(memory.advice(host))
+            return
         self.zygote_facts = {"state": "starting"}
         order = m.Prepare(self.config.preload, self.config.sys_path, ",".join(self._idle_calls))
         try:
@@ -302,11 +307,19 @@ class Server:
             self.loop.call_later(_PAUSES[self._failed_starts], self._start_zygote)
             self._failed_starts += 1
         else:
-            self._zygote_broken(reason)
-            if self.config.link and not self._draining:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """The host lacks what a zygote needs. It may have it later, for another server."""
+        self._zygote_broken(reason)
+
+        def leave() -> None:
+            if not self.config.link:
+                self.end.set()
+            elif not self._draining:
                 self._drain(reason)
-            elif not self.config.link:
-                self.loop.call_later(GRACE_SECONDS, self.end.set)  # after the answers
+
+        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and who is on the way here
 
     def on_prepared(self, message: m.Prepared) -> None:
         facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
@@ -343,6 +356,9 @@ class Server:
             self.zygote = None
             return
         self.dispatcher.counters["deaths"] += 1
+        host = memory.Host.look()
+        if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
+            reason = f"{memory.advice(host)}; {reason}"
         log.warning("%s", reason)
         # What a zygote does in its idle time may be what ended it; often it can tell which call it was.
         guilty = zygote.code - m.EXIT_IDLE

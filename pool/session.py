@@ -77,6 +77,7 @@ class Session:
                 found.process,
                 found.shared,
             )
+            self.joined = found.process is None
             self._thread.start()
         except BaseException as error:
             self._abandon(found)

@@ -13,6 +13,7 @@ import errno
 import gc
 import importlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -25,8 +26,8 @@ import msgspec
 import psutil
 
 from fxpool import descriptors
+from fxpool.pool import memory, processes, worker
 from fxpool.pool import messages as m
-from fxpool.pool import processes, worker
 from fxpool.pool.protocol import PROTOCOL_VERSION
 
 PACKET = 128 << 10
@@ -67,7 +68,7 @@ class Zygote:
             for name in order.preload:
                 importlib.import_module(name)
         except BaseException:
-            failure = "a preload module failed:\n" + traceback.format_exc()[-_REASON_KEPT:]
+            failure = f"a preload module failed:\n{traceback.format_exc()[-_REASON_KEPT:]}{_limits_in_force()}"
         threads = self.process.num_threads()
         if not failure and threads != 1:
             failure = (
@@ -100,6 +101,9 @@ class Zygote:
         Where it starts a thread, this process ends, and the server starts another that does not call it.
         """
         name = self.idle.pop(0)
+        if not memory.rehearsal_fits(memory.Host.look()):
+            print(f"zygote {self.pid}: {name} is left out, as memory is short", file=sys.stderr, flush=True)
+            return
         start = time.perf_counter()
         module, _, function = name.partition(":")
         gc.disable()
@@ -263,6 +267,16 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def _limits_in_force() -> str:
+    """What is set for this process that a preload may have met."""
+    size, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if size == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f"a limit of {size >> 20} MB on its address space is in force: raise it (`ulimit -v`), or set FXPOOL_POOL=off"
+    )
 
 
 def _descriptors() -> set[int]:

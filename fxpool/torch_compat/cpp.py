@@ -101,13 +101,17 @@ class Command:
 
     def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
         options = self._options(**self._flags, **kind)
+        # Inductor puts paths into a line as they are: those of ours may hold spaces and quotes.
+        quote = shlex.quote
         if not kind.get("precompiling"):
-            options.precompiled_header = self._header
-        builder = self._builder(name=name, sources=sources, BuildOption=options, output_dir=directory)
-        # Inductor calls its compiler by a name that may hold spaces, and puts it into the line as it is.
+            options.precompiled_header = quote(self._header) if self._header is not None else None
+        quoted = quote(sources) if isinstance(sources, str) else list(map(quote, sources))
+        place = quote(directory) if directory else ""
+        builder = self._builder(name=quote(name), sources=quoted, BuildOption=options, output_dir=place)
+        # So it does with the compiler's name, which is one word of a line whatever it holds.
         compiler = str(options.get_compiler())
         arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
-        return [self._compiler or compiler, *arguments], builder.get_target_file_path()
+        return [self._compiler or compiler, *arguments], shlex.split(builder.get_target_file_path())[0]
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """(arguments of the compiler, path of the object file it writes beside the source)."""

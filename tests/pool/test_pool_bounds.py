@@ -131,7 +131,43 @@ def test_a_cgroup_s_limit_counts_and_its_cached_files_do_not(tmp_path, name: str
     assert host.used()[1] == "the machine's memory"
 
 
-def test_the_default_is_half_but_enough_for_a_graph(tmp_path) -> None:
-    assert memory.default_limit(memory.Host((group(tmp_path, 1 << 30, 0, 0, "x"),)))[0] == 1 << 30
-    everything = memory.Host(()).total()[0]
-    assert memory.default_limit(memory.Host(()))[0] == max(everything // 2, min(everything, 4 << 30))
+@pytest.mark.parametrize(
+    ("total", "limit", "rule"),
+    [
+        (1 << 30, 768 * MB, "three quarters of"),
+        (2 << 30, 1536 * MB, "three quarters of"),
+        (3 << 30, 2 << 30, "what graphs take"),
+        (4 << 30, 2 << 30, "half of"),
+        (10 << 30, 5 << 30, "half of"),
+    ],
+)
+def test_the_default_is_half_but_enough_for_a_graph_and_never_all(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, total: int, limit: int, rule: str
+) -> None:
+    monkeypatch.setattr(memory, "_machine_total", lambda: 64 << 30)
+    found, said = memory.default_limit(memory.Host((group(tmp_path, total, 0, 0, "x"),)))
+    assert found == limit and said.startswith(rule)
+
+
+def test_fewer_workers_where_there_is_little_memory(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_machine_total", lambda: 64 << 30)
+    of = {size: memory.workers(memory.Host((group(tmp_path, size * MB, 0, 0, "x"),))) for size in (500, 1200, 2048)}
+    assert [count for count, _ in of.values()] == [1, 1, 2]
+    assert all("memory.max" in rule for _, rule in of.values())
+    assert memory.workers(memory.Host(()))[0] > 64
+
+
+@pytest.mark.parametrize("name", ["memory.events", "memory.oom_control"])
+def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path, name: str) -> None:
+    host = memory.Host((group(tmp_path, 1200 * MB, 700 * MB, 100 * MB, "inactive_file"),))
+    assert host.room() == (600 * MB, f"the memory limit in {tmp_path / 'memory.max'}")
+    assert memory.too_little(host) and not memory.rehearsal_fits(host)
+    assert "600 MB are left of 1200 MB" in memory.advice(host) and "FXPOOL_POOL=off" in memory.advice(host)
+    assert host.killed() == 0
+    (tmp_path / name).write_text("low 0\noom 9\noom_kill 3\n")
+    assert host.killed() == 3
+    with open(tmp_path / "memory.stat", "a") as file:
+        file.write(f"active_file {300 * MB}\n")
+    assert host.room()[0] == 900 * MB, "files that are cached can be given up"
+    roomy = memory.Host((group(tmp_path, 1200 * MB, 400 * MB, 100 * MB, "inactive_file"),))
+    assert not memory.too_little(roomy) and memory.rehearsal_fits(roomy)

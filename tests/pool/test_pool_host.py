@@ -20,7 +20,7 @@ from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError
 from fxpool.installed import PACKAGES, Package
-from fxpool.pool import PoolClient, PoolConfig, hosts, identity
+from fxpool.pool import PoolClient, PoolConfig, ending, hosts, identity, runtime_dir
 
 Make = Callable[..., PoolClient]
 
@@ -181,7 +181,7 @@ def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> 
 
 
 def test_the_number_of_another_process_is_not_killed(tmp_path: Path) -> None:
-    from fxpool.pool import predecessor, runtime_dir
+    from fxpool.pool import predecessor
 
     with subprocess.Popen(["sleep", "60"]) as innocent:
         lock = runtime_dir.hold(tmp_path)
@@ -431,3 +431,77 @@ def test_who_came_and_went_may_come_again_for_as_long_as_is_set(join: Make, plac
     # Longer than it waits for the first to come.
     assert until(lambda: time.time() - psutil.Process(pid).create_time() > 2.5 or ended(pid))
     assert hosts.status(link(place)).get("server_pid") == pid
+
+
+def test_one_that_is_stopped_goes_on_and_ends_as_if_it_had_been_told(join: Make, place: Place) -> None:
+    client = join()
+    mark = place.mark("mark-busy")
+    pid = pid_of(client)
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="busy")
+    assert until(mark.exists)
+    os.kill(pid, signal.SIGSTOP)
+    found = ending.end(link(place))
+    assert (found.how, found.pid) == ("told", pid) and "was stopped" in found.detail
+    place.mark("mark-busy-go").touch()
+    assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(pid))
+    assert ending.end(link(place)) == ending.Ended("gone")
+
+
+HANGING = """
+    import asyncio, os, time
+    real = asyncio.BaseEventLoop._run_once
+    def run_once(self):
+        while os.path.exists(os.path.join(os.environ["TMPDIR"], "mark-hang")):
+            time.sleep(0.1)
+        real(self)
+    asyncio.BaseEventLoop._run_once = run_once
+"""
+
+
+def test_one_that_takes_no_notice_is_killed_with_all_that_is_its(join: Make, place: Place) -> None:
+    modules = place.mark("mark-modules")
+    modules.mkdir()
+    # As a loop that never comes back would: nothing that arrives on the socket or as a signal is looked at.
+    (modules / "sitecustomize.py").write_text("import sys\nif 'fxpool.pool.server' in sys.orig_argv:" + HANGING)
+    client = join(extra={"PYTHONPATH": str(modules)})
+    pid = pid_of(client)
+    directory = (place.runtime / os.readlink(link(place))).parent
+    place.mark("mark-hang").touch()
+    assert until(lambda: hosts.status(link(place)) == {"state": "silent"})
+    found = ending.end(link(place), patience=1.0)
+    assert (found.how, found.pid) == ("killed", pid) and "was killed" in found.detail
+    assert until(lambda: not place.processes())
+    assert not directory.exists() and not os.path.lexists(link(place))
+
+
+def test_what_a_killed_one_left_is_removed(join: Make, place: Place) -> None:
+    pid = pid_of(join())
+    directory = (place.runtime / os.readlink(link(place))).parent
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not place.processes())
+    assert ending.end(link(place)) == ending.Ended("gone")
+    assert not directory.exists() and not os.path.lexists(link(place))
+
+
+def test_one_that_can_t_be_found_is_not_said_to_be_ended(place: Place) -> None:
+    directory = place.runtime / "pool-elsewhere"
+    directory.mkdir(0o700)
+    link(place).symlink_to("pool-elsewhere/socket")
+    with subprocess.Popen(["sleep", "60"]) as innocent:
+        held = runtime_dir.hold(directory)
+        os.ftruncate(held, 0)
+        os.pwrite(held, str(innocent.pid).encode(), 0)
+        found = ending.end(link(place))
+        assert (found.how, found.pid) == ("failed", innocent.pid) and "another container" in found.detail
+        assert innocent.poll() is None
+        innocent.kill()
+    os.close(held)
+    shutil.rmtree(directory)
+    link(place).unlink()
+
+
+def test_who_joined_a_server_knows_that_it_was_there(join: Make) -> None:
+    first, second = join(), join()
+    assert pid_of(first) == pid_of(second)
+    assert (first.joined, second.joined) == (False, True)

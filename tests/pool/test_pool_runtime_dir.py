@@ -76,7 +76,7 @@ def test_private_directories_are_fresh_and_short(place: Place) -> None:
         runtime_dir.remove(path)
         assert not path.exists()
     deep = place.files / ("mark" + "x" * 100)
-    with pytest.raises(PoolUnavailableError, match="bytes long"):
+    with pytest.raises(PoolUnavailableError, match=r"path of \d+ bytes"):
         runtime_dir.make_private(deep)
 
 
@@ -131,3 +131,69 @@ def test_a_link_of_somebody_else_s_on_the_way_is_refused(place: Place) -> None:
     os.lchown(link, 12345, 12345)
     with pytest.raises(PoolUnavailableError, match="is a symbolic link of"):
         runtime_dir.runtime_root(str(link / "runtime"))
+
+
+@pytest.fixture
+def short(place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two places with short names."""
+    places = place.files / "mark1", place.files / "mark2"
+    for one in places:
+        one.mkdir(0o700)
+        one.chmod(0o1777)
+    monkeypatch.setattr(runtime_dir, "_SHORT", tuple(map(str, places)))
+    return places
+
+
+@pytest.mark.parametrize("name", ["x" * 120, os.fsdecode(b"a\xff")])
+def test_a_name_that_holds_no_socket_has_a_stand_in(place: Place, short: tuple[Path, Path], name: str) -> None:
+    root = place.files / name
+    found = runtime_dir.runtime_root(str(root))
+    assert found.parent == short[0] and mode(found) == 0o700
+    assert runtime_dir.runtime_root(f"{root}/../{name}") == found
+    assert runtime_dir.runtime_root(f"{root}y") != found
+    assert not root.exists()
+    assert runtime_dir.make_private(found)
+
+
+def test_every_process_comes_to_the_same_stand_in(
+    place: Place, short: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(place.files / ("x" * 120))
+    found = runtime_dir.runtime_root(root)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short[1]))
+    monkeypatch.setattr(tempfile, "tempdir", str(place.runtime))
+    monkeypatch.setenv("TMPDIR", str(place.runtime))
+    assert runtime_dir.runtime_root(root) == found
+
+
+def test_a_default_with_a_long_name_has_one_too(
+    place: Place, short: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(place.files / ("x" * 120)))
+    assert runtime_dir.runtime_root().parent == short[0]
+
+
+@pytest.mark.parametrize("taken", ["open", "link", "file", "somebody else's"])
+def test_a_stand_in_that_somebody_made_is_not_used(place: Place, short: tuple[Path, Path], taken: str) -> None:
+    root = str(place.files / ("x" * 120))
+    found = runtime_dir.runtime_root(root)
+    found.rmdir()
+    if taken == "open":
+        found.mkdir()
+        found.chmod(0o755)
+    elif taken == "link":
+        found.symlink_to(place.runtime)
+    elif taken == "file":
+        found.touch()
+    elif os.getuid() == 0:
+        found.mkdir(0o700)
+        os.chown(found, 12345, 12345)
+    else:
+        pytest.skip("only root can make a directory somebody else's")
+    assert runtime_dir.runtime_root(root) == short[1] / found.name
+    (short[1] / found.name).rmdir()
+    (short[1] / found.name).touch()
+    with pytest.raises(PoolUnavailableError, match="can be used in its place") as caught:
+        runtime_dir.runtime_root(root)
+    assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy

@@ -1,0 +1,110 @@
+"""Ending a server of this host's, whether it answers or not: what `fxpool stop` does.
+
+One that answers is told, and ends when what it was asked for is done. One that does not may be stopped, or hang: it
+gets SIGTERM, which it takes as being told, and is let go on if it was stopped. If it takes no notice it is killed, and
+its zygote and workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fxpool.pool import hosts, predecessor, processes, runtime_dir
+
+__all__ = ["PATIENCE", "Ended", "end"]
+
+# Seconds in which a server that does not answer may take notice of a signal, and those in which a kill is through.
+PATIENCE = 10.0
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a server: `how` is ``told``, ``killed``, ``gone`` (it was before) or ``failed``.
+
+    `detail` says in a sentence what is worth telling, which is nothing where it answered.
+    """
+
+    how: str
+    pid: int | None = None
+    detail: str = ""
+
+
+def end(link: Path, patience: float = PATIENCE) -> Ended:
+    """End the server that a link leads to. Takes up to twice `patience` (seconds) where it does not answer."""
+    # Told only if it answers: a server that finds it has been told twice ends at once, with what it was asked for.
+    if hosts.status(link)["state"] == "running" and hosts.stop(link):
+        return Ended("told")
+    try:
+        directory = link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return Ended("gone")  # it has just removed it
+    pid = runtime_dir.holder(directory)
+    if pid is None:
+        return _of_nobody(link, directory)
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer, and is out of reach: {error.strerror}")
+    try:
+        if runtime_dir.holder(directory) != pid or not predecessor.is_server_of(pid, directory):
+            said = (
+                f"the server of {directory} does not answer, and may run in another container: process {pid} is not it"
+            )
+            return Ended("failed", pid, said)
+        return _by_signals(link, directory, pid, process, patience)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer, and can't be ended: {error.strerror}")
+    finally:
+        os.close(process)
+
+
+def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: float) -> Ended:
+    stopped = processes.is_stopped(pid)
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    if stopped:
+        signal.pidfd_send_signal(process, signal.SIGCONT)
+
+    def is_gone() -> bool:
+        return runtime_dir.holder(directory) is None
+
+    if _until(lambda: is_gone() or (directory / predecessor.LEAVING).exists(), patience):
+        was = "was stopped" if stopped else "did not answer"
+        return Ended("told", pid, f"server {pid} {was}; it took SIGTERM, and ends when what it was asked for is done")
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    if not _until(is_gone, patience):
+        return Ended("failed", pid, f"server {pid} does not answer, and the kernel has not ended it since SIGKILL")
+    _of_nobody(link, directory)
+    return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed, with its workers")
+
+
+def _of_nobody(link: Path, directory: Path) -> Ended:
+    """Remove what a server left that was killed, unless another is being started in its place."""
+    try:
+        lock = runtime_dir.hold(directory)
+    except FileNotFoundError:
+        lock = -1  # its directory is gone, too
+    except OSError:
+        return Ended("gone")
+    with contextlib.suppress(OSError):
+        if os.path.dirname(os.readlink(link)) == directory.name:
+            os.unlink(link)
+    if lock >= 0:
+        runtime_dir.remove(directory)
+        os.close(lock)
+    return Ended("gone")
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
