@@ -39,7 +39,7 @@ ROWS = [
     Row(name="PYTHONOPTIMIZE=2", environment={"PYTHONOPTIMIZE": "2"}),
     Row(name="PYTHONHASHSEED=0", environment={"PYTHONHASHSEED": "0"}),
     # torch.jit warns of itself while it is imported, as it does in this repository's tests.
-    Row(name="-W error", arguments=("-W", "error", "-W", "ignore::DeprecationWarning:torch.jit", "{program}")),
+    Row(name="-W error", arguments=("-W", "error", "-W", "ignore:`torch.jit:DeprecationWarning", "{program}")),
     Row(name="-X dev", arguments=("-X", "dev", "{program}")),
     Row(name="-I", arguments=("-I", "{program}")),
     Row(name="-s", arguments=("-s", "{program}")),
