@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 
-from fxpool import forks, statistics
+from fxpool import statistics
 
 __all__ = ["forget", "once", "show"]
 
 log = logging.getLogger("fxpool")
 
-_lock = forks.lock(__name__, "_lock")
-_said: set[tuple[str, str]] = set()
+# A dictionary, whose single operations no other thread and no fork come between.
+_said: dict[tuple[str, str], object] = {}
+# Whose lines tell a reader nothing.
+_NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
 
 def once(reason: str, text: str, *, about: str = "") -> None:
@@ -30,24 +33,30 @@ def once(reason: str, text: str, *, about: str = "") -> None:
     Never raises.
     """
     statistics.count("switched_off", reason)
-    with _lock:
-        if (reason, about) in _said:
-            return
-        _said.add((reason, about))
-    show(text)
+    ours = object()
+    if _said.setdefault((reason, about), ours) is ours:
+        show(text)
 
 
 def show(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """`warnings.warn`, but for raising: not under ``warnings.simplefilter("error")`` either."""
     try:
-        # Who reads it looks for our name: the frame that called us is somewhere in torch.
-        warnings.warn(text, category, stacklevel=3)
+        warnings.warn(text, category, stacklevel=_level_of_the_program())
     except Exception:  # a filter, a stream, somebody's own `warnings.showwarning`
         with contextlib.suppress(Exception):
             log.warning("%s", text)
 
 
+def _level_of_the_program() -> int:
+    """How far above `show` the program's line is that brought us here; a thread of ours has none."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_THE_PROGRAM:
+            return level
+    return 1
+
+
 def forget() -> None:
     """Say everything once more."""
-    with _lock:
-        _said.clear()
+    _said.clear()

@@ -284,7 +284,8 @@ def counted_as(error: PoolError) -> str:
 def say_without_pool(error: PoolError, instead: str = "graphs are compiled in this process") -> None:
     """Say once that the pool can't be used, why, and what happens `instead`. A switch that is off says nothing."""
     if isinstance(error, (PoolUnavailableError, ProtocolError)) and config.current().pool != "off":
-        more = "" if error.remedy else "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
+        more = "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
+        more = "" if "FXPOOL_" in str(error) else more
         warned.once(counted_as(error), f"fxpool does without its workers, {instead}: {error}{more}")
 
 
