@@ -90,6 +90,7 @@ def test_a_graph_is_compiled_by_a_worker_and_found_by_the_next_process(tmp_path:
         place.mkdir(mode=0o700)
         places[variable] = str(place)
     reports = [json.loads(run_python(["-c", PROGRAM], **places).splitlines()[-1]) for _ in range(2)]
+    run_python(["-m", "fxpool", "stop"], **places)  # it would stay until its header is compiled
     assert [one["compiles"]["worker"] for one in reports] == [1, 0]
     assert [one["hits"] for one in reports] == [0, 1]
     for one in reports:
@@ -120,6 +121,7 @@ def test_names_that_are_no_text_keep_nobody_from_compiling(tmp_path: Path, reque
     stand_in = runtime_dir.runtime_root(places["FXPOOL_RUNTIME_DIR"])
     request.addfinalizer(lambda: shutil.rmtree(stand_in))
     warned, compiles, off, fallbacks = json.loads(run_python(["-c", NO_TEXT], **places).splitlines()[-1])
+    run_python(["-m", "fxpool", "stop"], **places)
     (about_the_cache,) = warned
     assert "is no UTF-8" in about_the_cache and "FXPOOL_CACHE_DIR" in about_the_cache
     assert set(off) == {"cache_directory_refused"}

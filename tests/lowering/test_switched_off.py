@@ -1,0 +1,167 @@
+"""Whatever keeps a whole process from its cache or its workers is said once, with what to do, and nothing fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import HERE, run_python
+
+# Two graphs; what is said of either is one warning.
+PROGRAM = """
+import json, sys, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch, fxpool
+    from fxpool.lowering import ladder, service
+    # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
+    class Compiled:
+        def __init__(self, gm, inputs, keep_result):
+            self.callable, self.result = gm.forward, None
+    ladder.aot.compile_graph = Compiled
+    exec(sys.argv[1] if len(sys.argv) > 1 else "")
+    x = torch.ones(3)
+    for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):
+        assert torch.equal(torch.compile(function, backend="fxpool")(x), function(x))
+stats = fxpool.statistics.snapshot()
+said = [str(one.message) for one in caught if "fxpool" in str(one.message)]
+print(json.dumps([said, {name: stats[name] for name in ("compiles", "fallbacks", "bypasses", "switched_off")}]))
+"""
+
+
+def run(before: str = "", **environment: str) -> tuple[str, dict[str, Any]]:
+    """The one thing that a process said, and what it counted."""
+    said, stats = json.loads(run_python(["-c", PROGRAM, before], **environment).splitlines()[-1])
+    assert len(said) == 1, said
+    return said[0], stats
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Any]:
+    """Mounts a small file system of its own for a test."""
+    made: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"mount{len(made)}"
+        place.mkdir(mode=0o700)
+        command = ["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "none", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no file system can be mounted here")
+        made.append(place)
+        return place
+
+    yield mount
+    for place in made:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize(("options", "why"), [("size=8k", "ENOSPC"), ("ro", "EROFS")])
+def test_a_cache_that_can_t_be_written(options: str, why: str, mounted: Any) -> None:
+    place = mounted(options)
+    said, stats = run(FXPOOL_CACHE_DIR=str(place))
+    assert "can't keep" in said and why in said and "FXPOOL_CACHE_DIR" in said and str(place) in said
+    assert stats["switched_off"] == {"cache_not_written": 2}
+    assert stats["compiles"] == {"worker": 2, "in_process": 0}
+
+
+@pytest.mark.parametrize("how", ["a link", "a file", "open to others", "somebody else's"])
+def test_a_runtime_directory_that_may_not_be_used(how: str, tmp_path: Path) -> None:
+    place = tmp_path / "runtime"
+    if how == "a link":
+        place.symlink_to(tmp_path)
+    elif how == "a file":
+        place.touch()
+    else:
+        place.mkdir(mode=0o700)
+        if how == "open to others":
+            place.chmod(0o777)
+        elif os.geteuid() == 0:
+            os.chown(place, 12345, 12345)
+        else:
+            pytest.skip("only root can give a directory away")
+    said, stats = run(FXPOOL_RUNTIME_DIR=str(place))
+    assert "without its workers" in said and str(place) in said and "set FXPOOL_RUNTIME_DIR" in said
+    assert stats["switched_off"] == stats["fallbacks"] == {"runtime_directory_refused": 2}
+    assert stats["compiles"] == {"worker": 0, "in_process": 2}
+
+
+def test_a_server_whose_zygote_can_t_start() -> None:
+    said, stats = run('service._PRELOAD = ("no_such_module",)')
+    assert "without its workers" in said and "No module named 'no_such_module'" in said and "FXPOOL_POOL=off" in said
+    assert stats["switched_off"] == {"pool_unavailable": 2}
+    assert stats["compiles"] == {"worker": 0, "in_process": 2}
+
+
+def test_a_pool_that_is_switched_off_on_purpose_says_nothing() -> None:
+    said, stats = json.loads(run_python(["-c", PROGRAM], FXPOOL_POOL="off").splitlines()[-1])
+    assert (said, stats["switched_off"]) == ([], {})
+
+
+def test_in_the_background_it_is_said_once_too(tmp_path: Path) -> None:
+    (tmp_path / "runtime").touch()
+    wait = "import atexit; torch.compile(lambda x: x + 3, backend='fxpool')(torch.ones(3)); fxpool.wait()"
+    said, stats = run(
+        wait, FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"), TORCHINDUCTOR_FX_COMPILE_MODE="async+subprocess"
+    )
+    assert "graphs stay as they are" in said
+    assert stats["switched_off"]["runtime_directory_refused"] >= 1
+
+
+def test_a_filter_that_makes_warnings_errors_fails_no_compile(tmp_path: Path) -> None:
+    (tmp_path / "runtime").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    program = """
+import warnings, torch, fxpool
+from fxpool.lowering import ladder
+class Compiled:
+    def __init__(self, gm, inputs, keep_result):
+        self.callable = gm.forward
+ladder.aot.compile_graph = Compiled
+x = torch.ones(3)
+compiled = torch.compile(lambda x: x.relu() + 1, backend="fxpool")
+with warnings.catch_warnings():
+    warnings.filterwarnings("error", message="fxpool")
+    assert torch.equal(compiled(x), x + 1)
+print(sorted(fxpool.statistics.snapshot()["switched_off"]))
+"""
+    output = run_python(
+        ["-c", program], FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"), FXPOOL_CACHE_DIR=str(tmp_path / "open")
+    )
+    assert output.splitlines()[-1] == "['cache_directory_refused', 'runtime_directory_refused']"
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A cgroup of this test's own with 800 MB."""
+    for top, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        place = Path(top, f"fxpool-test-{os.getpid()}")
+        try:
+            place.mkdir()
+            (place / limit).write_text(str(800 << 20))
+        except OSError:
+            if place.is_dir():
+                place.rmdir()
+            continue
+        yield place
+        place.rmdir()
+        return
+    pytest.skip("no cgroup with a memory limit can be made here")
+
+
+def test_too_little_memory_for_workers(memory_group: Path, tmp_path: Path) -> None:
+    enter = f"import os; open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", enter + PROGRAM], capture_output=True, text=True, check=False, cwd=HERE, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    (said,), stats = json.loads(done.stdout.splitlines()[-1])
+    assert "memory is short" in said and "of 800 MB" in said and "give it more" in said
+    assert stats["switched_off"] == {"pool_unavailable": 2}
+    assert stats["compiles"] == {"worker": 0, "in_process": 2}
