@@ -328,8 +328,12 @@ def forget_stores() -> None:
 
 
 def job_environment(wanted: dict[str, str]) -> dict[str, str | None]:
-    """Variables a job's worker gets besides its zygote's; None takes one away."""
-    return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **wanted}
+    """Variables a job's worker gets besides its zygote's; None takes one away.
+
+    One whose value is no UTF-8 can't be sent: the worker has its server's, which the host's first process started.
+    """
+    sent = {name: value for name, value in wanted.items() if _is_text(value)}
+    return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **sent}
 
 
 def import_path() -> tuple[str, ...]:
@@ -349,7 +353,7 @@ def working_directory() -> str | None:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a path can be sent to a worker: not every name of a file is UTF-8."""
+    """Whether a path or a variable's value can be sent to a worker: not every one is UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
