@@ -80,6 +80,7 @@ class Forwarder:
                 record.threadName or "",
                 record.created,
                 None if exc_text is None else _text(exc_text),
+                _extra(record),
             )
         )
 
@@ -103,6 +104,31 @@ class Forwarder:
             text = f"more than {_RECORDS_KEPT} records and warnings in one job: the rest is dropped"
             record = m.LogRecord(0, __name__, logging.WARNING, text, __file__, 0, "", 0, "", 0.0, None)
         self._send(record)
+
+
+# What every record has; anything else was given to the call as `extra`, for formatters that read it.
+_USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    found = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
+    return found if not found or len(repr(found)) <= 4 * _TEXT_KEPT else {}  # a message has an end
+
+
+def _plain(value: Any, depth: int = 8) -> Any:
+    """`value` as numbers, text, lists and tables; what is none of them, or lies too deep, as its `repr`."""
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if depth and isinstance(value, dict):
+        return {_text(str(name)): _plain(part, depth - 1) for name, part in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [_plain(part, depth - 1) for part in value]
+    try:
+        return _text(repr(value))
+    except Exception as error:
+        return f"{type(value).__name__} (without a repr: {type(error).__name__})"
 
 
 def _text(text: str) -> str:
@@ -150,6 +176,7 @@ def _replay_log(record: m.LogRecord) -> None:
     made = logging.LogRecord(
         record.name, record.level, record.pathname, record.lineno, record.message, (), None, record.function
     )
+    vars(made).update({name: value for name, value in record.extra.items() if name not in _USUAL})
     made.exc_text = record.exc_text
     made.process, made.threadName = record.process, record.thread
     if record.created:

@@ -147,7 +147,7 @@ class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
 
 
 class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """A logging record of a worker. `job` is filled in by the server."""
+    """A logging record of a worker. `job` is filled in by the server; `extra` is what the call gave as that, plain."""
 
     job: int
     name: str
@@ -160,6 +160,7 @@ class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     thread: str
     created: float
     exc_text: str | None
+    extra: dict[str, Any] = {}
 
 
 class WarningRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):

@@ -49,11 +49,6 @@ ROWS = [
         fresh=True,
         expected=_ERROR,
     ),
-    Row(
-        name="no g++ in PATH, in the cache",
-        again_environment={"PATH": "{without}"},
-        prepare=_path_without_compilers,
-    ),
     Row(name="CXX not there", environment={"CXX": "/nowhere/g++"}, fresh=True, expected=_ERROR),
     Row(name="CXX=clang++", environment={"CXX": "clang++"}, needs=(command("clang++"),), fresh=True),
     Row(

@@ -89,7 +89,7 @@ ROWS = [
     Row(name="modules named like ours beside the script", files={f"{name}.py": "NAME = 1\n" for name in _OURS}),
     Row(
         name="modules named like the library's beside it",
-        files={f"{name}.py": "NAME = 1\n" for name in ("resource", "tomllib", "grp", "getpass", "msvcrt")},
+        files={f"{name}.py": "NAME = 1\n" for name in ("resource", "tomllib", "grp")},
     ),
     Row(name="directory closed to others", prepare=_closed_directory, needs=(root,)),
     Row(name="directory that can't be written", shell='chmod 0500 . && exec "$@"', needs=(no_root,)),

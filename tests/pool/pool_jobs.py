@@ -504,6 +504,12 @@ def worker_pid(data: bytes) -> bytes:
     return b"%d" % os.getpid()
 
 
+def log_with_extra(data: bytes) -> bytes:
+    extra = {"metadata": {"graph": {"nodes": (1, 2.5, None)}}, "payload": "text", "owner": object()}
+    logging.getLogger("pool_jobs").warning("", extra=extra)
+    return b""
+
+
 def log_text(data: bytes) -> bytes:
     logging.getLogger("pool_jobs").info(data.decode())
     return b"%d" % os.getpid()

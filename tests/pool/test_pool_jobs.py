@@ -154,6 +154,15 @@ def test_logs_are_replayed_through_the_asker_s_loggers(client: PoolClient, caplo
     assert len([r for r in caplog.records if r.name.startswith("pool_jobs")]) == 4
 
 
+def test_what_a_formatter_reads_of_a_record_comes_with_it(client: PoolClient, caplog: pytest.LogCaptureFixture) -> None:
+    run(client, "log_with_extra").result()
+    (record,) = [r for r in caplog.records if r.name == "pool_jobs"]
+    # As torch's trace does, whose formatter takes no record without.
+    assert vars(record)["metadata"] == {"graph": {"nodes": [1, 2.5, None]}}
+    assert vars(record)["payload"] == "text"
+    assert vars(record)["owner"].startswith("<object object")
+
+
 def test_logs_are_replayed_in_the_thread_that_asks(client: PoolClient) -> None:
     seen: list[int] = []
 
