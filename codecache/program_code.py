@@ -18,6 +18,7 @@ from fxpool.codecache import sources, torch_objects
 from fxpool.codecache.digester import Digester
 from fxpool.codecache.undigestable import UndigestableError
 from fxpool.torch_compat import inductor_registrations, operators, registrations
+from fxpool.torch_compat.otherwise import Otherwise
 
 __all__ = ["ProgramCode", "SentCode", "of"]
 
@@ -112,20 +113,26 @@ class SentCode:
         """Which configured code is another in a process where the request's options are in force; empty if none is."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
-    def difference(self) -> str:
-        """Which piece of code is another in this process; empty if none is."""
+    def difference(self) -> tuple[str, list[Otherwise]]:
+        """Which piece of code is another in this process (empty if none is), and operators for which something else is
+        registered: a compile that comes to none of these is the same here."""
         try:
             targets = {name: _found(name) for name in self.dependencies}
             here = of(targets, after_autograd=self.after_autograd).traced()
         except UndigestableError as error:
-            return error.what
+            return error.what, []
         except (ImportError, AttributeError, KeyError) as error:
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}", []
+        operators: list[Otherwise] = self.tables.disagreements() if self.tables is not None else []
         for name in sorted(self.digests.keys() | here.keys()):
             if name != TABLES and self.digests.get(name) != here.get(name):
-                where = "" if name in self.digests and name in here else ", in one of the two"
-                return f"{name}{where}"
-        return self.tables.disagreement() if self.tables is not None else ""
+                registered = name.removeprefix(_REGISTERED)
+                of_one = inductor_registrations.of_operator(registered) if registered != name else None
+                if of_one is None:
+                    where = "" if name in self.digests and name in here else ", in one of the two"
+                    return f"{name}{where}", []
+                operators.append(of_one)
+        return "", operators
 
 
 def _found(name: str) -> Any:

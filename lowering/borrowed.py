@@ -346,7 +346,7 @@ def run_graph(payload: bytes) -> bytes:
 
     graph, modules, libraries, code, state, known, facts, current, tools = pickle.loads(payload)
     try:
-        compiling.load_code(modules, libraries, code)
+        others = compiling.load_code(modules, libraries, code)
     except CannotTravelError as error:
         return pickle.dumps((False, _OtherCode(error.detail)))
     job = current_job()
@@ -364,9 +364,10 @@ def run_graph(payload: bytes) -> bytes:
         stack.enter_context(devices.unseen(facts, current, tools))
         try:
             compiling.compare_configured(code)
+            with compiling.unless_met(others):
+                return _answer(lambda: borrowing.compile_graph(graph), bool(facts))
         except CannotTravelError as error:
             return pickle.dumps((False, _OtherCode(error.detail)))
-        return _answer(lambda: borrowing.compile_graph(graph), bool(facts))
 
 
 def _answer(work: Callable[[], Any], unseen: bool) -> bytes:

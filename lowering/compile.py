@@ -37,12 +37,14 @@ from fxpool.torch_compat import (
     inductor_registrations,
     inner,
     operators,
+    otherwise,
     output_code,
     shape_env,
     tensors,
     tracing,
     triton_compile,
 )
+from fxpool.torch_compat.otherwise import Otherwise
 
 log = logging.getLogger("fxpool.lowering")
 
@@ -70,12 +72,12 @@ def compile_request(
         Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
     """
     phase("loading what it needs")
-    load_code(request.modules, request.libraries, request.code)
+    others = load_code(request.modules, request.libraries, request.code)
     try:
-        return _compile(request, submit, units, patient, apart, phase)
+        return _compile(request, submit, units, patient, apart, phase, others)
     except _NotAsClaimed:
         log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
-        return _compile(request, submit, units, True, apart, phase)
+        return _compile(request, submit, units, True, apart, phase, others)
 
 
 class _NotAsClaimed(Exception):
@@ -89,6 +91,7 @@ def _compile(
     patient: bool,
     apart: bool,
     phase: Callable[[str], None],
+    others: Sequence[Otherwise],
 ) -> Artifact:
     started = time.perf_counter()
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
@@ -105,7 +108,7 @@ def _compile(
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(submit if apart and triton_compile.may_collect() else None, units)
         phase("lowering")
-        with _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
+        with unless_met(others), _restart_caught() as asked, cpp.collecting(linking.take), triton.collecting():
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
@@ -147,9 +150,10 @@ def _name(request: CompileRequest) -> str:
     return "fxpool " + name.replace(" ", "_")
 
 
-def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> None:
+def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> Sequence[Otherwise]:
     """Import the modules and load the libraries that register what a graph names.
 
+    Returns operators that the asker would have compiled otherwise (see `unless_met`).
     Raises CannotTravelError: one can't be loaded in this process, or it is other code than the asker's.
     """
     for library in libraries:
@@ -165,8 +169,26 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
             raise CannotTravelError("code_not_importable", detail) from error
     if modules or libraries:
         inductor_registrations.forget_what_was_gathered()
-    if code is not None and (other := code.difference()):
+    if code is None:
+        return []
+    other, operators_otherwise = code.difference()
+    if other:
         raise CannotTravelError(CODE_DIFFERS, other)
+    return operators_otherwise
+
+
+@contextlib.contextmanager
+def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
+    """Around a compile. Raises CannotTravelError: it came to one of the operators that its asker compiles otherwise."""
+    with otherwise.watched(others) as met:
+        try:
+            yield
+        except Exception as error:
+            if what := met():
+                raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}") from error
+            raise
+        if what := met():
+            raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}")
 
 
 def compare_configured(code: SentCode | None) -> None:

@@ -19,9 +19,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fxpool.torch_compat.otherwise import DECOMPOSED, LOWERED, Otherwise
 from fxpool.torch_compat.registrations import foreign_functions
 
-__all__ = ["Tables", "forget_what_was_gathered", "of_the_program", "tables", "watch"]
+__all__ = ["Tables", "forget_what_was_gathered", "of_operator", "of_the_program", "tables", "watch"]
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
@@ -39,6 +40,21 @@ def of_the_program() -> Iterator[tuple[str, Any]]:
     yield from _functions_in_tables()
     yield from _patterns()
     yield from _of_devices()
+
+
+# What the entries of a table are asked for, of tables that are asked for an operator's entry where that is met.
+_ASKED_FOR = {
+    "lowerings": LOWERED,
+    "_maybe_layout_constraints": LOWERED,
+    "decompositions": DECOMPOSED,
+    "extra_random_decomps": DECOMPOSED,
+}
+
+
+def of_operator(name: str) -> Otherwise | None:
+    """The operator that a registration of `of_the_program` is for, if it does nothing where that is not met."""
+    table, _, rest = name.partition("[")
+    return Otherwise(_ASKED_FOR[table], rest[:-1], name) if table in _ASKED_FOR else None
 
 
 def forget_what_was_gathered() -> None:
@@ -166,16 +182,18 @@ class Tables:
     def for_key(self) -> Sequence[Any]:
         return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
 
-    def disagreement(self) -> str:
-        """Where the tables of this process would have a graph compiled otherwise; empty if nowhere."""
+    def disagreements(self) -> list[Otherwise]:
+        """Operators that the tables of this process would have compiled otherwise."""
         lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
+        found = []
         for name in self.fallbacks:
             # One that has neither here becomes a fallback when it is met.
             if name not in fallbacks and (name in decomposed or name in lowered):
-                return f"the fallback for {name}"
+                what = f"the fallback for {name}"
+                found += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
         for name in sorted(decomposed - set(self.decomposed)) if self.decomposed is not None else ():
-            return f"the decomposition of {name}, which was taken away"
-        return ""
+            found.append(Otherwise(DECOMPOSED, name, f"the decomposition of {name}, which was taken away"))
+        return found
 
 
 def tables() -> Tables | None:

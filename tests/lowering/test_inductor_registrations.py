@@ -139,6 +139,73 @@ def test_a_graph_compiled_in_process_is_kept_where_inductors_cache_is_off(progra
     assert programs.run("import torch\n" + program, environment=off)["stats"]["hits"] == 1
 
 
+WITHOUT_SIN = PLAIN.replace("torch.sin(x)", "torch.tanh(x)")
+NOT_CONCERNED = {
+    **dict.fromkeys(("lowering", "decomposition"), "import registering\n"),
+    **TAKEN_AWAY,
+    "a layout": "import torch\nfrom torch._inductor import lowering\n"
+    "lowering._maybe_layout_constraints[torch.ops.aten.sin.default] = lambda *args, **kwargs: (args, kwargs)\n",
+    "an operator of its own": "import torch\nfrom torch._inductor import lowering\n"
+    "@torch.library.custom_op('mine::own', mutates_args=())\n"
+    "def own(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n"
+    "lowering.register_lowering(own._opoverload)(lambda x: x)\n",
+}
+
+
+@pytest.mark.parametrize("name", NOT_CONCERNED)
+def test_a_graph_without_the_operator_is_a_worker_s_all_the_same(name: str, programs: Programs) -> None:
+    programs.write({"registering": REGISTERING.get(name, ""), "helper": HELPER.format(factor=2.0)})
+    for hits in (0, 1):
+        stats = programs.run("import torch\n" + NOT_CONCERNED[name] + WITHOUT_SIN)["stats"]
+        assert (stats["hits"], stats["fallbacks"], stats["compiles"]["in_process"]) == (hits, {}, 0)
+    assert programs.run(WITHOUT_SIN)["stats"]["hits"] == 0, "what is registered counts"
+
+
+OF_SIGMOID = LOWERING.replace("aten.sin.", "aten.sigmoid.")
+SIGMOID_FOUND_ON_THE_WAY = """
+import torch, registering, helper
+inputs = [torch.linspace(-1, 1, 8, requires_grad={grad})]
+function = lambda x: torch.nn.functional.silu(x)
+expected = lambda x: x * torch.cos(x) * helper.FACTOR
+"""
+# The backward of cos is made of sin, which is registered to be computed otherwise.
+SIN_IN_THE_BACKWARD = """
+import torch, registering, helper
+inputs = [torch.linspace(-1, 1, 8, requires_grad=True)]
+function = lambda x: torch.cos(x) * 2
+class Cosine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.cos() * 2
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return -grad * 2 * x.cos() * helper.FACTOR
+expected = Cosine.apply
+"""
+
+
+@pytest.mark.parametrize(
+    ("registering", "program"),
+    [(OF_SIGMOID, SIGMOID_FOUND_ON_THE_WAY.format(grad=False)), (LOWERING, SIN_IN_THE_BACKWARD)],
+)
+def test_an_operator_that_others_come_to_counts(registering: str, program: str, programs: Programs) -> None:
+    """It is in no graph that Dynamo made: a decomposition leads to it, or autograd."""
+    programs.write({"registering": registering, "helper": HELPER.format(factor=2.0)})
+    stats = programs.run(program)["stats"]
+    assert stats["fallbacks"] == {"code_differs": 1} and stats["compiles"] == {"worker": 0, "in_process": 1}
+    assert programs.run(program)["stats"]["hits"] == 1
+
+
+def test_one_graph_s_refusal_is_none_of_the_next(programs: Programs) -> None:
+    programs.write({"registering": LOWERING, "helper": HELPER.format(factor=2.0)})
+    both = "import registering, helper\nfirst = torch.compile(lambda x: torch.sin(x) + 1, backend='fxpool')\n"
+    both += "assert torch.allclose(first(torch.ones(3)), torch.ones(3).cos() * 2 + 1)\n"
+    stats = programs.run("import torch\n" + both + WITHOUT_SIN)["stats"]
+    assert stats["fallbacks"] == {"code_differs": 1} and stats["compiles"] == {"worker": 1, "in_process": 1}
+
+
 def test_a_process_that_has_only_loaded_inductor_shares_its_entries(programs: Programs) -> None:
     programs.run(PLAIN)
     # Of one size: 2.11's Dynamo takes such functions for one frame, in which another size becomes a symbol.
