@@ -24,8 +24,8 @@ Where a line of code belongs, in three rooms behind this front door:
                        Capture, compile in a worker, link, load. Uses the other two.
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-`config` (settings and their precedence), `statistics` (counters), `errors`, `warned` (what is said once), and the command
-line in `cli`.
+`config` (settings and their precedence), `statistics` (counters), `errors`, `warned` (what is said once), and the
+command line in `cli`.
 
 Importing this module imports neither torch nor anything else that takes time.
 """
