@@ -85,10 +85,13 @@ def test_what_a_compiler_says_it_read_is_understood(name: str, tmp_path: Path) -
 
 def test_a_graph_is_compiled_by_a_worker_and_found_by_the_next_process(tmp_path: Path) -> None:
     places = {}
-    for variable, name in (("FXPOOL_RUNTIME_DIR", "r"), ("FXPOOL_CACHE_DIR", "c"), ("TMPDIR", "t"), ("HOME", "h")):
-        place = tmp_path / f"{ODD}{name}"
+    for variable, name in (("FXPOOL_RUNTIME_DIR", "a 'b\"%é:"), ("FXPOOL_CACHE_DIR", ODD), ("TMPDIR", f"{ODD}t")):
+        place = tmp_path / name
         place.mkdir(mode=0o700)
         places[variable] = str(place)
+    places["HOME"] = places["TMPDIR"]
+    runtime = Path(places["FXPOOL_RUNTIME_DIR"])
+    assert runtime_dir.runtime_root(str(runtime)) == runtime, "short enough to be used itself"
     reports = [json.loads(run_python(["-c", PROGRAM], **places).splitlines()[-1]) for _ in range(2)]
     run_python(["-m", "fxpool", "stop"], **places)  # it would stay until its header is compiled
     assert [one["compiles"]["worker"] for one in reports] == [1, 0]
