@@ -101,7 +101,7 @@ def test_a_row_in_which_nothing_is_compiled_fails() -> None:
 def test_a_program_that_is_to_fail_says_why() -> None:
     expected = Expected(error=r"no working.*apt-get", status=1, again_status=1, processes=0, again_processes=0,
                         pool=False, cache=False)  # fmt: skip
-    said = "Traceback (most recent call last):\n  x\nE: raised by fxpool:\nno working C++ compiler\n  apt-get install g++\n"
+    said = "Traceback (most recent call last):\n  x\nE: fxpool:\nno working C++ compiler\n  apt-get install g++\n"
     assert not _faults(Run(1, [], said), Run(1, [], said), expected)
     assert "does not say" in " ".join(_faults(Run(1, [], "InvalidCxxCompiler"), Run(1, [], said), expected))
 
