@@ -135,7 +135,13 @@ def _direct(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
         if only.key is None or not _is_of_code(error, only):
             raise
         attempt.step_down(error.reason, error)
-        return _here(gm, inputs, only, attempt, loader(only), looked=True)
+    except PoolUnavailableError as error:
+        # The next process may be refused its workers as well: what is compiled here is kept for it.
+        if only.key is None:
+            raise
+        attempt.step_down(service.counted_as(error), error)
+        service.say_without_pool(error)
+    return _here(gm, inputs, only, attempt, loader(only), looked=True)
 
 
 def _by_stages(

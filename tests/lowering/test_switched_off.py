@@ -21,10 +21,10 @@ with warnings.catch_warnings(record=True) as caught:
     import torch, fxpool
     from fxpool.lowering import ladder, service
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
-    class Compiled:
-        def __init__(self, gm, inputs, keep_result):
-            self.callable, self.result = gm.forward, None
-    ladder.aot.compile_graph = Compiled
+    def compiled_here(gm, *rest, **more):
+        fxpool.statistics.count("compiles", "in_process")
+        return gm.forward
+    ladder._here = compiled_here
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
     x = torch.ones(3)
     for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):
@@ -91,6 +91,26 @@ def test_a_runtime_directory_that_may_not_be_used(how: str, tmp_path: Path) -> N
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
 
 
+KEPT = """
+import json, torch, fxpool
+compiled = torch.compile(lambda x: x.sin() * 3, backend="fxpool")
+torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() * 3)
+stats = fxpool.statistics.snapshot()
+print(json.dumps({name: stats[name] for name in ("hits", "compiles", "fallbacks")}))
+"""
+
+
+def test_what_a_process_without_workers_compiles_is_kept_for_the_next(tmp_path: Path) -> None:
+    (tmp_path / "runtime").touch()
+    for hits in (0, 1):
+        output = run_python(["-W", "ignore", "-c", KEPT], FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"))
+        assert json.loads(output.splitlines()[-1]) == {
+            "hits": hits,
+            "compiles": {"worker": 0, "in_process": 1 - hits},
+            "fallbacks": {} if hits else {"runtime_directory_refused": 1},
+        }
+
+
 def test_a_server_whose_zygote_can_t_start() -> None:
     said, stats = run('service._PRELOAD = ("no_such_module",)')
     assert "without its workers" in said and "No module named 'no_such_module'" in said and "FXPOOL_POOL=off" in said
@@ -123,7 +143,7 @@ from fxpool.lowering import ladder
 class Compiled:
     def __init__(self, gm, inputs, keep_result):
         self.callable = gm.forward
-ladder.aot.compile_graph = Compiled
+ladder.aot.compile_graph = Compiled  # no store: there is no key, and nothing is kept
 x = torch.ones(3)
 compiled = torch.compile(lambda x: x.relu() + 1, backend="fxpool")
 with warnings.catch_warnings():
