@@ -7,6 +7,7 @@
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
     │   │   ├── ServerLostError       it went away while a job waited; another can be asked
     │   │   ├── NoWorkerError         no worker came as far as the job: the host lacks something
+    │   │   ├── NotExecutableError        what workers compile can't be loaded from where it lies
     │   │   └── UnsafeRuntimeDirectoryError   others could put their server in the place of ours
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
@@ -125,6 +126,22 @@ class NoWorkerError(PoolUnavailableError):
         super().__init__(
             f"no worker came as far as job {job!r} (tried {attempts} times{who}): {reason}",
             remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
+        )
+
+
+class NotExecutableError(PoolUnavailableError):
+    """The kernels that a worker compiled lie on a file system mounted noexec, and can't be loaded from memory either.
+
+    A compile by another worker would be put there, too.
+    """
+
+    counted = "not_executable"
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(
+            f"compiled kernels can't be loaded from {os.path.dirname(path)}, which is mounted noexec: {reason}",
+            remedy="set FXPOOL_CACHE_DIR (or TMPDIR, if that is the place) to a directory whose files may be executed",
         )
 
 

@@ -20,7 +20,8 @@ Before it forks workers the zygote has imported the compiler, and when nobody wa
 (`rehearsal`). What a host's tool chain can do (`host_facts`) and the header of all kernels
 (`precompiled_header`) are found and compiled once, on cores that nobody else wants: the first graph
 takes the CPU at its word and includes the header as text. What is loaded is a pickle of torch's
-runtime records, the wrapper's code and one `library`; `unit_source` is that library's C++.
+runtime records, the wrapper's code and one `library`; `unit_source` is that library's C++, and `executable` has it
+loaded from where nothing may be executed.
 
 A step down the ladder is counted under a named reason. `ambient` is the state of the process that
 shapes code; it is captured once per request, is in the key, and is re-entered wherever a request

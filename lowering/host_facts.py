@@ -23,7 +23,7 @@ import filelock
 
 from fxpool.codecache import blobs, system, toolchain
 from fxpool.errors import FxpoolError, StoreError
-from fxpool.lowering import precompiled_header
+from fxpool.lowering import executable, precompiled_header
 from fxpool.torch_compat import cpp, instruction_sets
 from fxpool.torch_compat.instruction_sets import InstructionSet
 
@@ -114,7 +114,8 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
             with instruction_sets.instruction_sets_known(claimed):
                 command, library = precompiled_header.command(tools).link([source], os.path.join(directory, "probe"))
             subprocess.run(command, cwd=directory, check=True, capture_output=True)
-            ctypes.CDLL(library)
+            with executable.loadable(library) as path:
+                ctypes.CDLL(path)
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:
             log.info("one build for all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
             return None

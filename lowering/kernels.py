@@ -24,7 +24,7 @@ import msgspec
 
 from fxpool.codecache import toolchain
 from fxpool.errors import CompileError, NoCompilerError
-from fxpool.lowering import precompiled_header
+from fxpool.lowering import executable, precompiled_header
 from fxpool.lowering.unit_source import MODULE, function_name, unit_source
 from fxpool.torch_compat import cpp, output_code
 
@@ -183,7 +183,8 @@ def link(objects: Sequence[bytes], command: cpp.Command) -> bytes:
             _run(arguments, directory, stand_in)
             arguments, library = command.link_lightly(paths, os.path.join(directory, MODULE), stand_in)
             made = _run(arguments, directory, library)
-            ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_LOCAL)
+            with executable.loadable(library) as path:
+                ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_LOCAL)
             return made
         with contextlib.suppress(FileNotFoundError):
             os.unlink(library)  # what may be loaded is not to be written to

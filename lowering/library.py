@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fxpool import forks
+from fxpool.errors import NotExecutableError
+from fxpool.lowering import executable
 from fxpool.lowering.unit_source import MODULE
 from fxpool.torch_compat import cpp, instruction_sets
 
@@ -30,18 +32,29 @@ class Library:
 
         Raises:
             CorruptEntryError: its file is gone or damaged.
+            NotExecutableError: it lies where nothing may be executed, and neither may what is in memory.
             OSError, ImportError: it does not load.
         """
         with _loading:
             module = _loaded.get(self._digest)
             if module is None:
-                with self._file() as path:
-                    loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
-                    spec = importlib.util.spec_from_loader(MODULE, loader)
-                    assert spec is not None
-                    module = importlib.util.module_from_spec(spec)
-                    loader.exec_module(module)
+                with self._file() as lies, executable.loadable(lies) as path:
+                    try:
+                        module = _module_at(path)
+                    except ImportError as error:
+                        if executable.is_forbidden(lies):
+                            raise NotExecutableError(lies, str(error)) from error
+                        raise
                 instruction_sets.enable_tiles()
                 module.bind(cpp.tensor_data_pointer())
                 _loaded[self._digest] = module
             return module
+
+
+def _module_at(path: str) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
+    spec = importlib.util.spec_from_loader(MODULE, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fxpool.torch_compat.otherwise import DECOMPOSED, LOWERED, Otherwise
+from fxpool.torch_compat.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 from fxpool.torch_compat.registrations import foreign_functions
 
 __all__ = ["Tables", "forget_what_was_gathered", "of_operator", "of_the_program", "tables", "watch"]
@@ -43,7 +43,7 @@ def of_the_program() -> Iterator[tuple[str, Any]]:
 
 
 # What the entries of a table are asked for, of tables that are asked for an operator's entry where that is met.
-_ASKED_FOR = {
+_ASKED_FOR: dict[str, How] = {
     "lowerings": LOWERED,
     "_maybe_layout_constraints": LOWERED,
     "decompositions": DECOMPOSED,

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["DECOMPOSED", "LOWERED", "MetError", "Otherwise", "watched"]
+__all__ = ["DECOMPOSED", "LOWERED", "How", "MetError", "Otherwise", "watched"]
 
-LOWERED: Literal["lowered"] = "lowered"
-DECOMPOSED: Literal["decomposed"] = "decomposed"
-_TABLES = {
+How = Literal["lowered", "decomposed"]
+LOWERED: How = "lowered"
+DECOMPOSED: How = "decomposed"
+_TABLES: dict[How, list[tuple[str, str]]] = {
     LOWERED: [("torch._inductor.lowering", "lowerings")],
     # The second is laid over the first for some configurations.
     DECOMPOSED: [
@@ -36,7 +37,7 @@ _ABSENT = object()
 class Otherwise:
     """An operator by the name that tables show it by, how it is treated otherwise, and what is registered for it."""
 
-    how: Literal["lowered", "decomposed"]
+    how: How
     operator: str
     what: str
 

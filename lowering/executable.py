@@ -1,0 +1,48 @@
+"""Shared libraries that lie where nothing may be executed: on a file system that is mounted noexec.
+
+The loader maps no code from there. From memory it does: a library is copied to an anonymous file for as long as it
+takes to load it. Each process has a copy of its own then, which is all that it costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+
+__all__ = ["is_forbidden", "loadable"]
+
+log = logging.getLogger("fxpool.lowering")
+# The loader takes a library of a name that it has loaded for the same: descriptors are used again, numbers are not.
+_numbers = itertools.count(1)
+
+
+def is_forbidden(path: str) -> bool:
+    """Whether the file system of a file, or of a directory, lets nobody execute what is there."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def loadable(path: str) -> Iterator[str]:
+    """A path under which a library can be loaded: its own, or that of a copy in memory."""
+    if not is_forbidden(path):
+        yield path
+        return
+    log.info("%s is on a file system mounted noexec: it is loaded from memory", path)
+    with contextlib.ExitStack() as stack:
+        try:
+            copy = os.memfd_create(os.path.basename(path)[:200], os.MFD_CLOEXEC)
+            stack.callback(os.close, copy)
+            with open(path, "rb") as file, open(copy, "wb", closefd=False) as written:
+                shutil.copyfileobj(file, written, 1 << 20)
+        except OSError as error:
+            log.info("no copy of %s can be made in memory: %s", path, error)
+            yield path
+        else:
+            yield f"/proc/self/fd/{'./' * next(_numbers)}{copy}"
