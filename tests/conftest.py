@@ -8,6 +8,7 @@ processor take seconds each; their fxpool cache is still their own.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +21,9 @@ import pytest
 # torch asserts more, and raises where it would warn, where CI is set (in lowerings and functorch's configuration): the
 # tests say the same on a developer's machine and on a CI's. Before torch is imported, which reads it.
 os.environ.pop("CI", None)
+# A shell starts what it runs in the background with SIGINT ignored, which every child would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import fxpool
 from fxpool import config, statistics
