@@ -23,5 +23,6 @@ entry              the record of one compiled graph, and its bytes
 store              a directory of entries and the blobs they need
 blobs              files that nobody else could have written
 quarantine         graphs that killed workers, and the limits they went over
+failed             levels at which a graph can't be compiled for being kept
 slower             stages that were timed and not kept
 """
