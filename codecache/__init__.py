@@ -25,5 +25,6 @@ base_store         one that is below the user's own, and only read
 blobs              files that nobody else could have written
 contents           what lies in the directory, by kind; clears it
 quarantine         graphs that killed workers, and the limits they went over
+failed             levels at which a graph can't be compiled for being kept
 slower             stages that were timed and not kept
 """

@@ -2,7 +2,7 @@
 
     entries, blobs                           see `store.py`
     toolchain/headers                        precompiled headers, 150 MB each
-    toolchain/..., slower                    what is known of compilers, CPUs and GPUs of hosts, and of stages
+    toolchain/..., slower, failed            what is known of compilers, CPUs and GPUs of hosts; of stages, of levels
     quarantine                               graphs that killed workers, with the end of their workers' output
     aside                                    what did not verify
 
@@ -33,6 +33,7 @@ KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, FOREIGN)
 _TOP = {
     "entries": ENTRIES,
     "slower": FACTS,
+    "failed": FACTS,
     "blobs": BLOBS,
     "toolchain": FACTS,
     "quarantine": QUARANTINE,
@@ -41,7 +42,7 @@ _TOP = {
 }
 _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
-_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "toolchain", ".swept")
+_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "toolchain", ".swept")
 _BUILDING = "building-"
 #: Seconds in which a compile that was told of a header may yet include it.
 _LATELY = 3600.0

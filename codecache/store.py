@@ -48,7 +48,7 @@ _SWEEP_INTERVAL = 3600.0
 # Damaged files are kept for a look, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
 # Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
-_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower")
+_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ A step down the ladder is counted under a named reason. `ambient` is the state o
 shapes code; it is captured once per request, is in the key, and is re-entered wherever a request
 is compiled or an entry loaded. What a compile does to its surroundings besides returning code
 (guards, restarts) is recorded and replayed by `effects`. A graph that killed its workers is not
-compiled again (`quarantined`). In mode ``async+subprocess`` a miss returns at once with the graph as
-it is, and changes over to what a worker made when that is there (`background`). After
+compiled again (`quarantined`), and what failed at one level is not tried there again (`tried`).
+In mode ``async+subprocess`` a miss returns at once with the graph as it is, and changes over to
+what a worker made when that is there (`background`). After
 ``fxpool.install()`` stock Inductor sends what it compiles to the same pool (`borrowed`).
 """

@@ -13,7 +13,7 @@ from typing import Any
 from fxpool import statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
-from fxpool.lowering import capture, load, service
+from fxpool.lowering import capture, load, service, tried
 from fxpool.lowering.artifact import Parts
 from fxpool.lowering.backend import FINAL, Attempt
 from fxpool.lowering.capture import Captured
@@ -47,6 +47,7 @@ def _compile_one(
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
     # "in_process" until a hit or a worker says otherwise: it is recorded before the last rung runs.
+    cause: BaseException | None = None
     part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx", how="in_process")
     started = time.perf_counter()
     try:
@@ -69,6 +70,7 @@ def _compile_one(
         raise
     except Exception as error:  # Inductor's own, or something this level lost: this process is the judge
         part.step_down(f"fx:compile_error:{type(error).__name__}", error)
+        cause = error
     finally:
         part.seconds["total"] = time.perf_counter() - started
         part.record()
@@ -76,7 +78,10 @@ def _compile_one(
     tools = service.tools_directory(service.store() if attempt.wanted.cache else None)
     with toolchain.failures_explained(tools):
         toolchain.settle(tools)
-        return inner.compile_as_torch_does(graph, inputs, arguments)
+        found = inner.compile_as_torch_does(graph, inputs, arguments)
+    if cause is not None:
+        tried.remember(part, cause)
+    return found
 
 
 def _travel(

@@ -23,7 +23,7 @@ from fxpool import config, events, statistics
 from fxpool.codecache import toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError, ServerLostError
-from fxpool.lowering import capture, effects, load, lookup, quarantined, service
+from fxpool.lowering import capture, effects, load, lookup, quarantined, service, tried
 from fxpool.lowering.artifact import (
     COMPILER_CHANGED,
     Parts,
@@ -83,7 +83,10 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
 
     try:
         attempt.level = "fx"
-        return inner_graphs.compile_each(gm, inputs, attempt, compile_captured)
+        found = inner_graphs.compile_each(gm, inputs, attempt, compile_captured)
+        if cause is not None:  # it was that level's failure, and none of the graph's own
+            tried.remember(attempt, cause)
+        return found
     except CannotTravelError as error:
         attempt.step_down(error.reason, error)
         return in_process(gm, inputs, attempt, cause or error)
@@ -249,6 +252,7 @@ def _remember_other_code(captured: Captured, error: CannotTravelError) -> None:
 
 def _in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, loaded: Callable[[Parts], Any]) -> Any:
     _refuse_other_code(captured)
+    tried.refuse(captured, store)
     flights = [""]
     if captured.key is not None and store is not None:
         # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
@@ -278,6 +282,9 @@ def _once(
                 raise
             except CannotTravelError as error:
                 _remember_other_code(captured, error)
+                raise
+            except CannotReturnError as error:
+                tried.remember(attempt, error)
                 raise
         answer = decode_answer(data)
         if answer.questions:

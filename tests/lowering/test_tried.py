@@ -1,0 +1,114 @@
+"""A level that failed in one process is not tried by the next; the levels below it are as good as ever."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import compile_fx
+
+import fxpool
+from fxpool import statistics
+from fxpool.codecache import failed
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CannotReturnError
+from fxpool.lowering import ladder, service
+from fxpool.torch_compat import inner
+
+KEY = "ab" * 32
+
+
+class Workers:
+    """Real ones, but for levels at which they fail; counts how often a level was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing: dict[str, BaseException] = {}
+        self.asked: Counter[str] = Counter()
+        self._really, self._patch = ladder._asked, monkeypatch
+        monkeypatch.setattr(ladder, "_asked", self._ask)
+
+    def _ask(self, request: Any, *arguments: Any) -> tuple[bytes, bool]:
+        self.asked[request.level] += 1
+        if request.level in self.failing:
+            raise self.failing[request.level]
+        return self._really(request, *arguments)
+
+    def as_a_new_process(self) -> dict[str, int]:
+        """Compile a graph; how often each level was asked for."""
+        torch._dynamo.reset()
+        statistics.reset()
+        self.asked.clear()
+        self._patch.setattr(compile_fx, "_graph_counter", itertools.count())  # graphs after AOTAutograd have a number
+        x = torch.linspace(-1, 1, 8)
+        found = torch.compile(lambda x: torch.tanh(x) * 3 - 1, backend="fxpool")(x)
+        torch.testing.assert_close(found, torch.tanh(x) * 3 - 1)
+        return dict(self.asked)
+
+
+@pytest.fixture
+def workers(shared_pool: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    monkeypatch.setenv("FXPOOL_POOL", "embedded")
+    fxpool.config.reset()
+    return Workers(monkeypatch)
+
+
+@pytest.mark.parametrize("error", [CannotReturnError("unpicklable", "of a kind"), RuntimeError("lost on the way")])
+def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, workers: Workers) -> None:
+    workers.failing["aot"] = error
+    assert workers.as_a_new_process() == {"aot": 1, "fx": 1}
+    assert workers.as_a_new_process() == {}  # the graph after AOTAutograd is a hit
+    assert sum(fxpool.stats()["fallbacks"].values()) == 1
+    workers.failing["fx"] = error
+    store = service.store()
+    assert store is not None
+    store.clear()
+    assert workers.as_a_new_process() == {"aot": 1, "fx": 1}
+    assert workers.as_a_new_process() == {}
+    assert fxpool.stats()["compiles"] == {"worker": 0, "in_process": 1}
+
+
+def test_what_passes_is_tried_again(workers: Workers) -> None:
+    workers.failing["aot"] = OSError("no space left")
+    for _ in range(2):
+        assert workers.as_a_new_process()["aot"] == 1
+
+
+def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised in each process, as by the worker."""
+    error = RuntimeError("wrong graph")
+
+    def refuse(*arguments: object) -> None:
+        raise error
+
+    workers.failing = {"aot": error, "fx": error}
+    monkeypatch.setattr(inner, "compile_as_torch_does", refuse)
+    for _ in range(2):
+        with pytest.raises(Exception, match="wrong graph"):
+            workers.as_a_new_process()
+        assert dict(workers.asked) == {"aot": 1, "fx": 1}
+
+
+def test_records(tmp_path: Path) -> None:
+    root = str(tmp_path / "c")
+    store = LocalStore(root)
+    assert failed.find(root, KEY) == ""
+    failed.add(root, KEY, "unpicklable")
+    assert failed.find(root, KEY) == "unpicklable"
+    long_ago = time.time() - 30 * 24 * 3600
+    os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
+    assert failed.find(root, KEY) == "unpicklable"
+    failed.add(root, KEY, f"{failed.COMPILE_ERROR}CppCompileError")
+    assert failed.find(root, KEY)
+    os.utime(tmp_path / "c" / "failed" / KEY, (long_ago, long_ago))
+    assert failed.find(root, KEY) == "", "it may have been for want of something"
+    failed.add(root, KEY, "unpicklable")
+    store.clear()
+    assert failed.find(root, KEY) == ""
+    with pytest.raises(ValueError, match="no key"):
+        failed.add(root, "../x", "unpicklable")
