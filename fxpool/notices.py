@@ -14,11 +14,13 @@ what it is about, and a count under ``fxpool.stats()["switched_off"]`` each time
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fxpool import forks, statistics
 
@@ -44,7 +46,8 @@ def _handle(handle: Callable[[logging.LogRecord], None], record: logging.LogReco
     if record.levelno >= logging.WARNING and not str(record.msg).startswith(PREFIX):
         record.msg = f"{PREFIX}{record.msg}"
     try:
-        handle(record)
+        with _nothing_left_to_write():
+            handle(record)
     except Exception:
         pass
 
@@ -57,10 +60,48 @@ def warn(text: str) -> None:
 
     An error instead, by the program's filters, would cost the graph that the warning is about. It is logged then.
     """
+    level = _level_of_the_program()
     try:
-        warnings.warn(PREFIX + text, RuntimeWarning, stacklevel=_level_of_the_program())
+        with _nothing_left_to_write():
+            warnings.warn(PREFIX + text, RuntimeWarning, stacklevel=level)
     except Exception:
         log.warning("%s", text)
+
+
+@contextlib.contextmanager
+def _nothing_left_to_write() -> Iterator[None]:
+    """What standard error does not take stays in its buffer, and makes the interpreter's exit status 120: not for us."""
+    stream = sys.stderr
+    is_ours = _flushed(stream)  # otherwise there is something of the program's in it, which is its affair
+    try:
+        yield
+    finally:
+        if not _flushed(stream) and is_ours:
+            _drop(stream)
+
+
+def _flushed(stream: object) -> bool:
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except Exception:
+        return stream is None
+    return True
+
+
+def _drop(stream: object) -> None:
+    """Empty a stream's buffer. There is no call for that, so it is written where everything is taken."""
+    try:
+        number = stream.fileno()  # type: ignore[attr-defined]
+        kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    except Exception:
+        return
+    try:
+        os.dup2(nowhere, number, inheritable=os.get_inheritable(number))
+        _flushed(stream)
+        os.dup2(kept, number, inheritable=True)
+    finally:
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _level_of_the_program() -> int:
