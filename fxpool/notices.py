@@ -70,7 +70,7 @@ def warn(text: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_left_to_write() -> Iterator[None]:
-    """What standard error does not take stays in its buffer, and makes the interpreter's exit status 120: not for us."""
+    """What standard error does not take stays in its buffer, and makes the exit status 120: not what is ours."""
     stream = sys.stderr
     is_ours = _flushed(stream)  # otherwise there is something of the program's in it, which is its affair
     try:

@@ -10,6 +10,7 @@ show against the tables as torch's module made them, which `watch` keeps a recor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.abc
 import importlib.machinery
@@ -18,6 +19,8 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from fxpool.torch_compat.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 from fxpool.torch_compat.registrations import foreign_functions
@@ -80,6 +83,9 @@ def _functions_in_tables() -> Iterator[tuple[str, Any]]:
         table = getattr(sys.modules.get(module_name), attribute, None)
         if isinstance(table, dict):
             yield from _of_program(attribute, table)
+    # Of torch's making, whatever a program gave it to choose from: that is in the closure.
+    for key, function in list(getattr(sys.modules.get(_LOWERING), "user_lowerings", {}).items()):
+        yield f"user_lowerings[{key}]", _given_to(function)
     registries = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
     for name, table in registries.items():
         yield from _of_program(f"decompositions {name}", table)
@@ -89,6 +95,30 @@ def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]
     for key, function in list(table.items()):
         if function is not None and not _is_torchs(function):
             yield f"{name}[{key}]", function
+
+
+def _given_to(function: Any) -> Any:
+    """What a closure of torch's holds, by name; the function itself where there is no such closure."""
+    if not (isinstance(function, types.FunctionType) and _is_torchs(function) and function.__closure__):
+        return function
+    held: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+        with contextlib.suppress(ValueError):  # empty
+            held[name] = _plain(cell.cell_contents)
+    return held
+
+
+def _plain(value: Any) -> Any:
+    """Records of torch's as their attributes, and functions of torch's as what they were given."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, types.FunctionType) and _is_torchs(value):
+        return _given_to(value) if value.__closure__ else value.__qualname__
+    if isinstance(value, torch._ops.OpOverload):
+        return str(value)
+    if not isinstance(value, type) and type(value).__module__.startswith("torch._inductor."):
+        return [type(value).__qualname__, {name: _plain(part) for name, part in sorted(vars(value).items())}]
+    return value
 
 
 def _is_torchs(function: Any) -> bool:

@@ -82,6 +82,15 @@ common.register_backend_for_device(
     device_custom_pass=Cosines(),
 )
 """
+# Which of the two is taken is measured, so they are equal.
+AUTOTUNED = """
+import torch
+from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+import helper
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) + 0 * helper.FACTOR
+register_custom_op_autotuning(torch.ops.aten.sin.default, configs=[CustomOpConfig(chosen)])
+"""
 HELPER = "FACTOR = {factor}\n"
 REGISTERING = {
     "lowering": LOWERING,
@@ -105,6 +114,15 @@ def test_what_is_registered_counts_with_what_it_refers_to(name: str, programs: P
         assert report["stats"]["hits"] or report["stats"]["fallbacks"]
     plain = programs.run(PLAIN)
     assert plain["stats"]["hits"] == 1
+
+
+def test_choices_of_a_program_s_for_an_operator_count_with_what_they_refer_to(programs: Programs) -> None:
+    programs.write({"registering": AUTOTUNED})
+    programs.run(PLAIN)
+    for factor, hits in ((2.0, 0), (4.0, 0), (2.0, 1)):
+        programs.write({"helper": HELPER.format(factor=factor)})
+        assert programs.run(PLAIN + "import registering\n")["stats"]["hits"] == hits
+    assert programs.run(PLAIN)["stats"]["hits"] == 1
 
 
 TAKEN_AWAY = {
