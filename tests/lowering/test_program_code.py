@@ -125,6 +125,14 @@ CASES = {
         {"registering": COMPOSITE.format(registration=FUNCTIONAL), "helper": HELPER},
         {"helper": HELPER.replace("2.0", "4.0")},
     ),
+    "constant of a helper, composite": Case(
+        USE + INPUT,
+        {
+            "registering": COMPOSITE.format(registration=IMPLEMENTATION.replace("compute(x)", "FACTOR * x")),
+            "helper": HELPER,
+        },
+        {"helper": HELPER.replace("2.0", "4.0")},
+    ),
     "implementation from another module": Case(
         USE + INPUT,
         {
@@ -137,6 +145,14 @@ CASES = {
     ),
     "backward in a helper, low level": Case(
         USE + GRADIENT, {"registering": LOW_LEVEL, "helper": HELPER}, {"helper": HELPER.replace("* 3", "* 7")}
+    ),
+    "backward from another module, low level": Case(
+        USE + GRADIENT,
+        {
+            "registering": LOW_LEVEL.replace('op", backward)', 'op", helper.backward)'),
+            "helper": HELPER + "def backward(context, gradient):\n    return compute(gradient)\n",
+        },
+        {"helper": HELPER.replace("* 3", "* 7") + "def backward(context, gradient):\n    return compute(gradient)\n"},
     ),
     "backward in a helper": Case(
         USE + GRADIENT,
@@ -170,6 +186,15 @@ CASES = {
         environment=({"PROGRAM_FACTOR": "2"}, {"PROGRAM_FACTOR": "3"}),
         lowerings=2,
     ),
+    "environment read at import, with a default": Case(
+        USE + GRADIENT,
+        {
+            "registering": CUSTOM.format(before='K = float(os.getenv("PROGRAM_FACTOR", "1"))', factor="K"),
+            "helper": HELPER,
+        },
+        environment=({"PROGRAM_FACTOR": "2"}, {"PROGRAM_FACTOR": "3"}),
+        lowerings=2,
+    ),
     "a global that the program sets": Case(
         USE + "registering.K = 2.0\n" + GRADIENT,
         {"registering": CUSTOM.format(before="K = 1.0", factor="K"), "helper": HELPER},
@@ -179,6 +204,12 @@ CASES = {
     "a dictionary that the program fills": Case(
         USE + "registering.K['by'] = 2.0\n" + GRADIENT,
         {"registering": CUSTOM.format(before="K = {}", factor="K['by']"), "helper": HELPER},
+        changed_main=USE + "registering.K['by'] = 3.0\n" + GRADIENT,
+        lowerings=2,
+    ),
+    "a dictionary in which the program changes something": Case(
+        USE + "registering.K['by'] = 2.0\n" + GRADIENT,
+        {"registering": CUSTOM.format(before="K = {'by': 1.0}", factor="K['by']"), "helper": HELPER},
         changed_main=USE + "registering.K['by'] = 3.0\n" + GRADIENT,
         lowerings=2,
     ),
