@@ -67,6 +67,23 @@ def backward(context, gradient):
     return helper.compute(gradient)
 torch.library.register_autograd("program::op", backward)
 """
+AUTOGRAD_KERNEL = """
+import torch
+import helper
+library = torch.library.Library("program", "DEF")
+library.define("op(Tensor x) -> Tensor")
+library.impl("op", lambda x: x * 2, "CPU")
+library.impl("op", lambda x: torch.empty_like(x), "Meta")
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.program.op(x)
+    @staticmethod
+    def backward(context, gradient):
+        return helper.compute(gradient)
+library.impl("op", Op.apply, "Autograd")
+"""
 CUSTOM = """
 import os
 import torch
@@ -154,6 +171,11 @@ CASES = {
         },
         {"helper": HELPER.replace("* 3", "* 7") + "def backward(context, gradient):\n    return compute(gradient)\n"},
     ),
+    "backward in a helper, a kernel for autograd": Case(
+        USE + GRADIENT,
+        {"registering": AUTOGRAD_KERNEL, "helper": HELPER},
+        {"helper": HELPER.replace("* 3", "* 7")},
+    ),
     "backward in a helper": Case(
         USE + GRADIENT,
         {"registering": CUSTOM.format(before="", factor="helper.FACTOR"), "helper": HELPER},
@@ -230,6 +252,17 @@ CASES = {
             "again": "import registering\nregistering.op.register_autograd(lambda context, gradient: gradient * 9)\n",
         },
         changed_main=USE + "import again\n" + GRADIENT,
+    ),
+    "a backward of a third module, registered again by another": Case(
+        USE + GRADIENT,
+        {
+            "registering": CUSTOM.format(before="", factor="2.0"),
+            "helper": HELPER,
+            "third": "def backward(context, gradient):\n    return gradient * 9\n",
+            "again": "import registering, third\nregistering.op.register_autograd(third.backward)\n",
+        },
+        changed_main=USE + "import again\n" + GRADIENT,
+        lowerings=2,
     ),
     "a file edited after it was imported": Case(
         USE + GRADIENT,
