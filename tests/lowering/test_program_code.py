@@ -67,6 +67,23 @@ def backward(context, gradient):
     return helper.compute(gradient)
 torch.library.register_autograd("program::op", backward)
 """
+AUTOGRAD_KERNEL = """
+import torch
+import helper
+library = torch.library.Library("program", "DEF")
+library.define("op(Tensor x) -> Tensor")
+library.impl("op", lambda x: x * 2, "CPU")
+library.impl("op", lambda x: torch.empty_like(x), "Meta")
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.program.op(x)
+    @staticmethod
+    def backward(context, gradient):
+        return helper.compute(gradient)
+library.impl("op", Op.apply, "Autograd")
+"""
 CUSTOM = """
 import os
 import torch
@@ -125,6 +142,14 @@ CASES = {
         {"registering": COMPOSITE.format(registration=FUNCTIONAL), "helper": HELPER},
         {"helper": HELPER.replace("2.0", "4.0")},
     ),
+    "constant of a helper, composite": Case(
+        USE + INPUT,
+        {
+            "registering": COMPOSITE.format(registration=IMPLEMENTATION.replace("compute(x)", "FACTOR * x")),
+            "helper": HELPER,
+        },
+        {"helper": HELPER.replace("2.0", "4.0")},
+    ),
     "implementation from another module": Case(
         USE + INPUT,
         {
@@ -137,6 +162,19 @@ CASES = {
     ),
     "backward in a helper, low level": Case(
         USE + GRADIENT, {"registering": LOW_LEVEL, "helper": HELPER}, {"helper": HELPER.replace("* 3", "* 7")}
+    ),
+    "backward from another module, low level": Case(
+        USE + GRADIENT,
+        {
+            "registering": LOW_LEVEL.replace('op", backward)', 'op", helper.backward)'),
+            "helper": HELPER + "def backward(context, gradient):\n    return compute(gradient)\n",
+        },
+        {"helper": HELPER.replace("* 3", "* 7") + "def backward(context, gradient):\n    return compute(gradient)\n"},
+    ),
+    "backward in a helper, a kernel for autograd": Case(
+        USE + GRADIENT,
+        {"registering": AUTOGRAD_KERNEL, "helper": HELPER},
+        {"helper": HELPER.replace("* 3", "* 7")},
     ),
     "backward in a helper": Case(
         USE + GRADIENT,
@@ -170,6 +208,15 @@ CASES = {
         environment=({"PROGRAM_FACTOR": "2"}, {"PROGRAM_FACTOR": "3"}),
         lowerings=2,
     ),
+    "environment read at import, with a default": Case(
+        USE + GRADIENT,
+        {
+            "registering": CUSTOM.format(before='K = float(os.getenv("PROGRAM_FACTOR", "1"))', factor="K"),
+            "helper": HELPER,
+        },
+        environment=({"PROGRAM_FACTOR": "2"}, {"PROGRAM_FACTOR": "3"}),
+        lowerings=2,
+    ),
     "a global that the program sets": Case(
         USE + "registering.K = 2.0\n" + GRADIENT,
         {"registering": CUSTOM.format(before="K = 1.0", factor="K"), "helper": HELPER},
@@ -179,6 +226,12 @@ CASES = {
     "a dictionary that the program fills": Case(
         USE + "registering.K['by'] = 2.0\n" + GRADIENT,
         {"registering": CUSTOM.format(before="K = {}", factor="K['by']"), "helper": HELPER},
+        changed_main=USE + "registering.K['by'] = 3.0\n" + GRADIENT,
+        lowerings=2,
+    ),
+    "a dictionary in which the program changes something": Case(
+        USE + "registering.K['by'] = 2.0\n" + GRADIENT,
+        {"registering": CUSTOM.format(before="K = {'by': 1.0}", factor="K['by']"), "helper": HELPER},
         changed_main=USE + "registering.K['by'] = 3.0\n" + GRADIENT,
         lowerings=2,
     ),
@@ -199,6 +252,17 @@ CASES = {
             "again": "import registering\nregistering.op.register_autograd(lambda context, gradient: gradient * 9)\n",
         },
         changed_main=USE + "import again\n" + GRADIENT,
+    ),
+    "a backward of a third module, registered again by another": Case(
+        USE + GRADIENT,
+        {
+            "registering": CUSTOM.format(before="", factor="2.0"),
+            "helper": HELPER,
+            "third": "def backward(context, gradient):\n    return gradient * 9\n",
+            "again": "import registering, third\nregistering.op.register_autograd(third.backward)\n",
+        },
+        changed_main=USE + "import again\n" + GRADIENT,
+        lowerings=2,
     ),
     "a file edited after it was imported": Case(
         USE + GRADIENT,
