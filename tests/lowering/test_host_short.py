@@ -18,10 +18,10 @@ from fxpool.lowering import service
 X = torch.randn(6, 8)
 
 
-def compiled() -> None:
+def compiled(factor: float = 1.0) -> None:
     torch._dynamo.reset()
-    found = torch.compile(lambda x: (x.sin() @ x.T).softmax(-1), backend="fxpool")(X)
-    torch.testing.assert_close(found, (X.sin() @ X.T).softmax(-1))
+    found = torch.compile(lambda x: (x.sin() @ x.T).softmax(-1) * factor, backend="fxpool")(X)
+    torch.testing.assert_close(found, (X.sin() @ X.T).softmax(-1) * factor)
 
 
 def counts() -> dict[str, Any]:
@@ -61,6 +61,8 @@ def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Pa
     assert counts() == here_for("no_worker")
     assert not list(quarantine.scan(str(cache)))
     compiled()
+    assert fxpool.stats()["hits"] == 1, "what was compiled here is kept"
+    compiled(2.0)
     assert fxpool.stats()["compiles"]["worker"] == 1
 
 
