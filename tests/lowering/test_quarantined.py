@@ -62,7 +62,7 @@ def test_it_is_compiled_twice_and_never_again(shared_pool: Path, cache: Path) ->
     # The cause in a sentence, where the rest can be read, and what to do: no part of a traceback.
     assert record.log in warning and "fxpool cache quarantine --release" in warning
     assert warning.count("Segmentation fault") == 1 and len(warning.splitlines()) == 2 and len(warning) < 700
-    assert "test_quarantined.py" in warning.split(":")[0] and "most recent call" not in warning
+    assert "test_quarantined.py" in warning.split(":")[1] and "most recent call" not in warning
     assert "\n" not in record.error
     assert "Segmentation fault" in Path(record.log).read_text()
     before = forks()
