@@ -25,10 +25,10 @@ Where a line of code belongs, in three rooms behind this front door:
 
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
 `config` (settings and their precedence), `statistics` (counters), `errors`, and the command line: `cli` with
-`cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`;
-`command_line` has what they share, `quantities` how times and sizes are written and read. What only shows never fails
-what it shows: `events` (who watches), `display`, `trace`, `notices` (logs and warnings), and `descriptors` (standard
-streams that are closed).
+`cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`
+(`demo_child`, `demo_processes`, `demo_server`); `command_line` has what they share, `quantities` how times and sizes
+are written and read. What only shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices`
+(logs and warnings), and `descriptors` (standard streams that are closed).
 
 Importing this module imports neither torch nor anything else that takes time.
 """

@@ -3,7 +3,8 @@
 Every measurement is a process of its own (`demo_child`), forked from one that has imported torch and the models' code.
 Each backend gets one temporary cache directory for the whole demonstration, as on a user's machine: its first run
 finds nothing at all, the later cold runs find what is known about compiler and processor but not their graph, the warm
-runs find their graph. Nothing of the user's is read or written, and nothing is downloaded.
+runs find their graph. fxpool's runs share a server, as programs on a host do, which the first of them starts; no run
+begins while that server prepares something. Nothing of the user's is read or written, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fxpool import demo_server
 from fxpool.demo_processes import ChildError, Loader, child_environment, orderly_end
 from fxpool.errors import ConfigurationError
 
@@ -78,15 +80,19 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     with (
         orderly_end(),
         tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory,
+        demo_server.own_server(_runtime_of(directory)),
         Loader("fxpool.demo_child", child_environment(Path(directory, "loader"))) as loader,
         _display(console, len(runs)) as step,
     ):
         for run in runs:
             arguments = ["--model", run.model, "--what", run.what, "--backend", run.backend]
             arguments += ["--uncompiled"] if run.backend == "eager" else []
+            extra = demo_server.environment() if run.backend == "fxpool" else {}
+            environment = child_environment(Path(directory, run.backend), extra)
+            demo_server.quiet(_runtime_of(directory))
             with step(str(run)) as say:
                 try:
-                    result = loader.run(arguments, child_environment(Path(directory, run.backend)), str(run))
+                    result = loader.run(arguments, environment, str(run))
                 except ChildError as error:
                     failures.append(error)
                     say(f"failed: the process {error.how}")
@@ -98,9 +104,9 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     console.print()
     console.print(
         "Seconds of the first call in a fresh process, torch.compile() included. cold: this graph was not compiled "
-        "before; the very first cold run of a backend also finds out about compiler and processor. eager: the "
-        "model as it is. Largest difference: from eager, over logits and gradients. torch and the models' code are "
-        "imported before each process begins, for every backend alike.",
+        "before; the very first cold run of a backend also finds out about compiler and processor, and starts fxpool's "
+        "server, which the later ones find. eager: the model as it is. Largest difference: from eager, over logits and "
+        "gradients. torch and the models' code are imported before each process begins, for every backend alike.",
         soft_wrap=True,
     )
     console.print(f"{time.monotonic() - started:.0f} s in all", highlight=False)
@@ -111,6 +117,11 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     for run in wrong:
         console.print(f"[red]{escape(str(run))}: the results differ from eager's by more than {TOLERANCE:g}[/red]")
     return 1 if failures or wrong else 0
+
+
+def _runtime_of(directory: str) -> Path:
+    """Where the server of the fxpool runs lies, of which the directories are under `directory`."""
+    return Path(child_environment(Path(directory, "fxpool"))["FXPOOL_RUNTIME_DIR"])
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 SEED = 1234
+_NOT_COMPILED = "HUNT_NOT_COMPILED_AHEAD"
 
 
 def main(arguments: list[str]) -> None:
@@ -61,14 +62,19 @@ def _import_ahead(names: list[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
         importlib.import_module(name)
-    if "torch._inductor.compile_fx" in names:
-        _compile_ahead()
+    if "torch._inductor.compile_fx" in names and not os.environ.get(_NOT_COMPILED) and not _compile_ahead():
+        # What has threads can't be forked: begin again without, and each process asks and traces for itself.
+        os.environ[_NOT_COMPILED] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "hunt.phases", "--serve", *names])
     gc.collect()
     gc.freeze()
 
 
-def _compile_ahead() -> None:
-    """Have stock Inductor ask what the CPU can do and trace its patterns, which takes 3 s of each process otherwise."""
+def _compile_ahead() -> bool:
+    """Have stock Inductor ask what the CPU can do and trace its patterns, which takes 3 s of each process otherwise.
+
+    Returns whether this process may still be forked: beside a GPU, a build of torch for CUDA was seen to start threads.
+    """
     import torch
     import torch._inductor.decomposition
 
@@ -88,9 +94,7 @@ def _compile_ahead() -> None:
     # A table that is made at the first compile: what a program registers before its own first one belongs into it.
     torch._inductor.decomposition.fast_random_decomps.cache_clear()
     with open("/proc/self/status") as file:
-        threads = next(line.split()[1] for line in file if line.startswith("Threads:"))
-    if threads != "1":
-        raise RuntimeError(f"compiling ahead started {threads} threads: this process can't be forked")
+        return next(line.split()[1] for line in file if line.startswith("Threads:")) == "1"
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:

@@ -217,6 +217,12 @@ def sleep(data: bytes) -> bytes:
     return b""
 
 
+def spin(data: bytes) -> bytes:
+    """Takes a CPU until it is killed."""
+    while True:
+        pass
+
+
 def prepare(data: bytes) -> bytes:
     """Of `data`, a directory: makes ``mark-begun`` longer, and ``mark-done`` as soon as there is ``mark-go``."""
     place = pathlib.Path(data.decode())
