@@ -19,6 +19,7 @@ static at::Tensor scaled(const at::Tensor& x) { return at::mul(x, FACTOR); }
 TORCH_LIBRARY(extension_of_a_test, m) {
   m.def("scaled(Tensor x) -> Tensor");
   m.impl("scaled", c10::DispatchKey::CompositeImplicitAutograd, scaled);
+  m.impl("defined_in_python", c10::DispatchKey::CompositeImplicitAutograd, scaled);
 }
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "built", nullptr, -1, nullptr};
 PyMODINIT_FUNC PyInit_built() { return PyModule_Create(&definition); }
@@ -26,13 +27,22 @@ PyMODINIT_FUNC PyInit_built() { return PyModule_Create(&definition); }
 PROGRAM = """
 import torch, math
 {loading}
-function = lambda x: torch.ops.extension_of_a_test.scaled(x) + 1
+function = lambda x: torch.ops.extension_of_a_test.{operator}(x) + 1
 inputs = [torch.linspace(-1, 1, 8)]
+"""
+# The worker finds this module by the schema, and has the operator with it. torch's own compile fails where an operator
+# has a formula and no schema, so what is compiled in process imports it as well.
+SCHEMA = """
+import torch, built
+library = torch.library.Library("extension_of_a_test", "FRAGMENT")
+library.define("defined_in_python(Tensor x) -> Tensor")
 """
 LOADING = {
     "import of an extension module": "import built",
     "load_library": "torch.ops.load_library({path!r})",
     "a library beside an unrelated load_library": "import built\ntorch.ops.load_library({other!r})",
+    "a schema of a Python module's": "import schema_of_a_test",
+    "such a schema beside an unrelated load_library": "import schema_of_a_test\ntorch.ops.load_library({other!r})",
 }
 
 
@@ -63,7 +73,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def test_an_extension_built_anew(name: str, built: dict[int, Path], programs: Programs, tmp_path: Path) -> None:
     library, other = tmp_path / "p" / "built.so", tmp_path / "libother.so"
     subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(other)], check=True)
-    program = PROGRAM.format(loading=LOADING[name].format(path=str(library), other=str(other)))
+    (tmp_path / "p" / "schema_of_a_test.py").write_text(SCHEMA)
+    operator = "defined_in_python" if "schema" in name else "scaled"
+    program = PROGRAM.format(loading=LOADING[name].format(path=str(library), other=str(other)), operator=operator)
     for factor in (2, 5, 5):
         library.unlink(missing_ok=True)
         shutil.copy(built[factor], library)
@@ -77,7 +89,8 @@ def test_a_library_replaced_while_it_is_in_use_proves_nothing(
 ) -> None:
     library = tmp_path / "p" / "built.so"
     shutil.copy(built[2], library)
+    (tmp_path / "p" / "schema_of_a_test.py").write_text(SCHEMA)
     replacing = f"import os, shutil\nos.unlink({str(library)!r})\nshutil.copy({str(built[5])!r}, {str(library)!r})\n"
-    report = programs.run(PROGRAM.format(loading="import built\n" + replacing))
+    report = programs.run(PROGRAM.format(loading="import schema_of_a_test\n" + replacing, operator="scaled"))
     assert report["stats"]["fallbacks"] == {"code_unknown": 1}
     assert report["lowerings"] == 0, "what AOTAutograd makes of it here has no operator of the library's any more"
