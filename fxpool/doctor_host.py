@@ -179,6 +179,12 @@ def header() -> Iterator[Finding]:
             more = f", {half} being made or half made" if half else ""
             yield Finding("header", OK, f"{len(ready)} precompiled, {quantities.size(size)}{more}")
             return
+        refused = [root / name for name in names if name.endswith(".failed")]
+        if refused and not half:
+            said = max(refused, key=lambda path: path.stat().st_mtime).read_text(errors="replace").strip().splitlines()
+            remedy = "kernels compile without it, which takes longer; it is tried again after an hour"
+            yield Finding("header", WARN, f"the compiler refuses it: {said[0] if said else 'without a word'}", remedy)
+            return
         if stale or half:
             found = f"{stale} out of date, {half} being made or half made"
             yield Finding("header", WARN, found, "the next compile makes one; `fxpool cache clear` removes the rest")

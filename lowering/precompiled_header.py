@@ -8,6 +8,7 @@ here the compiler's own list of the files it read is kept, and compared by size 
     <directory>/<digest>.h        one line, the #include
     <directory>/<digest>.h.gch    the compiled header, put there complete or not at all
     <directory>/<digest>.json     files read for it, and itself: path -> [size, modification time in ns]
+    <directory>/<digest>.failed   what a compiler said that does not compile it; nobody tries again for an hour
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ log = logging.getLogger("fxpool.lowering")
 _PATIENCE = 120.0
 #: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
 _UNUSED = 14 * 24 * 3600.0
+#: Seconds for which nobody tries a header again that did not compile: its reason may be one that passes, a full disk.
+_FAILED_FOR = 3600.0
 _BUILDING = "building-"
 _TARGET = "header"
 _WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
@@ -69,7 +72,8 @@ def is_ready(tools: str | None) -> bool:
     wanted = _command(tools)
     if tools is None or not wanted.precompiles_headers():
         return True
-    return _is_current(_path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools)))
+    header = _path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools))
+    return _is_current(header) or _has_failed(header)
 
 
 def _path(directory: str, wanted: cpp.Command, facts: dict[str, str]) -> str:
@@ -83,19 +87,34 @@ def _find_or_build(directory: str, wanted: cpp.Command, facts: dict[str, str], b
     header = _path(directory, wanted, facts)
     if _is_current(header):
         return header
-    if not build:
+    if not build or _has_failed(header):
         return None
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
-            if not _is_current(header):
+            if not _is_current(header) and not _has_failed(header):
                 _sweep(directory, os.path.basename(header)[:-2])
                 _build(header, _content(), wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
         log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)
+        if isinstance(error, subprocess.CalledProcessError):
+            with contextlib.suppress(OSError, StoreError):
+                blobs.write_private(_failure(header), said.encode(errors="replace"))
         return None
-    return header
+    return header if _is_current(header) else None
+
+
+def _failure(header: str) -> str:
+    return f"{header[:-2]}.failed"
+
+
+def _has_failed(header: str) -> bool:
+    """Whether the compiler refused the header lately, in whichever process. Another compiler's header is another."""
+    try:
+        return 0 <= time.time() - os.stat(_failure(header)).st_mtime < _FAILED_FOR
+    except OSError:
+        return False
 
 
 def _is_current(header: str) -> bool:
@@ -163,6 +182,9 @@ def _sweep(directory: str, held: str) -> None:
                 name = entry.name.removeprefix(_BUILDING).rpartition("-")[0]
                 if name == held or _is_nobodys(os.path.join(directory, f"{name}.lock")):
                     shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name.endswith(".failed"):
+                if now - entry.stat().st_mtime > _UNUSED:
+                    os.unlink(entry.path)
             elif entry.name.endswith(".gch"):
                 stem = entry.path[: -len(".h.gch")]
                 used = [os.stat(path).st_mtime for path in (entry.path, f"{stem}.json") if os.path.exists(path)]

@@ -252,6 +252,14 @@ def test_no_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert finding.state == FAIL and "TMPDIR" in finding.remedy
 
 
+def test_a_header_that_the_compiler_refuses(tmp_path: Path) -> None:
+    headers = tmp_path / "c" / "toolchain" / "headers"
+    headers.mkdir(parents=True)
+    (headers / "ab.failed").write_text("vector:3:1: error: no such thing\nin all\n")
+    finding = found(doctor_host.header)
+    assert finding.state == WARN and "vector:3:1: error: no such thing" in finding.found
+
+
 def test_the_header(tmp_path: Path) -> None:
     assert "none is precompiled yet" in found(doctor_host.header).found
     headers = tmp_path / "c" / "toolchain" / "headers"

@@ -85,6 +85,22 @@ def test_a_header_that_does_not_compile_is_included_as_text(tools: Path, caplog:
     assert not list((tools / "headers").glob("building-*"))
 
 
+def test_what_did_not_compile_is_not_tried_again_by_each_process(
+    tools: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = (tools / "include" / "mine.h").read_text()
+    (tools / "include" / "mine.h").write_text("int seven( {\n")
+    assert made(tools)[1] is None
+    (failure,) = (tools / "headers").glob("*.failed")
+    assert "mine.h" in failure.read_text()
+    caplog.clear()
+    (tools / "include" / "mine.h").write_text(right)
+    assert made(tools)[1] is None and not caplog.records
+    assert precompiled_header.is_ready(str(tools)), "nobody is to prepare it"
+    monkeypatch.setattr(precompiled_header, "_FAILED_FOR", 0.0)
+    assert made(tools)[1] is not None
+
+
 def test_headers_nobody_used_for_long_make_room(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, first = made(tools)
     assert first is not None
