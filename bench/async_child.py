@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from fxpool.demo_child import SIZES, LoweringCounter, build, call
+from fxpool.demo.child import SIZES, LoweringCounter, build, call
 
 GRAPHS = 16
 LIMIT_SECONDS = 600.0
@@ -54,9 +54,9 @@ def use(backend: str, size: str) -> dict[str, Any]:
     import torch
 
     import fxpool
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
     pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has

@@ -1,4 +1,4 @@
-"""Processes that the benchmarks need beside `fxpool.demo_child`; each prints one line of JSON.
+"""Processes that the benchmarks need beside `fxpool.demo.child`; each prints one line of JSON.
 
 python bench/child.py prime --backend B                 compile a trivial graph: leaves what is known about
                                                         processor and compiler in the cache directories
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fxpool.demo_child import SIZES, LoweringCounter, build, measure
+from fxpool.demo.child import SIZES, LoweringCounter, build, measure
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
 CHUNK_SECONDS = 0.02  # far above the clock's resolution, far below a scheduling hiccup's effect on the median
@@ -104,9 +104,9 @@ def _witness(backend: str) -> dict[str, Any]:
 
 def served(what: str, backend: str, size: str) -> dict[str, Any]:
     if backend == "fxpool":
-        from fxpool.lowering import service
+        from fxpool.lowering import runtime
 
-        pool = service.pool()
+        pool = runtime.pool()
         pool.start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
         pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
@@ -118,15 +118,17 @@ def hit() -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from fxpool.codecache import graph_codec, key, program_code
-    from fxpool.lowering import ambient, capture, lookup, service
+    from fxpool.lowering import runtime
+    from fxpool.lowering.artifact import lookup
+    from fxpool.lowering.request import ambient, capture
 
     found: dict[str, Any] = {}
 
     def backend(gm: Any, inputs: Any) -> Any:
         def once() -> Any:
-            store = service.store()
+            store = runtime.store()
             assert store is not None
-            tools = service.tools_directory(store)
+            tools = runtime.tools_directory(store)
             captured = capture.capture(gm, inputs, label="graph", store=store.root, tools=tools)
             lookup.serve(captured, store, lambda parts: seen.append(parts))
             return captured
@@ -195,8 +197,8 @@ def ready(size: str) -> dict[str, Any]:
     import gc
     import importlib
 
-    importlib.import_module("fxpool.lowering.worker")
-    importlib.import_module("fxpool.lowering.rehearsal").rehearse()
+    importlib.import_module("fxpool.lowering.worker.jobs")
+    importlib.import_module("fxpool.lowering.worker.warmup").rehearse()
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
     importlib.import_module("transformers.models.bert.modeling_bert")
     gc.collect()
@@ -224,7 +226,7 @@ def _compiles(names: list[str], size: str) -> dict[str, Any]:
 
 
 def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -238,7 +240,7 @@ def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with os.fdopen(ours) as pipe:
         found: dict[str, Any] = json.load(pipe)
     os.waitpid(pid, 0)
-    store = service.store()
+    store = runtime.store()
     assert store is not None
     store.clear()
     return found

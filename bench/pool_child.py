@@ -34,12 +34,12 @@ IDLE_SECONDS = 10.0
 
 def one(what: str, size: str, backend: str) -> None:
     """A process of `together`: says that it is ready, waits for a line, measures its first call."""
-    from fxpool.demo_child import build
+    from fxpool.demo.child import build
 
     build("gpt2", "small")  # what the model needs is imported before the clock starts
     print("ready", flush=True)
     sys.stdin.readline()
-    from fxpool.demo_child import measure
+    from fxpool.demo.child import measure
 
     print(json.dumps(measure("gpt2", what, backend, size), default=str), flush=True)
 
@@ -106,17 +106,17 @@ def roundtrip(backend: str) -> dict[str, Any]:
             return _times(lambda: theirs.submit(operator.add, 1, 1).result(), JOBS)
         finally:
             theirs.shutdown()
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    pool = service.pool()
+    pool = runtime.pool()
     _settle(pool)
     return _times(lambda: pool.submit("builtins:bytes", b"", label="empty", reuse=True).result(), JOBS)
 
 
 def fork() -> dict[str, Any]:
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    pool = service.pool()
+    pool = runtime.pool()
     _settle(pool)
     forks = []
 
@@ -149,10 +149,10 @@ def _settle(pool: Any) -> None:
 def footprint(size: str) -> dict[str, Any]:
     import psutil
 
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
     from fxpool.pool import memory
 
-    pool = service.pool()
+    pool = runtime.pool()
     _settle(pool)
     facts = pool.status()
     pids = [facts["server_pid"], facts["zygote"]["pid"]]
@@ -172,7 +172,7 @@ def footprint(size: str) -> dict[str, Any]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    from fxpool.demo_child import measure
+    from fxpool.demo.child import measure
 
     try:
         result = measure("gpt2", "infer", "fxpool", size)
@@ -233,14 +233,14 @@ def ends() -> dict[str, Any]:
 
 
 def killed(size: str) -> dict[str, Any]:
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
     os.environ["FXPOOL_POOL"] = "host"
     os.environ["FXPOOL_IDLE_TIMEOUT"] = "1"
     _first_call_with("nobody", size)  # what this process imports once
     undisturbed = _first_call_with("nobody", size)
     found = {f"{who}_seconds": _first_call_with(who, size) - undisturbed for who in ("worker", "zygote", "server")}
-    service.close()
+    runtime.close()
     _until_no_server()
     return {"undisturbed_seconds": undisturbed} | found
 
@@ -251,13 +251,13 @@ def _first_call_with(who: str, size: str) -> float:
 
     import torch
 
-    from fxpool.demo_child import build
-    from fxpool.lowering import service
+    from fxpool.demo.child import build
+    from fxpool.lowering import runtime
 
-    store = service.store()
+    store = runtime.store()
     assert store is not None
     store.clear()
-    pool = service.pool()
+    pool = runtime.pool()
     _settle(pool)
     done = threading.Event()
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from fxpool.torch_compat import configs, operators, tracing
+from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.state import configs
 
 
 class Bypass(Exception):

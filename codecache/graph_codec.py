@@ -33,7 +33,10 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache import guards, sources
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat import attention, operators, shape_env, tensors, user_kernels
+from fxpool.torch_compat.cuda import attention
+from fxpool.torch_compat.dynamo import shape_env, tensors
+from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that says where a node came from, or that compiling works out again.
 _DEBUG_META = frozenset(

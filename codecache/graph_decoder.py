@@ -11,7 +11,10 @@ import torch
 from fxpool.codecache import guards, sources
 from fxpool.codecache.graph_codec import gm_attribute
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat import attention, operators, shape_env, tensors, user_kernels
+from fxpool.torch_compat.cuda import attention
+from fxpool.torch_compat.dynamo import shape_env, tensors
+from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.triton import user_kernels
 
 
 class GraphDecoder:

@@ -186,7 +186,7 @@ def _decode(data: Any, symbols: Mapping[str, sympy.Symbol] | None) -> Any:
 def _constants() -> dict[str, sympy.Basic]:
     import sympy
 
-    from fxpool.torch_compat.sympy_functions import integer_infinities
+    from fxpool.torch_compat.dynamo.sympy_functions import integer_infinities
 
     return {"oo": sympy.oo, "-oo": -sympy.oo, **integer_infinities()}
 
@@ -196,7 +196,7 @@ def _classes_by_kind() -> dict[str, Any]:
         import sympy
         from sympy.functions.elementary.piecewise import ExprCondPair
 
-        from fxpool.torch_compat.sympy_functions import function_classes
+        from fxpool.torch_compat.dynamo.sympy_functions import function_classes
 
         for name in _SYMPY_KINDS:
             _classes[name] = ExprCondPair if name == "ExprCondPair" else getattr(sympy, name)

@@ -17,8 +17,8 @@ from typing import Any
 from fxpool.codecache import sources, torch_objects
 from fxpool.codecache.digester import Digester
 from fxpool.codecache.undigestable import UndigestableError
-from fxpool.torch_compat import inductor_registrations, operators, registrations
-from fxpool.torch_compat.otherwise import Otherwise
+from fxpool.torch_compat.operators import inductor_registrations, operators, registrations
+from fxpool.torch_compat.operators.otherwise import Otherwise
 
 __all__ = ["ProgramCode", "SentCode", "of"]
 

@@ -125,7 +125,7 @@ def settle(root: str | None = None) -> Compiler | None:
     For before Inductor compiles: which compiler that is may change between a process's compiles, and has changed in a
     worker whose zygote rehearsed with its own.
     """
-    from fxpool.torch_compat import cpp_toolchain
+    from fxpool.torch_compat.cpp import cpp_toolchain
 
     compiler = find_compiler(root)
     facts = toolchain_facts(root) if compiler is not None else {}
@@ -154,7 +154,7 @@ def _found(candidate: str) -> str | None:
 
 
 def _candidates() -> list[str]:
-    from fxpool.torch_compat import cpp_toolchain
+    from fxpool.torch_compat.cpp import cpp_toolchain
 
     return cpp_toolchain.compiler_candidates()
 

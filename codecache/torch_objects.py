@@ -44,7 +44,7 @@ def _add_of_torch(digester: Digester, value: Any) -> bool:
     elif type(value).__module__ == "torch._ops":
         add_operator(digester, value)
     elif top_level(type(value).__module__) == "torch":
-        from fxpool.torch_compat.custom_operators import operator_behind
+        from fxpool.torch_compat.operators.custom_operators import operator_behind
 
         operator = operator_behind(value)
         if operator is None:
@@ -70,7 +70,7 @@ def _add_tensor(digester: Digester, torch: Any, tensor: Any) -> None:
 
 
 def add_operator(digester: Digester, op: Any) -> None:
-    from fxpool.torch_compat import operators
+    from fxpool.torch_compat.operators import operators
 
     if operators.is_higher_order(op):
         digester.token("higher order operator", operators.higher_order_name(op))
@@ -94,7 +94,7 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
 
     Raises UndigestableError: a part has no digest, or nothing is known of the operator.
     """
-    from fxpool.torch_compat import operators, registrations
+    from fxpool.torch_compat.operators import operators, registrations
 
     name = operators.pretty_name(op)
     try:

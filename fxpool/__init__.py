@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from fxpool import errors
     from fxpool.config import configure
-    from fxpool.display import Progress
+    from fxpool.watch.display import Progress
 
 __all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
 
@@ -90,7 +90,7 @@ def stats() -> dict[str, Any]:
     result = statistics.snapshot()
     result["store"] = _store_sizes()
     result["cache_disk_bytes"] = _disk_bytes()
-    background = _imported("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background.background")
     result["background"] = background.report() if background is not None else []
     return result
 
@@ -115,7 +115,7 @@ def _disk_bytes() -> int:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    service = _imported("fxpool.lowering.service")
+    service = _imported("fxpool.lowering.runtime")
     if service is not None:
         service.close()
 
@@ -128,7 +128,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
-    background = _imported("fxpool.lowering.background")
+    background = _imported("fxpool.lowering.background.background")
     found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
     return found
 
@@ -141,7 +141,7 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
     Raises OSError where a file can't be opened. What can't be written later is warned of once, and ends it.
     """
-    from fxpool.display import Progress
+    from fxpool.watch.display import Progress
 
     return Progress(to)
 
@@ -156,13 +156,13 @@ def install() -> None:
     counted (`stats()["fallbacks"]`), or an error under `strict`; what killed its workers twice is always an error.
     Idempotent. Raises `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where a setting does not parse.
     """
-    from fxpool.lowering import borrowed
+    from fxpool.lowering import inductor_pool
 
-    borrowed.install()
+    inductor_pool.install()
 
 
 def uninstall() -> None:
     """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
-    borrowed = _imported("fxpool.lowering.borrowed")
-    if borrowed is not None:
-        borrowed.uninstall()
+    hooks = _imported("fxpool.lowering.inductor_pool")
+    if hooks is not None:
+        hooks.uninstall()

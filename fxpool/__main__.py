@@ -1,6 +1,6 @@
 """`python -m fxpool` is the command `fxpool`."""
 
-from fxpool.cli import main
+from fxpool.commands.main import main
 
 if __name__ == "__main__":
     main()

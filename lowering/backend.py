@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fxpool import events, notices, statistics
+from fxpool import notices, statistics
 from fxpool.errors import (
     NoCompilerError,
     UnsupportedTorchError,
 )
 from fxpool.lowering import options as call_options
 from fxpool.torch_compat import versions
+from fxpool.watch import configured, events
 
 # For all modules that have it: what its handlers raise fails no graph.
 log = notices.logger("fxpool.lowering")
@@ -122,19 +123,19 @@ def fxpool_backend(
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
-    from fxpool.lowering import ladder, service
-    from fxpool.torch_compat import inductor_registrations
+    from fxpool.lowering import fallback, runtime
+    from fxpool.torch_compat.operators import inductor_registrations
 
     inductor_registrations.watch()
 
     wanted = call_options.parse(mode, options)
     if wanted.mode != "subprocess":
-        service.end_start_ahead()
-    events.start()
+        runtime.end_start_ahead()
+    configured.attach()
     attempt = Attempt(_label(), wanted)
     try:
-        with attempt.timed("total"), ladder.options_in_force(wanted):
-            return ladder.descend(gm, example_inputs, attempt)
+        with attempt.timed("total"), fallback.options_in_force(wanted):
+            return fallback.descend(gm, example_inputs, attempt)
     finally:
         attempt.record()
         if attempt.how != "async":  # its thread tells
@@ -142,7 +143,7 @@ def fxpool_backend(
 
 
 def _label() -> str:
-    from fxpool.torch_compat import tracing
+    from fxpool.torch_compat.dynamo import tracing
 
     number = next(_numbers)
     compile_id = tracing.compile_label()

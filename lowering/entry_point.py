@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from fxpool.lowering import backend
-from fxpool.torch_compat import backend_table, versions
+from fxpool.torch_compat import versions
+from fxpool.torch_compat.dynamo import backend_table
 
 if versions.current_refusal() is None:
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    service.start_ahead()
+    runtime.start_ahead()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fxpool import config
 from fxpool.errors import ConfigurationError, UnknownNameError
-from fxpool.torch_compat import configs
+from fxpool.torch_compat.state import configs
 
 #: options of fxpool's own, and the type each takes
 OWN_OPTIONS: dict[str, type] = {"mode": str, "strict": bool, "cache": bool, "stages": list, "stage_calls": int}
@@ -75,7 +75,7 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
     *prefixes, base = own["mode"].split("+")
     stages: tuple[dict[str, Any], ...] = ()
     if "progressive" in prefixes:
-        from fxpool.lowering.stages import merged  # of no use to a hit in another mode
+        from fxpool.lowering.background.stages import merged  # of no use to a hit in another mode
 
         stages = merged(own["stages"], inductor)
     return Options(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fxpool.codecache import guards
 from fxpool.codecache.guard_arithmetic import FUNCTIONS, LAZY
 from fxpool.codecache.guards import UnknownGuardError
-from fxpool.torch_compat.sympy_functions import function_classes, integer_infinities
+from fxpool.torch_compat.dynamo.sympy_functions import function_classes, integer_infinities
 
 F = function_classes()
 S0 = sympy.Symbol("s0", integer=True, positive=True)

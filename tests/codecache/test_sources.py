@@ -365,7 +365,7 @@ def test_a_custom_operator_is_what_its_implementation_calls(tmp_path):
     (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)
     program = (
         "import torch, fxpool_test_operator as m; from fxpool.codecache.sources import digest_callable as d;"
-        "from fxpool.torch_compat.registrations import registration;"
+        "from fxpool.torch_compat.operators.registrations import registration;"
         "parts = registration(torch.ops.fxpool_test.op.default).parts.values();"
         "assert [part for part in parts if callable(part.value)];"
         "print(d(m.op), d(torch.ops.fxpool_test.op.default), d(lambda x: torch.ops.fxpool_test.op(x)))"

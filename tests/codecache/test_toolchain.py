@@ -13,7 +13,7 @@ import pytest
 from fxpool.codecache import programs, toolchain
 from fxpool.codecache.toolchain import find_compiler, require_compiler, toolchain_facts
 from fxpool.errors import NoCompilerError
-from fxpool.torch_compat import cpp_toolchain
+from fxpool.torch_compat.cpp import cpp_toolchain
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fxpool.cli import main
 from fxpool.codecache import quarantine
 from fxpool.codecache.entry import Component, Entry, Metadata, Origin, decode_entry, encode_entry
 from fxpool.codecache.store import LocalStore
+from fxpool.commands.main import main
 
 GPT2 = Origin(
     model="GPT2LMHeadModel",

@@ -11,10 +11,10 @@ import torch
 from click.testing import CliRunner, Result
 
 import fxpool
-from fxpool.cli import main
 from fxpool.codecache.entry import Component, Entry, Metadata
 from fxpool.codecache.store import LocalStore
-from fxpool.torch_compat import common_devices, device_facts
+from fxpool.commands.main import main
+from fxpool.torch_compat.cuda import common_devices, device_facts
 
 
 def run(*arguments: str, **kwargs: Any) -> Result:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fxpool import command_line, server_commands
-from fxpool.cli import main
+from fxpool.commands import output, server
+from fxpool.commands.main import main
 
 COMMANDS = [["stats"], ["stats", "--json"], ["cache", "ls"], ["status"], ["cache", "verify"], ["--help"], ["--version"]]
 
@@ -104,7 +104,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(_: Path) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server_commands, "_shown", stopped)
+    monkeypatch.setattr(server, "_shown", stopped)
     result = CliRunner().invoke(main, ["status"])
     assert result.exit_code == 130 and result.stderr.strip() == "fxpool: stopped"
 
@@ -151,7 +151,7 @@ def test_the_mark_is_not_said_to_be_passed_where_it_is_not() -> None:
     """The server looked a moment before: what it found then, and what is so now, are two things."""
 
     def said(used: float, pressed: bool) -> str:
-        return server_commands._mark({"host_used": used, "host_mark": 0.9, "pressed": pressed})
+        return server._mark({"host_used": used, "host_mark": 0.9, "pressed": pressed})
 
     assert said(0.08, False) == "no job is begun above 90%"
     assert "more than" not in said(0.08, True) and "was above 90% a moment ago" in said(0.08, True)
@@ -160,11 +160,11 @@ def test_the_mark_is_not_said_to_be_passed_where_it_is_not() -> None:
 
 @pytest.mark.parametrize("columns", [20, 40, 80])
 def test_text_is_wrapped_between_words(columns: int) -> None:
-    lines = command_line.wrapped("head       ", "word " * 40, columns).splitlines()
+    lines = output.wrapped("head       ", "word " * 40, columns).splitlines()
     assert max(map(len, lines)) <= columns and " ".join(" ".join(lines).split()).count("word") == 40
     parts = ["one two", "three four five", "x" * 5]
-    assert command_line.filled("key  ", parts, None) == "key  one two  three four five  xxxxx"
-    filled = command_line.filled("key  ", parts, columns)
+    assert output.filled("key  ", parts, None) == "key  one two  three four five  xxxxx"
+    filled = output.filled("key  ", parts, columns)
     assert max(map(len, filled.splitlines())) <= columns and all(part in filled for part in parts)
 
 
@@ -172,7 +172,7 @@ def test_statuses_are_in_the_manual() -> None:
     manual = Path(__file__).parents[2] / "docs" / "fxpool.1.md"
     section = manual.read_text().split("## Exit status")[1].split("\n## ")[0]
     documented = {int(row.split("|")[1]) for row in section.splitlines() if re.match(r"\| \d", row)}
-    assert documented == {0, command_line.FOUND_WRONG, command_line.MISTAKE, command_line.INTERRUPTED, 141}
+    assert documented == {0, output.FOUND_WRONG, output.MISTAKE, output.INTERRUPTED, 141}
     text = manual.read_text()
     for name in main.commands:
         assert f"`{name}" in text

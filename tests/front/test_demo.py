@@ -16,8 +16,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fxpool import demo, demo_processes
-from fxpool.demo_child import LoweringCounter
+from fxpool.demo import demonstration, processes
+from fxpool.demo.child import LoweringCounter
 
 STATS = {"hits": 0, "misses": 2, "compiles": {"worker": 2, "in_process": 0}, "bypasses": {}, "fallbacks": {}}
 
@@ -33,32 +33,32 @@ def result(backend: str, seconds: float, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def text_of(rows: list[tuple[demo.Run, Mapping[str, Any]]]) -> str:
+def text_of(rows: list[tuple[demonstration.Run, Mapping[str, Any]]]) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(demo.table(rows))
+    console.print(demonstration.table(rows))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_plan_has_every_combination_once_and_cold_before_warm() -> None:
-    runs = demo.plan()
+    runs = demonstration.plan()
     assert len(runs) == len(set(runs)) == 2 * 2 * 5
-    for model in demo.MODELS:
-        for what in demo.WHATS:
+    for model in demonstration.MODELS:
+        for what in demonstration.WHATS:
             for backend in ("fxpool", "inductor"):
-                cold = runs.index(demo.Run(model, what, backend, "cold"))
-                assert runs.index(demo.Run(model, what, backend, "warm")) > cold
-    assert [run.state for run in demo.plan(["eager"])] == [""] * 4
+                cold = runs.index(demonstration.Run(model, what, backend, "cold"))
+                assert runs.index(demonstration.Run(model, what, backend, "warm")) > cold
+    assert [run.state for run in demonstration.plan(["eager"])] == [""] * 4
 
 
 def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
     warm = STATS | {"hits": 2, "misses": 0, "compiles": {"worker": 0, "in_process": 0}}
-    shown = demo.table(
+    shown = demonstration.table(
         [
-            (demo.Run("gpt2", "train", "fxpool", "cold"), result("fxpool", 5.0)),
-            (demo.Run("gpt2", "train", "fxpool", "warm"), result("fxpool", 1.0, stats=warm)),
-            (demo.Run("gpt2", "train", "inductor", "cold"), result("inductor", 20.0, graph_lowerings=2)),
-            (demo.Run("gpt2", "train", "inductor", "warm"), result("inductor", 4.0)),
-            (demo.Run("bert", "infer", "eager", ""), result("eager", 0.05, difference=0.0)),
+            (demonstration.Run("gpt2", "train", "fxpool", "cold"), result("fxpool", 5.0)),
+            (demonstration.Run("gpt2", "train", "fxpool", "warm"), result("fxpool", 1.0, stats=warm)),
+            (demonstration.Run("gpt2", "train", "inductor", "cold"), result("inductor", 20.0, graph_lowerings=2)),
+            (demonstration.Run("gpt2", "train", "inductor", "warm"), result("inductor", 4.0)),
+            (demonstration.Run("bert", "infer", "eager", ""), result("eager", 0.05, difference=0.0)),
         ]
     )
     assert list(zip(*(column.cells for column in shown.columns), strict=True)) == [
@@ -75,7 +75,7 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
 
 
 def test_the_table_does_not_hide_what_was_lowered_in_the_process_or_why() -> None:
-    run = demo.Run("gpt2", "infer", "fxpool", "cold")
+    run = demonstration.Run("gpt2", "infer", "fxpool", "cold")
     assert "1 lowered in process, not counted" in text_of([(run, result("fxpool", 1.0, graph_lowerings=1))])
     counted = STATS | {"compiles": {"worker": 0, "in_process": 1}, "fallbacks": {"server_died": 1}}
     shown = text_of([(run, result("fxpool", 1.0, graph_lowerings=1, stats=counted))])
@@ -87,7 +87,7 @@ def test_children_get_directories_of_their_own_and_none_of_the_users_settings(
 ) -> None:
     monkeypatch.setenv("FXPOOL_POOL", "off")
     monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "serialize")
-    environment = demo_processes.child_environment(tmp_path, {"OMP_NUM_THREADS": "2"})
+    environment = processes.child_environment(tmp_path, {"OMP_NUM_THREADS": "2"})
     assert environment["FXPOOL_POOL"] == "embedded" and "TORCHINDUCTOR_FX_COMPILE_MODE" not in environment
     assert environment["OMP_NUM_THREADS"] == "2" and environment["HF_HUB_OFFLINE"] == "1"
     for name in ("FXPOOL_CACHE_DIR", "FXPOOL_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
@@ -96,7 +96,7 @@ def test_children_get_directories_of_their_own_and_none_of_the_users_settings(
 
 def test_a_childs_result_is_its_last_line() -> None:
     code = "print('chatter'); print('{\"a\": 1}')"
-    assert demo_processes.run_child(["-c", code], demo_processes.child_environment(Path("/x")), "it") == {"a": 1}
+    assert processes.run_child(["-c", code], processes.child_environment(Path("/x")), "it") == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_childs_result_is_its_last_line() -> None:
     ],
 )
 def test_a_failed_child_is_reported_with_its_last_output(code: str, how: str) -> None:
-    with pytest.raises(demo_processes.ChildError) as caught:
-        demo_processes.run_child(
-            ["-c", code], demo_processes.child_environment(Path("/x")), "it", limit=2.0 if "600" in code else 60.0
+    with pytest.raises(processes.ChildError) as caught:
+        processes.run_child(
+            ["-c", code], processes.child_environment(Path("/x")), "it", limit=2.0 if "600" in code else 60.0
         )
     assert how in caught.value.message and "told you" in caught.value.output
 
@@ -120,7 +120,7 @@ def test_the_status_says_whether_a_child_failed_or_was_wrong(monkeypatch: pytest
     def answers(difference: float, fails: bool = False) -> Any:
         def run(*others: Any) -> dict[str, Any]:
             if fails:
-                raise demo_processes.ChildError("it", "exited with status 1", "[red] is no markup here")
+                raise processes.ChildError("it", "exited with status 1", "[red] is no markup here")
             return result("eager", 1.0, difference=difference)
 
         return canned_loader(run)
@@ -131,9 +131,9 @@ def test_the_status_says_whether_a_child_failed_or_was_wrong(monkeypatch: pytest
         (answers(float("nan")), 1, "differ from eager"),
         (answers(0.0, fails=True), 1, "[red] is no markup here"),
     ):
-        monkeypatch.setattr(demo, "Loader", loader)
+        monkeypatch.setattr(demonstration, "Loader", loader)
         console = Console(file=io.StringIO(), width=200)
-        assert demo.run_demo(console, ["eager"]) == status
+        assert demonstration.run_demo(console, ["eager"]) == status
         assert word in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -143,9 +143,9 @@ def canned_loader(run: Any) -> Any:
 
 
 def test_a_terminal_gets_the_same_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "Loader", canned_loader(lambda *arguments: result("eager", 1.0)))
+    monkeypatch.setattr(demonstration, "Loader", canned_loader(lambda *arguments: result("eager", 1.0)))
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    assert demo.run_demo(console, ["eager"]) == 0
+    assert demonstration.run_demo(console, ["eager"]) == 0
     assert "GPT-2 inference, eager: first call 1.0 s" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -154,16 +154,16 @@ def hanging(tmp_path: Path) -> Path:
     """A directory with a module `hanging`: the real one's forks, which say where they run instead of measuring."""
     (tmp_path / "hanging.py").write_text(
         "import os, pathlib, sys, time\n"
-        "from fxpool import demo_child, demo_processes\n"
+        "from fxpool.demo import child, processes\n"
         "def measure(model, what, *rest):\n"
         "    if model == 'bert': print('told you', flush=True); sys.exit(3)\n"
         f"    pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
         f"    os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
         "    while what == 'train': time.sleep(1)\n"
         "    return {'pid': os.getpid(), 'variable': os.environ['VARIABLE']}\n"
-        "demo_child.measure = measure\n"
-        "demo_child._serve = lambda: demo_processes.serve(demo_child.main)\n"  # without importing what it is to measure
-        "demo_child.main()\n"
+        "child.measure = measure\n"
+        "child._serve = lambda: processes.serve(child.main)\n"  # without importing what it is to measure
+        "child.main()\n"
     )
     return tmp_path
 
@@ -171,15 +171,15 @@ def hanging(tmp_path: Path) -> Path:
 def test_a_loader_forks_for_each_measurement(hanging: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(hanging)}
     asked = ["--model", "gpt2", "--backend", "eager", "--what"]
-    with demo_processes.Loader("hanging", environment) as loader:
+    with processes.Loader("hanging", environment) as loader:
         first = loader.run([*asked, "infer"], {**environment, "VARIABLE": "1"}, "it")
         second = loader.run([*asked, "infer"], {**environment, "VARIABLE": "2"}, "it")
         assert first["pid"] != second["pid"]
         assert (first["variable"], second["variable"]) == ("1", "2")
-        with pytest.raises(demo_processes.ChildError) as caught:
+        with pytest.raises(processes.ChildError) as caught:
             loader.run(["--model", "bert", "--backend", "eager", "--what", "infer"], environment, "it")
         assert "exited with status 3" in caught.value.message and "told you" in caught.value.output
-        with pytest.raises(demo_processes.ChildError) as caught:
+        with pytest.raises(processes.ChildError) as caught:
             loader.run([*asked, "train"], {**environment, "VARIABLE": "1"}, "it", limit=3.0)
         assert "was killed after 3 s" in caught.value.message
         assert not psutil.pid_exists(int((hanging / "pid").read_text()))
@@ -207,18 +207,18 @@ def test_lowerings_are_counted_without_importing_their_module(tmp_path: Path, mo
 
 
 def test_canned_results_survive_the_trip_through_json() -> None:
-    run = demo.Run("bert", "infer", "fxpool", "cold")
+    run = demonstration.Run("bert", "infer", "fxpool", "cold")
     canned = result("fxpool", 2.0)
     assert text_of([(run, canned)]) == text_of([(run, json.loads(json.dumps(canned)))])
 
 
 def test_sigterm_takes_the_child_and_its_directory_along(python: str, hanging: Path, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rich.console import Console\nfrom fxpool import demo\n"
-        "original = demo.Loader\n"
-        "demo.WHATS = {'train': 'training'}\n"
-        "demo.Loader = lambda module, environment: original('hanging', environment)\n"
-        "sys.exit(demo.run_demo(Console(), ['eager']))\n"
+        "import sys\nfrom rich.console import Console\nfrom fxpool.demo import demonstration\n"
+        "original = demonstration.Loader\n"
+        "demonstration.WHATS = {'train': 'training'}\n"
+        "demonstration.Loader = lambda module, environment: original('hanging', environment)\n"
+        "sys.exit(demonstration.run_demo(Console(), ['eager']))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(hanging), "VARIABLE": ""}
     process = subprocess.Popen(

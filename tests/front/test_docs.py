@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxpool import config
-from fxpool.cli import main
+from fxpool.commands.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

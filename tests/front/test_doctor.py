@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fxpool import doctor_compile, doctor_host
-from fxpool.cli import main
-from fxpool.doctor import FAIL, OK, WARN, Check, Finding, examine
+from fxpool.commands.main import main
+from fxpool.doctor import compile_trial, host
+from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding, examine
 from fxpool.errors import NoCompilerError
 
 DISK = namedtuple("DISK", "f_flag f_bavail f_frsize f_files f_favail")
@@ -50,7 +50,7 @@ class NoTrial:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: str, columns: str = "100") -> Any:
-    monkeypatch.setattr(doctor_compile, "Trial", lambda: NoTrial(findings))
+    monkeypatch.setattr(compile_trial, "Trial", lambda: NoTrial(findings))
     return CliRunner(env={"COLUMNS": columns}).invoke(main, ["doctor", *arguments])
 
 
@@ -109,7 +109,7 @@ def test_looking_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_the_parent_imports_no_torch(python: str) -> None:
-    program = "import sys; from fxpool.doctor import examine; from fxpool.doctor_host import CHECKS\n"
+    program = "import sys; from fxpool.doctor.findings import examine; from fxpool.doctor.host import CHECKS\n"
     program += "print(*[f.state for f in examine(CHECKS)]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([python, "-c", program]).returncode == 0
 
@@ -118,32 +118,32 @@ def test_the_parent_imports_no_torch(python: str) -> None:
 
 
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding.state for finding in examine([("", doctor_host.python)])] == [OK, OK]
-    monkeypatch.setattr(doctor_host.importlib.metadata, "version", lambda name: "1.13.0")
-    _, torch = examine([("", doctor_host.python)])
+    assert [finding.state for finding in examine([("", host.python)])] == [OK, OK]
+    monkeypatch.setattr(host.importlib.metadata, "version", lambda name: "1.13.0")
+    _, torch = examine([("", host.python)])
     assert torch.state == FAIL and "1.13.0" in torch.found and torch.remedy
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    assert [finding.state for finding in examine([("", doctor_host.python)])] == [FAIL, FAIL]
+    assert [finding.state for finding in examine([("", host.python)])] == [FAIL, FAIL]
 
 
 def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> str:
-        raise doctor_host.importlib.metadata.PackageNotFoundError(name)
+        raise host.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor_host.importlib.metadata, "version", none)
-    assert [finding.state for finding in examine([("", doctor_host.python)])] == [OK, FAIL]
-    assert found(doctor_host.triton).state == OK
+    monkeypatch.setattr(host.importlib.metadata, "version", none)
+    assert [finding.state for finding in examine([("", host.python)])] == [OK, FAIL]
+    assert found(host.triton).state == OK
 
 
 def test_a_compiler_that_works() -> None:
-    finding = found(doctor_host.compiler)
+    finding = found(host.compiler)
     assert finding.state == OK and "OpenMP" in finding.found
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = found(doctor_host.compiler)
+    finding = found(host.compiler)
     assert finding.state == FAIL and "'g++'" in finding.found and "apt-get install g++" in finding.remedy
 
 
@@ -160,13 +160,13 @@ def test_compilers_that_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     script.write_text(f"#!/bin/sh\ncase $1 in --version) echo Odd 1.0;; *) {body};; esac\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    finding = found(doctor_host.compiler)
+    finding = found(host.compiler)
     assert finding.state == FAIL and str(script) in finding.found and said in finding.remedy
 
 
 def test_python_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_host.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
-    finding = found(doctor_host.python_headers)
+    monkeypatch.setattr(host.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
+    finding = found(host.python_headers)
     assert finding.state == WARN and "-dev" in finding.remedy
 
 
@@ -175,15 +175,15 @@ def test_python_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_WORKERS", "3")
-    finding = found(doctor_host.settings)
+    finding = found(host.settings)
     assert finding.state == OK and "FXPOOL_WORKERS=3" in finding.found
     for name, value in (("FXPOOL_POOL", "off"), ("FXPOOL_CACHE_MAX_BYTES", "1G")):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)
-            finding = found(doctor_host.settings)
+            finding = found(host.settings)
             assert finding.state == WARN and finding.remedy
     monkeypatch.setenv("FXPOOL_WORKERS", "many")
-    finding = found(doctor_host.settings)
+    finding = found(host.settings)
     assert finding.state == FAIL and "FXPOOL_WORKERS: 'many' is not" in finding.found and finding.remedy
 
 
@@ -197,11 +197,11 @@ def test_settings_that_do_not_parse_stop_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_directories_that_are_well(tmp_path: Path) -> None:
-    for check in (doctor_host.cache_directory, doctor_host.runtime_directory, doctor_host.temporary_directory):
+    for check in (host.cache_directory, host.runtime_directory, host.temporary_directory):
         finding = found(check)
         assert finding.state == OK and "free" in finding.found and "mode 0" in finding.found
-    assert "to be made in" in found(doctor_host.cache_directory).found
-    assert "of 107 bytes" in found(doctor_host.runtime_directory).found
+    assert "to be made in" in found(host.cache_directory).found
+    assert "of 107 bytes" in found(host.runtime_directory).found
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_directories_that_are_well(tmp_path: Path) -> None:
 )
 def test_disks(monkeypatch: pytest.MonkeyPatch, disk: Any, state: str, said: str) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: disk)
-    for check in (doctor_host.cache_directory, doctor_host.temporary_directory):
+    for check in (host.cache_directory, host.temporary_directory):
         finding = found(check)
         assert finding.state == state and said in finding.found and bool(finding.remedy) == (state != OK)
 
@@ -224,31 +224,31 @@ def test_disks(monkeypatch: pytest.MonkeyPatch, disk: Any, state: str, said: str
 def test_a_cache_open_to_others(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c").chmod(0o777)
-    finding = found(doctor_host.cache_directory)
+    finding = found(host.cache_directory)
     assert finding.state == FAIL and "0777" in finding.found and "chmod go-w" in finding.remedy
 
 
 def test_a_cache_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "c").touch()
-    assert found(doctor_host.cache_directory).state == FAIL
+    assert found(host.cache_directory).state == FAIL
 
 
 def test_a_cache_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    finding = found(doctor_host.cache_directory)
+    finding = found(host.cache_directory)
     assert finding.state == FAIL and "can't be written" in finding.found and "FXPOOL_CACHE_DIR" in finding.remedy
 
 
 def test_a_runtime_directory_that_is_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "r")
     monkeypatch.setenv("FXPOOL_RUNTIME_DIR", str(tmp_path / "link"))
-    finding = found(doctor_host.runtime_directory)
+    finding = found(host.runtime_directory)
     assert finding.state == FAIL and "link" in finding.found and "FXPOOL_RUNTIME_DIR" in finding.remedy
 
 
 def test_no_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_host.tempfile, "tempdir", str(tmp_path / "gone"))
-    finding = found(doctor_host.temporary_directory)
+    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / "gone"))
+    finding = found(host.temporary_directory)
     assert finding.state == FAIL and "TMPDIR" in finding.remedy
 
 
@@ -256,27 +256,27 @@ def test_a_header_that_the_compiler_refuses(tmp_path: Path) -> None:
     headers = tmp_path / "c" / "toolchain" / "headers"
     headers.mkdir(parents=True)
     (headers / "ab.failed").write_text("vector:3:1: error: no such thing\nin all\n")
-    finding = found(doctor_host.header)
+    finding = found(host.header)
     assert finding.state == WARN and "vector:3:1: error: no such thing" in finding.found
 
 
 def test_the_header(tmp_path: Path) -> None:
-    assert "none is precompiled yet" in found(doctor_host.header).found
+    assert "none is precompiled yet" in found(host.header).found
     headers = tmp_path / "c" / "toolchain" / "headers"
     (headers / "building-abc").mkdir(parents=True)
-    finding = found(doctor_host.header)
+    finding = found(host.header)
     assert finding.state == WARN and "1 being made or half made" in finding.found
     made = headers / "ab.h.gch"
     made.write_bytes(b"h" * 2048)
     status = made.stat()
     (headers / "ab.json").write_text(json.dumps({str(made): [status.st_size, status.st_mtime_ns]}))
-    finding = found(doctor_host.header)
+    finding = found(host.header)
     assert finding.state == OK and "1 precompiled, 2.0 KB" in finding.found
     made.write_bytes(b"other")
-    finding = found(doctor_host.header)
+    finding = found(host.header)
     assert finding.state == WARN and "1 out of date" in finding.found
     (headers / "ab.json").write_text("not json")
-    assert found(doctor_host.header).state == WARN
+    assert found(host.header).state == WARN
 
 
 # --- limits ----------------------------------------------------------------------------------------------------
@@ -285,13 +285,13 @@ def test_the_header(tmp_path: Path) -> None:
 def test_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from fxpool.pool import memory
 
-    assert found(doctor_host.memory).state in (OK, WARN)  # of the machine that tests
+    assert found(host.memory).state in (OK, WARN)  # of the machine that tests
     monkeypatch.setattr(memory.Host, "total", lambda self: (1200 << 20, "the memory limit in /g/memory.max"))
     monkeypatch.setattr(memory.Host, "used", lambda self: (0.1, "it"))
-    finding = found(doctor_host.memory)
+    finding = found(host.memory)
     assert finding.state == WARN and "1.2 GB (the memory limit in /g/memory.max)" in finding.found and finding.remedy
     monkeypatch.setattr(memory.Host, "used", lambda self: (0.95, "it"))
-    finding = found(doctor_host.memory)
+    finding = found(host.memory)
     assert finding.state == WARN and "above 90%" in finding.found and "FXPOOL_MEMORY_MARK" in finding.remedy
 
 
@@ -299,12 +299,12 @@ def test_low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {resource.RLIMIT_NOFILE: 64, resource.RLIMIT_NPROC: 30, resource.RLIMIT_FSIZE: 1 << 20}
     real = resource.getrlimit
     monkeypatch.setattr(resource, "getrlimit", lambda which: (few[which], -1) if which in few else real(which))
-    findings = list(examine([("", doctor_host.limits_of_processes)]))
+    findings = list(examine([("", host.limits_of_processes)]))
     assert [one.check for one in findings if one.state == WARN][:3] == ["open files", "processes", "ulimit"]
     assert all(one.remedy for one in findings if one.state == WARN)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, -1))
-    monkeypatch.setattr(doctor_host, "_pids", lambda: (950, 1000))
-    (files, processes) = examine([("", doctor_host.limits_of_processes)])
+    monkeypatch.setattr(host, "_pids", lambda: (950, 1000))
+    (files, processes) = examine([("", host.limits_of_processes)])
     assert files.state == OK and "any number" in files.found
     assert processes.state == WARN and "950 of 1000 in its cgroup" in processes.found
 
@@ -335,23 +335,23 @@ def answer(stats: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any
     ],
 )
 def test_a_compile_is_judged(given: dict[str, Any], state: str, said: str) -> None:
-    (finding,) = doctor_compile.judge_compile(given, "", "")
+    (finding,) = compile_trial.judge_compile(given, "", "")
     assert finding.state == state and said in finding.found
 
 
 def test_a_hit_is_judged() -> None:
     hit = answer({"hits": 1, "misses": 0, "compiles": {"worker": 0, "in_process": 0}})
-    assert [one.state for one in doctor_compile.judge_hit(hit, "", "")] == [OK]
+    assert [one.state for one in compile_trial.judge_hit(hit, "", "")] == [OK]
     for missed in (answer(), {**hit, "lowered": 1}, {**hit, "difference": 3.0}):
-        assert [one.state for one in doctor_compile.judge_hit(missed, "", "")] == [FAIL]
+        assert [one.state for one in compile_trial.judge_hit(missed, "", "")] == [FAIL]
 
 
 def test_processes_that_fail_are_told_in_a_sentence() -> None:
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nImportError: libfoo.so.1: cannot open\n'
     for judged in (
-        doctor_compile.judge_compile(None, "the process exited with code 1", trace),
-        doctor_compile.judge_hit(None, "the process exited with code 1", trace),
-        doctor_compile.judge_gpu(None, "the process exited with code 1", trace, driver=False),
+        compile_trial.judge_compile(None, "the process exited with code 1", trace),
+        compile_trial.judge_hit(None, "the process exited with code 1", trace),
+        compile_trial.judge_gpu(None, "the process exited with code 1", trace, driver=False),
     ):
         (finding,) = judged
         assert finding.state == FAIL and finding.detail == trace
@@ -361,18 +361,18 @@ def test_processes_that_fail_are_told_in_a_sentence() -> None:
 def test_an_error_of_fxpool_s_is_found_in_what_wraps_it() -> None:
     wrapper = RuntimeError("\nbackend='fxpool' raised:\nSet TORCHDYNAMO_VERBOSE=1")
     wrapper.__cause__ = NoCompilerError(["g++"])
-    said = doctor_compile._why(wrapper)
+    said = compile_trial._why(wrapper)
     assert said["failed"] == "no working C++ compiler (tried g++)" and "apt-get" in said["remedy"]
-    (finding,) = doctor_compile.judge_compile(said, "", "")
+    (finding,) = compile_trial.judge_compile(said, "", "")
     assert (finding.state, finding.found, finding.remedy) == (FAIL, said["failed"], said["remedy"])
     wrapper.__cause__ = wrapper  # not for ever
-    assert doctor_compile._why(wrapper)["failed"] == "RuntimeError: backend='fxpool' raised:"
+    assert compile_trial._why(wrapper)["failed"] == "RuntimeError: backend='fxpool' raised:"
 
 
 def test_gpus_are_judged() -> None:
     def states(devices: list[dict[str, Any]], driver: bool = False, triton: bool = True) -> list[str]:
         given = {"devices": devices, "said": "", "triton": triton}
-        return [one.state for one in doctor_compile.judge_gpu(given, "", "", driver=driver)]
+        return [one.state for one in compile_trial.judge_gpu(given, "", "", driver=driver)]
 
     device = {"index": 0, "name": "H", "facts": "sm_90", "error": ""}
     assert states([]) == [OK] and states([], driver=True) == [WARN]
@@ -382,15 +382,15 @@ def test_gpus_are_judged() -> None:
 
 
 def test_a_trial_that_can_not_begin_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_compile.tempfile, "tempdir", str(tmp_path / "gone"))
-    with doctor_compile.Trial() as trial:
+    monkeypatch.setattr(compile_trial.tempfile, "tempdir", str(tmp_path / "gone"))
+    with compile_trial.Trial() as trial:
         compile_, hit, gpu = examine(trial.checks())
     assert (compile_.state, hit.state, gpu.state) == (FAIL, WARN, WARN)
 
 
 def test_what_is_begun_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while it compiles; the fixture of all tests sees to processes and files that are left."""
-    with pytest.raises(KeyboardInterrupt), doctor_compile.Trial():
+    with pytest.raises(KeyboardInterrupt), compile_trial.Trial():
         raise KeyboardInterrupt
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from fxpool import config, events, forks, notices, statistics, trace
+from fxpool import config, forks, notices, statistics
+from fxpool.watch import events, trace
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fxpool", "codecache", "lowering", "pool")
@@ -153,25 +154,25 @@ def _socket() -> socket.socket:
 
 
 def _terminal(_: Path) -> Any:
-    from fxpool.display import Terminal
+    from fxpool.watch.display import Terminal
 
     return Terminal(io.StringIO())
 
 
 def _lines(_: Path) -> Any:
-    from fxpool.display import Lines
+    from fxpool.watch.display import Lines
 
     return Lines(io.StringIO())
 
 
 def _swap(_: Path) -> Any:
-    from fxpool.lowering.swap import Swap
+    from fxpool.lowering.background.swap import Swap
 
     return Swap("graph", lambda *args: args)
 
 
 def _trial(_: Path) -> Any:
-    from fxpool.lowering.swap import Trial, Version
+    from fxpool.lowering.background.swap import Trial, Version
 
     return Trial(Version(tuple), Version(tuple), 3, lambda *_: None)
 
@@ -226,13 +227,13 @@ def _link(_: Path) -> Any:
 
 
 def _library(_: Path) -> Any:
-    from fxpool.lowering.triton_library import TritonLibrary
+    from fxpool.lowering.cuda.triton_library import TritonLibrary
 
     return TritonLibrary([], {}, lambda _: None)
 
 
 def _kernel(_: Path) -> Any:
-    from fxpool.lowering.triton_library import LaunchedKernel
+    from fxpool.lowering.cuda.triton_library import LaunchedKernel
 
     kernel = LaunchedKernel(None, "t0", None)  # type: ignore[arg-type]
     kernel.run = lambda *args, stream: args  # type: ignore[assignment]
@@ -240,13 +241,13 @@ def _kernel(_: Path) -> Any:
 
 
 def _run_kernel(kernel: Any) -> None:
-    from fxpool.lowering.triton_library import LaunchedKernel
+    from fxpool.lowering.cuda.triton_library import LaunchedKernel
 
     LaunchedKernel.run(kernel, stream=0)
 
 
 def _kernel_pool(_: Path) -> Any:
-    from fxpool.lowering.borrowed import KernelPool
+    from fxpool.lowering.inductor_pool import KernelPool
 
     return KernelPool(None)  # type: ignore[arg-type]
 
@@ -261,8 +262,8 @@ def _call_here(pool: Any) -> None:
 
 
 def _work(_: Path) -> Any:
-    from fxpool.lowering.background import _Work
-    from fxpool.lowering.swap import Version
+    from fxpool.lowering.background.background import _Work
+    from fxpool.lowering.background.swap import Version
 
     work = _Work.__new__(_Work)
     work._lock = forks.lock(work, "_lock")
@@ -273,43 +274,43 @@ def _work(_: Path) -> Any:
 
 
 def _load_library() -> None:
-    from fxpool.lowering import library
+    from fxpool.lowering.cpp import library
 
     library._loaded["digest"] = "module"
     assert library.Library("digest", None).load() == "module"  # type: ignore[arg-type]
 
 
 def _load_in_background() -> None:
-    from fxpool.lowering import background
+    from fxpool.lowering.background import background
 
     with background._loading:
         pass  # what is done under it takes a graph, which a child of this process has no time for
 
 
 def _end_background() -> None:
-    from fxpool.lowering import background
+    from fxpool.lowering.background import background
 
     background._end()
     background._ending.clear()  # this process goes on
 
 
 def _end_borrowing() -> None:
-    from fxpool.lowering import borrowed
+    from fxpool.lowering import inductor_pool
 
-    borrowed._ending.set()
-    borrowed._ending.clear()
+    inductor_pool._ending.set()
+    inductor_pool._ending.clear()
 
 
 def _measure() -> None:
-    from fxpool.lowering import measured
+    from fxpool.lowering.cuda import benchmark_cache
 
-    assert measured.measure([], None, 0, None) == []  # type: ignore[arg-type]
+    assert benchmark_cache.measure([], None, 0, None) == []  # type: ignore[arg-type]
 
 
 def _use_store() -> None:
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    service.store()
+    runtime.store()
 
 
 def _compiler() -> None:
@@ -325,52 +326,64 @@ def _digest() -> None:
 
 
 def _in_process() -> None:
-    from fxpool.torch_compat import aot
+    from fxpool.torch_compat.inductor import aot
 
     with aot.in_process_only():
         pass
 
 
 def _uninstall() -> None:
-    from fxpool.torch_compat import borrowing
+    from fxpool.torch_compat.inductor import hooks
 
-    borrowing.uninstall()
+    hooks.uninstall()
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/config.py:_lock": _of_module("fxpool.config", "_lock", lambda: config.configure(workers=1)),
-    "fxpool/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
-    "fxpool/display.py:Terminal._lock": _of_object(_terminal, "_lock", lambda one: one._say(last=False)),
-    "fxpool/display.py:Terminal._news": _of_object(_terminal, "_news", lambda one: one.close()),
-    "fxpool/display.py:Terminal._over": _of_object(_terminal, "_over", lambda one: one.close()),
-    "fxpool/events.py:_lock": _of_module("fxpool.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
+    "fxpool/watch/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
+    "fxpool/watch/display.py:Terminal._lock": _of_object(_terminal, "_lock", lambda one: one._say(last=False)),
+    "fxpool/watch/display.py:Terminal._news": _of_object(_terminal, "_news", lambda one: one.close()),
+    "fxpool/watch/display.py:Terminal._over": _of_object(_terminal, "_over", lambda one: one.close()),
+    "fxpool/watch/events.py:_lock": _of_module("fxpool.watch.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
-    "fxpool/server_commands.py:serve.ended": _of_event,
+    "fxpool/commands/server.py:serve.ended": _of_event,
     "fxpool/statistics.py:_lock": _of_module("fxpool.statistics", "_lock", lambda: statistics.count("hits")),
-    "fxpool/torch_compat/aot.py:_PATCHING": _of_module("fxpool.torch_compat.aot", "_PATCHING", _in_process),
-    "fxpool/torch_compat/borrowing.py:_lock": _of_module("fxpool.torch_compat.borrowing", "_lock", _uninstall),
-    "fxpool/trace.py:TraceFile._lock": _of_object(
+    "fxpool/torch_compat/inductor/aot.py:_PATCHING": _of_module(
+        "fxpool.torch_compat.inductor.aot", "_PATCHING", _in_process
+    ),
+    "fxpool/torch_compat/inductor/hooks.py:_lock": _of_module(
+        "fxpool.torch_compat.inductor.hooks", "_lock", _uninstall
+    ),
+    "fxpool/watch/trace.py:TraceFile._lock": _of_object(
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
     ),
     "codecache/blobs.py:_verified_lock": _verify_blob,
     "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
-    "lowering/background.py:_ending": _of_module("fxpool.lowering.background", "_ending", _end_background),
-    "lowering/background.py:_loading": _of_module("fxpool.lowering.background", "_loading", _load_in_background),
-    "lowering/background.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
-    "lowering/borrowed.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
-    "lowering/borrowed.py:_ending": _of_module("fxpool.lowering.borrowed", "_ending", _end_borrowing),
-    "lowering/devices.py:library_ahead.ending": _of_event,
-    "lowering/library.py:_loading": _of_module("fxpool.lowering.library", "_loading", _load_library),
-    "lowering/measured.py:_measuring": _of_module("fxpool.lowering.measured", "_measuring", _measure),
-    "lowering/service.py:_lock": _of_module("fxpool.lowering.service", "_lock", _use_store),
-    "lowering/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
-    "lowering/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
-    "lowering/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),
-    "lowering/swap.py:Trial._lock": _of_object(_trial, "_lock", lambda one: one.run([()])),
-    "lowering/triton_library.py:LaunchedKernel._lock": _of_object(_kernel, "_lock", _run_kernel),
-    "lowering/triton_library.py:TritonLibrary._lock": _of_object(_library, "_lock", lambda one: one.keep_choices()),
+    "lowering/background/background.py:_ending": _of_module(
+        "fxpool.lowering.background.background", "_ending", _end_background
+    ),
+    "lowering/background/background.py:_loading": _of_module(
+        "fxpool.lowering.background.background", "_loading", _load_in_background
+    ),
+    "lowering/background/background.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
+    "lowering/inductor_pool.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
+    "lowering/inductor_pool.py:_ending": _of_module("fxpool.lowering.inductor_pool", "_ending", _end_borrowing),
+    "lowering/cuda/devices.py:library_ahead.ending": _of_event,
+    "lowering/cpp/library.py:_loading": _of_module("fxpool.lowering.cpp.library", "_loading", _load_library),
+    "lowering/cuda/benchmark_cache.py:_measuring": _of_module(
+        "fxpool.lowering.cuda.benchmark_cache", "_measuring", _measure
+    ),
+    "lowering/runtime.py:_lock": _of_module("fxpool.lowering.runtime", "_lock", _use_store),
+    "lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
+    "lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
+    "lowering/background/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),
+    "lowering/background/swap.py:Trial._lock": _of_object(_trial, "_lock", lambda one: one.run([()])),
+    "lowering/cuda/triton_library.py:LaunchedKernel._lock": _of_object(_kernel, "_lock", _run_kernel),
+    "lowering/cuda/triton_library.py:TritonLibrary._lock": _of_object(
+        _library, "_lock", lambda one: one.keep_choices()
+    ),
     "pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
     "pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
     "pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
@@ -493,7 +506,7 @@ def test_settings_are_not_half_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_replaced_in_torch_is_put_back_in_the_child() -> None:
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
-    from fxpool.torch_compat import aot
+    from fxpool.torch_compat.inductor import aot
 
     before = AOTAutogradCache.save
     inside, go = threading.Event(), threading.Event()

@@ -25,7 +25,7 @@ FORBIDDEN = {
     "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.statistics"),
 }
 # They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
-EXEMPT = {"fxpool/demo.py", "fxpool/demo_child.py"}
+EXEMPT = {"fxpool/demo/demonstration.py", "fxpool/demo/child.py"}
 
 
 def _sources(folder: str) -> list[Path]:

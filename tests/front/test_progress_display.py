@@ -20,9 +20,9 @@ import pytest
 from terminal import Screen, shown
 
 import fxpool
-from fxpool import events
-from fxpool.display import Lines, Summary, Terminal, display
-from fxpool.events import Span, State
+from fxpool.watch import events
+from fxpool.watch.display import Lines, Summary, Terminal, display
+from fxpool.watch.events import Span, State
 
 
 def story(listener: Any) -> None:
@@ -171,8 +171,8 @@ def test_much_of_the_same_is_one_line() -> None:
 
 BESIDE = """
 import os, sys, time
-from fxpool import events
-events.start()
+from fxpool.watch import configured, events
+configured.attach()
 events.state("graph 9", "compiling", "in worker 4711")
 for step in range(8):
     events.state(f"graph {step}", "compiling")
@@ -200,8 +200,8 @@ def test_lines_of_the_program_stay_whole() -> None:
 
 BARS = """
 import time, tqdm
-from fxpool import events
-events.start()
+from fxpool.watch import configured, events
+configured.attach()
 for outer in tqdm.tqdm(range(3), desc="outer", ncols=60, mininterval=0):
     for inner in tqdm.tqdm(range(4), desc="inner", ncols=60, mininterval=0, leave=False):
         events.state(f"graph {outer}{inner}", "compiling")
@@ -219,9 +219,9 @@ def test_bars_step_aside() -> None:
 
 RICH = """
 import time
-from fxpool import events
+from fxpool.watch import configured, events
 from rich.progress import Progress
-events.start()
+configured.attach()
 with Progress() as progress:
     task = progress.add_task("steps", total=6)
     for step in range(6):
@@ -282,7 +282,7 @@ def test_what_is_left_is_told_at_the_end() -> None:
 FORK = """
 import os, time
 import fxpool
-from fxpool import events
+from fxpool.watch import events
 with fxpool.progress():
     events.state("of the parent", "ready")
     if not (pid := os.fork()):
@@ -304,8 +304,8 @@ def test_a_terminal_that_is_gone_ends_the_display_and_nothing_else() -> None:
     program = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from fxpool import events
-events.start()
+from fxpool.watch import configured, events
+configured.attach()
 print("begun", flush=True)
 sys.stdin.read()
 for step in range(3):

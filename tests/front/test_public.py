@@ -19,7 +19,7 @@ def _modules_after(python: str, statement: str) -> set[str]:
         "import fxpool",
         "import fxpool; fxpool.stats(); fxpool.uninstall(); fxpool.close()",
         "import fxpool; fxpool.configure(strict=True); fxpool.errors.PoolError",
-        "import fxpool.cli",
+        "import fxpool.commands.main",
     ],
 )
 def test_importing_and_asking_imports_neither_torch_nor_other_heavy_modules(python: str, statement: str) -> None:

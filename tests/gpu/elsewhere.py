@@ -64,11 +64,13 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
 
     import fxpool
     from fxpool.codecache.key import GraphKey
-    from fxpool.lowering import capture, devices, service
-    from fxpool.lowering.artifact import decode_answer
-    from fxpool.lowering.ladder import _place
-    from fxpool.lowering.request import COMPILE_JOB
-    from fxpool.torch_compat.device_facts import DeviceFacts
+    from fxpool.lowering import runtime
+    from fxpool.lowering.artifact.artifact import decode_answer
+    from fxpool.lowering.cuda import devices
+    from fxpool.lowering.fallback import _place
+    from fxpool.lowering.request import capture
+    from fxpool.lowering.request.request import COMPILE_JOB
+    from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
     with open(facts_path) as file:
         facts = msgspec.convert(json.loads(file.readline()), DeviceFacts, strict=False)
@@ -108,7 +110,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
         )  # fmt: skip
         begun = time.perf_counter()
         answer = decode_answer(
-            service.pool().submit(COMPILE_JOB, request.dump(), label=name, **_place(request)).result()
+            runtime.pool().submit(COMPILE_JOB, request.dump(), label=name, **_place(request)).result()
         )
         assert answer.reference is not None, answer
         shown = {"model": name, "key": answer.reference.key, "seconds": round(time.perf_counter() - begun, 1)}
@@ -127,7 +129,7 @@ def describe(parts: dict[str, Any], path: str) -> None:
     """The components of a key, for `load` to compare with its own."""
     import msgspec
 
-    from fxpool.lowering import capture
+    from fxpool.lowering.request import capture
 
     plain = {}
     for name, part in capture.without_host(parts).items():
@@ -145,10 +147,10 @@ def describe(parts: dict[str, Any], path: str) -> None:
 def child(name: str, backend: str, place: str, save: str) -> None:
     import torch
 
-    from fxpool.lowering import capture
+    from fxpool.lowering.request import capture
 
     if backend == "fxpool":
-        from fxpool.demo_child import LoweringCounter
+        from fxpool.demo.child import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()

@@ -75,7 +75,7 @@ def child(asked: dict[str, Any]) -> None:
     import torch
 
     import fxpool
-    from fxpool.torch_compat import triton_launch
+    from fxpool.torch_compat.triton import triton_launch
 
     measured = 0
     original = triton_launch.milliseconds

@@ -33,7 +33,7 @@ COMPILER = (
 def child(asked: dict[str, Any]) -> None:
     counter = None
     if asked["backend"] == "fxpool":
-        from fxpool.demo_child import LoweringCounter
+        from fxpool.demo.child import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()
@@ -41,11 +41,11 @@ def child(asked: dict[str, Any]) -> None:
     import torch
 
     if asked.get("server"):
-        from fxpool.lowering import service
+        from fxpool.lowering import runtime
 
-        service.pool().start(wait=True)
+        runtime.pool().start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
-        service.pool().submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+        runtime.pool().submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
     before = set(sys.modules)
     started = time.perf_counter()
     compiled = torch.compile(work.model, backend=asked["backend"])

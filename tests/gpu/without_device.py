@@ -93,7 +93,7 @@ def child(asked: dict[str, Any]) -> None:
     codes: list[str] = []
     counter = None
     if asked["backend"] == "fxpool":
-        from fxpool.demo_child import LoweringCounter
+        from fxpool.demo.child import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()
@@ -104,12 +104,12 @@ def child(asked: dict[str, Any]) -> None:
     name, _, how = asked["model"].partition("@")
     if how == "fx":  # as for a graph that can't travel before AOTAutograd
         from fxpool.errors import CannotTravelError
-        from fxpool.lowering import ladder
+        from fxpool.lowering import fallback
 
         def no_direct_way(*args: Any) -> Any:
             raise CannotTravelError("asked")
 
-        ladder._direct = no_direct_way
+        fallback._direct = no_direct_way
     if how == "install":  # stock Inductor, on fxpool's pool
         import fxpool
 
@@ -127,7 +127,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
-        from fxpool.lowering.artifact import generated_code
+        from fxpool.lowering.artifact.artifact import generated_code
 
         stats = fxpool.stats()
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}

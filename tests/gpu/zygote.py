@@ -98,9 +98,9 @@ def main() -> None:
 def measure(out: str | None) -> list[str]:
     import torch
 
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     facts = pool.status()
     log = Path(facts["directory"]) / "server.log"

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore")
     sys.dont_write_bytecode = True
     if arguments[:1] == ["--serve"]:
-        from fxpool.demo_processes import serve
+        from fxpool.demo.processes import serve
 
         _import_ahead(arguments[1:] or os.environ.get("HUNT_AHEAD", "").split())
         serve(main)
@@ -78,7 +78,7 @@ def _compile_ahead() -> bool:
     import torch
     import torch._inductor.decomposition
 
-    from fxpool.torch_compat import no_devices
+    from fxpool.torch_compat.cuda import no_devices
 
     with contextlib.suppress(ImportError):  # it would start a thread beside each progress bar
         import tqdm

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fxpool.demo_processes import ChildError, Loader, run_child
+from fxpool.demo.processes import ChildError, Loader, run_child
 from fxpool.pool import hosts
 
 from .program import Case, Step, write_files
@@ -34,7 +34,7 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
-    "fxpool.lowering.ladder fxpool.lowering.load fxpool.lowering.service fxpool.lowering.effects "
+    "fxpool.lowering.fallback fxpool.lowering.artifact.load fxpool.lowering.runtime fxpool.lowering.artifact.effects "
     "fxpool.pool.client fxpool.codecache.toolchain"
 )
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"

@@ -72,7 +72,7 @@ def test_short_hunt(root: Path, tmp_path: Path) -> None:
 
 # A defect as there was: what the code of a graph's operators and functions is does not count.
 _BLIND = """
-from fxpool.lowering import capture
+from fxpool.lowering.request import capture
 _sighted = capture.key_parts
 capture.key_parts = lambda *arguments, **named: {**_sighted(*arguments, **named), "code": {}}
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fxpool.lowering import capture
-from fxpool.lowering.capture import Captured
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.capture import Captured
 
 
 def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> list[Captured]:

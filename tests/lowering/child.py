@@ -16,7 +16,7 @@ import psutil
 import torch
 import zoo
 
-from fxpool.demo_processes import serve
+from fxpool.demo.processes import serve
 
 _lowerings = 0
 

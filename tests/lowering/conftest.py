@@ -22,7 +22,7 @@ from processes import HERE, run_python
 from programs import Programs
 
 import fxpool
-from fxpool.demo_processes import ChildError, Loader
+from fxpool.demo.processes import ChildError, Loader
 
 # torch formats every graph for a trace as soon as anything could record it, pytest's capturing included.
 logging.getLogger("torch.__trace").propagate = False
@@ -58,7 +58,7 @@ def own_background(nothing_lowered_here: None, monkeypatch: pytest.MonkeyPatch) 
     """`fxpool.wait` knows this test's graphs only, which are over when it ends."""
     import torch
 
-    from fxpool.lowering import background
+    from fxpool.lowering.background import background
 
     # What another test's graphs left is of no interest (a failure's traceback may hold them).
     monkeypatch.setattr(background, "_swaps", weakref.WeakSet())

@@ -25,13 +25,14 @@ from capturing import captured
 import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import devices, service, triton_kernels
-from fxpool.lowering.artifact import TRITON, decode_answer, generated_code
-from fxpool.lowering.devices import Placement
-from fxpool.lowering.ladder import _place
-from fxpool.lowering.request import COMPILE_JOB, CompileRequest
-from fxpool.torch_compat.common_devices import COMMON
-from fxpool.torch_compat.padding import Question
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact.artifact import TRITON, decode_answer, generated_code
+from fxpool.lowering.cuda import devices, triton_kernels
+from fxpool.lowering.cuda.devices import Placement
+from fxpool.lowering.fallback import _place
+from fxpool.lowering.request.request import COMPILE_JOB, CompileRequest
+from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.padding import Question
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -145,7 +146,7 @@ def architecture(binary: bytes) -> int:
 def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     asked: list[Question] = []
     while True:
-        job = service.pool().submit(COMPILE_JOB, request.dump(), label="graph", **_place(request))
+        job = runtime.pool().submit(COMPILE_JOB, request.dump(), label="graph", **_place(request))
         answer = decode_answer(job.result())
         if not answer.questions:
             break
@@ -175,7 +176,7 @@ def unanswered(request: CompileRequest) -> str:
     (facts,) = request.devices
     properties = {name: value for name, value in facts.properties.items() if name != "multi_processor_count"}
     lacking = dataclasses.replace(request, devices=(msgspec.structs.replace(facts, properties=properties),), store=None)
-    job = service.pool().submit(COMPILE_JOB, lacking.dump(), label="graph", **_place(lacking))
+    job = runtime.pool().submit(COMPILE_JOB, lacking.dump(), label="graph", **_place(lacking))
     answer = decode_answer(job.result())
     return answer.unanswered or repr(answer)[:2000]
 

@@ -170,13 +170,13 @@ def restored() -> dict[str, Any]:
 
 def kill_workers(how_often: int) -> None:
     """From now on, kill workers as soon as they run a graph."""
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
 
     seen: set[int] = set()
 
     def watch() -> None:
         while len(seen) < how_often:
-            for job in service.pool().status().get("running", []) if jobs else ():
+            for job in runtime.pool().status().get("running", []) if jobs else ():
                 pid = job["pid"]
                 if pid and job["reached"] and not job["sub_job"] and pid not in seen and job["label"] == "graph":
                     seen.add(pid)

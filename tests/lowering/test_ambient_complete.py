@@ -2,7 +2,7 @@
 
 Nothing is compiled: inside one call of a backend each state is set to something else, the graph is captured, and its
 key is compared. What torch offers is found in torch (`torch_state`); what was decided is in `switch_decisions` and in
-`fxpool.torch_compat.config_decisions`. A switch that a new release adds fails here until somebody has decided.
+`fxpool.torch_compat.state.config_decisions`. A switch that a new release adds fails here until somebody has decided.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from processes import run_python
 from torch_state import CannotSetError, Flip
 
 from fxpool.errors import CannotTravelError
-from fxpool.lowering import ambient, capture
-from fxpool.torch_compat import config_decisions, switch_table, switches
+from fxpool.lowering.request import ambient, capture
+from fxpool.torch_compat.state import config_decisions, switch_table, switches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

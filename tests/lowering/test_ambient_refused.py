@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.errors import CannotTravelError
-from fxpool.lowering import ambient
-from fxpool.torch_compat import thread_state
+from fxpool.lowering.request import ambient
+from fxpool.torch_compat.state import thread_state
 
 
 class Functions(TorchFunctionMode):

@@ -18,9 +18,11 @@ from torch.utils.checkpoint import checkpoint
 import fxpool
 from fxpool.codecache import guards
 from fxpool.errors import ConfigurationError, JobTimeoutError, QuarantinedError, WorkerDiedError
-from fxpool.lowering import background, load, service
-from fxpool.lowering.swap import Swap, Version
-from fxpool.torch_compat import shape_env
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact import load
+from fxpool.lowering.background import background
+from fxpool.lowering.background.swap import Swap, Version
+from fxpool.torch_compat.dynamo import shape_env
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -108,7 +110,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
 
 def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     """Losses are eager's to the bit before the swap, and as close as Inductor's after it."""
-    from fxpool.demo_child import build
+    from fxpool.demo.child import build
 
     def losses(model: torch.nn.Module, run: Any, after: Any) -> list[float]:
         torch.manual_seed(1)
@@ -418,8 +420,8 @@ from deadly import deadly
 x = torch.ones(6, 8)
 torch.compile(lambda x: deadly(x.sin(), "hang").cos(), backend="fxpool")(x)
 deadline = time.monotonic() + 60
-from fxpool.lowering import service
-while not service.pool().status().get("running") and time.monotonic() < deadline:
+from fxpool.lowering import runtime
+while not runtime.pool().status().get("running") and time.monotonic() < deadline:
     time.sleep(0.05)
 print([one["state"] for one in fxpool.wait(0)], flush=True)
 import atexit
@@ -449,7 +451,7 @@ def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, 
     ).split("\n")
     assert printed[0] == "['pending']"
     assert time.monotonic() - started < 90, "it waited for the job"
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     deadline = time.monotonic() + 20
     while pool.status()["running"] and time.monotonic() < deadline:

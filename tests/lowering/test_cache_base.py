@@ -19,17 +19,17 @@ from processes import HERE, run_python
 
 import fxpool
 from fxpool import notices, statistics
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 
 NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
-    service.forget_stores()
+    runtime.forget_stores()
     notices.forget()
     yield
-    service.forget_stores()
+    runtime.forget_stores()
     notices.forget()
 
 
@@ -63,7 +63,7 @@ def switch_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """From filling the base to using it."""
     monkeypatch.setenv("FXPOOL_CACHE_BASE", str(base))
     monkeypatch.setenv("FXPOOL_CACHE_DIR", str(base.parent / "own"))
-    service.forget_stores()
+    runtime.forget_stores()
     return base.parent / "own"
 
 

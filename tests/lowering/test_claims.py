@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
-from fxpool.torch_compat import instruction_sets
+from fxpool.torch_compat.cpp import instruction_sets
 
 PROGRAM = """
 import json, sys, torch, fxpool

@@ -20,8 +20,8 @@ from circumstances import attention
 
 import fxpool
 from fxpool.errors import CannotTravelError
-from fxpool.lowering import ambient
-from fxpool.torch_compat import configs
+from fxpool.lowering.request import ambient
+from fxpool.torch_compat.state import configs
 
 Q = torch.ones(1, 2, 8, 16)
 PASSES = """

@@ -22,7 +22,7 @@ from processes import HERE
 import fxpool
 from fxpool.codecache import quarantine
 from fxpool.errors import ServerLostError
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 from fxpool.pool import hosts
 
 sys.path.insert(0, str(HERE))
@@ -56,7 +56,7 @@ class Hunter(threading.Thread):
     def run(self) -> None:
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
-            facts = service.pool().status()
+            facts = runtime.pool().status()
             if facts["state"] == "running" and (pid := self.seen(facts)):
                 os.kill(pid, signal.SIGKILL)
                 self.facts, self.killed = facts, pid
@@ -88,13 +88,13 @@ def nothing_lost(hunter: Hunter, who: str, before: dict[str, Any]) -> None:
     assert stats["compiles"] == {"worker": 1, "in_process": 0}
     assert (stats["eager_calls"], stats["fallbacks"], stats["quarantined"]) == ({}, {}, 0)
     assert not list(quarantine.scan(str(fxpool.config.current().cache_dir)))
-    facts = service.pool().status()
+    facts = runtime.pool().status()
     assert (facts["server_pid"] == before["server_pid"]) == (who != "server")
     if who != "server":
         assert (facts["zygote"].get("pid") == before["zygote"]["pid"]) == (who != "zygote")
         assert facts["counters"]["deaths"] - before["counters"]["deaths"] >= 1
     assert not psutil.pid_exists(hunter.killed) or hunter.killed not in _alive()
-    assert _settles(), service.pool().status()
+    assert _settles(), runtime.pool().status()
 
 
 def _alive() -> list[int]:
@@ -104,7 +104,7 @@ def _alive() -> list[int]:
 def _settles() -> bool:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        facts = service.pool().status()
+        facts = runtime.pool().status()
         if [facts.get("running"), facts.get("queued"), facts.get("workers")] == [[], 0, []]:
             return True
         time.sleep(0.02)
@@ -124,8 +124,8 @@ def _settles() -> bool:
     ],
 )
 def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Path, cache: Path) -> None:
-    service.pool().start(wait=True)
-    before = service.pool().status()
+    runtime.pool().start(wait=True)
+    before = runtime.pool().status()
     hunter = Hunter(seen_in(phase, who))
     hunter.start()
     compiled()
@@ -134,7 +134,7 @@ def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Pat
 
 @pytest.mark.parametrize("who", ["zygote", "server"])
 def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     before = pool.status()
     go = tmp_path / "go"
@@ -164,14 +164,14 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
 
 @pytest.mark.parametrize("phase", ["lowering", "kernels"])
 def test_of_four_who_want_it_the_one_who_asked_is_killed(phase: str, cache: Path, tmp_path: Path) -> None:
-    runtime = Path(os.environ["FXPOOL_RUNTIME_DIR"])
+    directory = Path(os.environ["FXPOOL_RUNTIME_DIR"])
     with open(tmp_path / "said", "w+") as said, open(tmp_path / "errors", "w+") as errors:
         program = subprocess.Popen([sys.executable, "-m", "crash_jobs", "4"], stdout=said, stderr=errors, cwd=HERE)
         try:
             asker = None
             deadline = time.monotonic() + SECONDS
             while asker is None and time.monotonic() < deadline and program.poll() is None:
-                for link in hosts.links(runtime):
+                for link in hosts.links(directory):
                     asker = asker or _asker(hosts.status(link), phase)
                 time.sleep(0.01)
             if asker is not None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from processes import run_python
 
 import fxpool
-from fxpool.cli import main
+from fxpool.commands.main import main
 
 PROGRAM = """
 import torch, fxpool

@@ -15,10 +15,12 @@ from torch._subclasses import FakeTensorMode
 
 from fxpool.codecache import key
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
-from fxpool.lowering import capture, devices
-from fxpool.lowering.devices import Placement
-from fxpool.torch_compat import attention, configs, device_answers, device_facts
-from fxpool.torch_compat.common_devices import COMMON
+from fxpool.lowering.cuda import devices
+from fxpool.lowering.cuda.devices import Placement
+from fxpool.lowering.request import capture
+from fxpool.torch_compat.cuda import attention, device_answers, device_facts
+from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.state import configs
 
 H200, A100 = COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"]
 HERE = [H200, H200, H200, A100]
@@ -209,7 +211,7 @@ def test_other_errors_are_none() -> None:
 AHEAD = """
 import os, subprocess, sys, time
 import torch
-from fxpool.lowering import devices
+from fxpool.lowering.cuda import devices
 
 torch.cuda.is_initialized = lambda: True
 os.sched_getaffinity = lambda pid: set(range(16))

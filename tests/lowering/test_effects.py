@@ -12,9 +12,10 @@ import torch
 import zoo
 
 import fxpool
-from fxpool.lowering import capture, compile
-from fxpool.lowering.request import CompileRequest
-from fxpool.torch_compat import aot
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.worker import compiler
+from fxpool.torch_compat.inductor import aot
 
 TOOLS: str | None = None  # set by the test to the session's tool chain facts
 
@@ -26,8 +27,8 @@ def configurations_of(function: Callable[..., Any], *inputs: Any) -> list[tuple[
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         captured = capture.capture(gm, example_inputs, label="test", store=None, tools=TOOLS)
         request = CompileRequest.load(captured.request.dump())  # through bytes, as a worker gets it
-        with compile.local_kernels() as (submit, units):
-            ours = aot.load_result(compile.compile_request(request, submit, units).result)
+        with compiler.local_kernels() as (submit, units):
+            ours = aot.load_result(compiler.compile_request(request, submit, units).result)
         stock = aot.compile_graph(gm, example_inputs, keep_result=True)
         found.append((aot.aot_config_of(stock.result), aot.aot_config_of(ours)))
         return gm.forward

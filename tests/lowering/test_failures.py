@@ -20,7 +20,7 @@ from processes import HERE
 
 import fxpool
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 from fxpool.pool import hosts
 from fxpool.torch_compat import versions
 
@@ -76,11 +76,11 @@ def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cac
         other.write_bytes({"flip": bytes(data), "cut": bytes(data[:-7]), "empty": b""}[damage])
         other.chmod(0o600)
         other.replace(path)
-    service.forget_stores()
+    runtime.forget_stores()
     compiled()
     stats = fxpool.stats()
     assert (stats["hits"], stats["compiles"]["worker"]) == (0, 2)
-    service.forget_stores()
+    runtime.forget_stores()
     compiled()
     assert fxpool.stats()["hits"] == 1, "and what was damaged has been written anew"
 
@@ -100,9 +100,9 @@ def test_a_directory_removed_between_calls(shared_pool: Path, cache: Path) -> No
 
 @pytest.fixture
 def stores_forgotten() -> Iterator[None]:
-    service.forget_stores()
+    runtime.forget_stores()
     yield
-    service.forget_stores()
+    runtime.forget_stores()
 
 
 @pytest.mark.parametrize("how", ["writable by others", "owned by somebody else"])
@@ -132,7 +132,7 @@ def test_an_unsafe_cache_directory_is_refused_and_counted(
 
 def workers_busy() -> list[int]:
     """Pids of workers that compile a graph; not of those that wait for another kernel, or are still on their way."""
-    running = [job for job in service.pool().status().get("running", []) if job["pid"] and job["reached"]]
+    running = [job for job in runtime.pool().status().get("running", []) if job["pid"] and job["reached"]]
     return [job["pid"] for job in running if not job["sub_job"] and job["label"].startswith("graph")]
 
 
@@ -155,17 +155,17 @@ def kill_next_worker(times: int) -> threading.Thread:
 
 
 def test_a_killed_worker_costs_a_retry(shared_pool: Path, cache: Path) -> None:
-    service.pool().start(wait=True)
+    runtime.pool().start(wait=True)
     hunter = kill_next_worker(1)
     compiled()
     hunter.join()
     stats = fxpool.stats()
     assert (stats["compiles"]["worker"], stats["compiles"]["in_process"], stats["eager_calls"]) == (1, 0, {})
-    assert service.pool().status()["counters"]["deaths"] >= 1
+    assert runtime.pool().status()["counters"]["deaths"] >= 1
 
 
 def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, cache: Path) -> None:
-    service.pool().start(wait=True)
+    runtime.pool().start(wait=True)
     hunter = kill_next_worker(2)
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
         compiled()
@@ -183,7 +183,7 @@ def test_a_backward_that_kills_workers_runs_eagerly(shared_pool: Path, cache: Pa
 
     torch._dynamo.allow_in_graph(local)
     torch._dynamo.reset()
-    service.pool().start(wait=True)
+    runtime.pool().start(wait=True)
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
     function = torch.compile(lambda x: torch.nn.functional.gelu(local(x) * 2).softmax(-1)[0].sum(), backend="fxpool")
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
@@ -215,10 +215,10 @@ def test_ctrl_c_ends_the_compile_and_its_worker(
         "try:\n"
         "    torch.compile(total, backend='fxpool')(torch.randn(64, 64))\n"
         "except KeyboardInterrupt:\n"
-        "    from fxpool.lowering import service\n"
+        "    from fxpool.lowering import runtime\n"
         "    import time\n"
         "    time.sleep(1)\n"
-        "    print('interrupted', len(service.pool().status()['running']), flush=True)\n"
+        "    print('interrupted', len(runtime.pool().status()['running']), flush=True)\n"
     )
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(

@@ -18,10 +18,10 @@ run(x)
 run(x)  # now its thread begins
 
 def child():
-    from fxpool.lowering import service
+    from fxpool.lowering import runtime
     statistics.count("hits")
-    service.store()
-    service.pool()
+    runtime.store()
+    runtime.pool()
     fxpool.wait(0)
 
 pids = []

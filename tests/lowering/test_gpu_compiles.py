@@ -15,8 +15,8 @@ import torch
 from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
-from fxpool.torch_compat.common_devices import COMMON
-from fxpool.torch_compat.device_facts import DeviceFacts
+from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
 A100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"
 TARGETS = {A100: 80, H200: 90, B200: 100}

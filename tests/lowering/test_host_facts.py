@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fxpool.codecache import system, toolchain
-from fxpool.lowering import host_facts
-from fxpool.torch_compat.instruction_sets import InstructionSet
+from fxpool.lowering.cpp import host_facts
+from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
 
 class Host:

@@ -13,7 +13,7 @@ import torch
 
 import fxpool
 from fxpool.codecache import quarantine
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 
 X = torch.randn(6, 8)
 
@@ -51,7 +51,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("who", ["server", "zygote"])
 def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Path, cache: Path, who: str) -> None:
-    pool = service.pool()
+    pool = runtime.pool()
     # A zygote that is through with its own start: it has forked a worker that was told of no such function.
     with pytest.raises(ModuleNotFoundError):
         pool.submit("no.such.module:function", b"", label="first").result(timeout=100)

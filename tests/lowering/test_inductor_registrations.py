@@ -237,7 +237,7 @@ def test_a_process_that_has_only_loaded_inductor_shares_its_entries(programs: Pr
 def test_a_module_whose_name_begins_like_torchs_is_a_programs() -> None:
     from torch._inductor.decomposition import decompositions
 
-    from fxpool.torch_compat import inductor_registrations
+    from fxpool.torch_compat.operators import inductor_registrations
 
     def decomposed(x: object) -> object:
         return x

@@ -20,8 +20,8 @@ from test_triton_kernels import BESIDE, place_of_triton
 import fxpool
 from fxpool import statistics
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
-from fxpool.lowering import borrowed
-from fxpool.torch_compat import borrowing
+from fxpool.lowering import inductor_pool
+from fxpool.torch_compat.inductor import hooks
 
 Run = Callable[..., dict[str, Any]]
 SUBPROCESS = {"TORCHINDUCTOR_FX_COMPILE_MODE": "subprocess"}
@@ -184,10 +184,10 @@ class Nowhere:
 
 def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
     fxpool.configure(strict=True)
-    future = borrowed.KernelPool(Nowhere()).submit(max, 3, 4)
+    future = inductor_pool.KernelPool(Nowhere()).submit(max, 3, 4)
     assert isinstance(future.exception(5), PoolUnavailableError)
     fxpool.configure(strict=None)
-    assert borrowed.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
+    assert inductor_pool.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
     assert statistics.snapshot()["fallbacks"] == {"borrowed:pool_unavailable": 1}
 
 
@@ -202,14 +202,14 @@ def test_uninstall_puts_everything_back(run: Run) -> None:
 
 
 def test_a_torch_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borrowed.versions, "current_refusal", lambda: "this is torch 1.0")
+    monkeypatch.setattr(inductor_pool.versions, "current_refusal", lambda: "this is torch 1.0")
     with pytest.raises(UnsupportedTorchError, match="this is torch"):
         fxpool.install()
-    assert not borrowing.installed()
+    assert not hooks.installed()
 
 
 def test_a_setting_that_does_not_parse_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXPOOL_WORKERS", "many")
     with pytest.raises(ConfigurationError):
         fxpool.install()
-    assert not borrowing.installed()
+    assert not hooks.installed()

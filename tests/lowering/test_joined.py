@@ -12,8 +12,9 @@ import torch
 import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import ladder, lookup, service
-from fxpool.lowering.artifact import Reference
+from fxpool.lowering import fallback, runtime
+from fxpool.lowering.artifact import lookup
+from fxpool.lowering.artifact.artifact import Reference
 from fxpool.pool import Job
 
 
@@ -77,7 +78,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
 ) -> None:
     """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
     flights = []
-    submit = ladder._submit
+    submit = fallback._submit
 
     def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
         flights.append(flight)
@@ -87,8 +88,8 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     def hold(guards: Any, values: Any) -> bool:
         return len(flights) != 1
 
-    monkeypatch.setattr(ladder, "_submit", joined)
-    monkeypatch.setattr(ladder.effects, "guards_hold", hold)
+    monkeypatch.setattr(fallback, "_submit", joined)
+    monkeypatch.setattr(fallback.effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key
@@ -98,13 +99,13 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
 
 def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[str] = []
-    submit = service.pool().submit
+    submit = runtime.pool().submit
 
     def seen(*args: Any, **more: Any) -> Job:
         named.append(more.get("flight", ""))
         return submit(*args, **more)
 
-    monkeypatch.setattr(service.pool(), "submit", seen)
+    monkeypatch.setattr(runtime.pool(), "submit", seen)
     run()
     assert named[0] == fxpool.stats()["graphs"][0]["key"]
 

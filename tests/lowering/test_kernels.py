@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.lowering import kernels
-from fxpool.lowering.library import Library
-from fxpool.torch_compat import cpp, instruction_sets
+from fxpool.lowering.cpp import kernels
+from fxpool.lowering.cpp.library import Library
+from fxpool.torch_compat.cpp import commands, instruction_sets
 
 Link = Callable[..., Any]
 TYPES = ["const float*", "float*", "const int64_t"]
 
 
-def kernel(body: str, before: str = "") -> cpp.CollectedKernel:
+def kernel(body: str, before: str = "") -> commands.CollectedKernel:
     source = f'{before}\nextern "C" void kernel(const float* in, float* out, const int64_t n) {{\n{body}\n}}\n'
-    return cpp.CollectedKernel(TYPES, source)
+    return commands.CollectedKernel(TYPES, source)
 
 
 def each(expression: str) -> str:
@@ -31,10 +31,10 @@ def each(expression: str) -> str:
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     """Link kernels in up to `units` units; gives the functions, in the order of the kernels."""
-    monkeypatch.setattr(cpp, "HEADER", "#include <cstdint>")
+    monkeypatch.setattr(commands, "HEADER", "#include <cstdint>")
     submit, end = kernels.in_threads(2)
 
-    def run(*collected: cpp.CollectedKernel, units: int = 2) -> list[Any]:
+    def run(*collected: commands.CollectedKernel, units: int = 2) -> list[Any]:
         with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
             linking = kernels.Linking(submit, units=lambda: units, tools=None, patient=True)
             for number, one in enumerate(collected):

@@ -13,7 +13,7 @@ import torch
 from capturing import captured, components_of, key_of
 from circumstances import attention, import_operator, setting, states
 
-from fxpool.torch_compat import configs
+from fxpool.torch_compat.state import configs
 
 X = torch.ones(4, 8)
 

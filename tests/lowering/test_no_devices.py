@@ -7,8 +7,9 @@ import torch
 from torch._dynamo import device_interface
 from torch._subclasses import FakeTensorMode
 
-from fxpool.torch_compat import no_devices, preload
-from fxpool.torch_compat.no_devices import OutOfReachError
+from fxpool.torch_compat.cuda import no_devices
+from fxpool.torch_compat.cuda.no_devices import OutOfReachError
+from fxpool.torch_compat.inductor import preload
 
 
 def test_no_device_is_found_and_none_is_asked() -> None:

@@ -17,9 +17,9 @@ import pytest
 from processes import run_python
 
 from fxpool.errors import NotExecutableError
-from fxpool.lowering import executable
-from fxpool.lowering.library import Library
-from fxpool.lowering.unit_source import MODULE
+from fxpool.lowering.cpp import executable
+from fxpool.lowering.cpp.library import Library
+from fxpool.lowering.cpp.unit_source import MODULE
 
 PROGRAM = """
 import json, torch, fxpool

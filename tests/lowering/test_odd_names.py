@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
-from fxpool.lowering import kernels, precompiled_header
+from fxpool.lowering.cpp import kernels, precompiled_header
 from fxpool.pool import runtime_dir
-from fxpool.torch_compat import cpp, instruction_sets
+from fxpool.torch_compat.cpp import commands, instruction_sets
 
 ODD = "a b 'c\" %d é:$HOME #x;"
 PROGRAM = """
@@ -35,7 +35,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     include.mkdir()
     (include / "mi ne.h").write_text("#include <Python.h>\ninline int seven() { return 7; }\n")
     monkeypatch.setenv("CPATH", str(include))
-    monkeypatch.setattr(cpp, "HEADER", "#include <mi ne.h>")
+    monkeypatch.setattr(commands, "HEADER", "#include <mi ne.h>")
     (tmp_path / ODD).mkdir()
     return tmp_path / ODD
 
@@ -60,7 +60,7 @@ def test_a_unit_is_compiled_and_linked_where_temporary_files_go(tools: Path, mon
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         submit, end = kernels.in_threads(1)
         linking = kernels.Linking(submit, units=lambda: 1, tools=None, patient=True)
-        kernel = cpp.CollectedKernel(["int*"], 'extern "C" void kernel(int* out) { *out = seven(); }')
+        kernel = commands.CollectedKernel(["int*"], 'extern "C" void kernel(int* out) { *out = seven(); }')
         linking.take([kernel], True)
         library = linking.library()
         end()

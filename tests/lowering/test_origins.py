@@ -14,7 +14,7 @@ import fxpool
 from fxpool.codecache import contents
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.store import LocalStore
-from fxpool.torch_compat import frames
+from fxpool.torch_compat.dynamo import frames
 
 
 class Toy(torch.nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.lowering import overlap
+from fxpool.lowering.request import overlap
 
 Slices = tuple[slice, slice]
 # Layouts of two inputs in one buffer: called one after the other.

@@ -15,8 +15,8 @@ import filelock
 import pytest
 from processes import run_python
 
-from fxpool.lowering import precompiled_header
-from fxpool.torch_compat import cpp, instruction_sets
+from fxpool.lowering.cpp import precompiled_header
+from fxpool.torch_compat.cpp import commands, instruction_sets
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     include.mkdir()
     (include / "mine.h").write_text("inline int seven() { return 7; }\n")
     monkeypatch.setenv("CPATH", str(include))
-    monkeypatch.setattr(cpp, "HEADER", "#include <mine.h>")
+    monkeypatch.setattr(commands, "HEADER", "#include <mine.h>")
     return tmp_path
 
 
-def made(tools: Path) -> tuple[cpp.Command, Path | None]:
+def made(tools: Path) -> tuple[commands.Command, Path | None]:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         command = precompiled_header.command(str(tools))
     found = sorted((tools / "headers").glob("*.gch"))
     return command, found[0] if found else None
 
 
-def seven_from(command: cpp.Command, directory: Path) -> str:
+def seven_from(command: commands.Command, directory: Path) -> str:
     """What g++ says it read, compiling a kernel that only the header makes possible."""
     source = directory / "kernel.cpp"
     source.write_text('extern "C" int eight() { return seven() + 1; }\n')

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from processes import HERE, run_python
 
 import fxpool
-from fxpool.cli import main
 from fxpool.codecache import quarantine
+from fxpool.commands.main import main
 from fxpool.errors import JobMemoryError, JobTimeoutError, NoWorkerError, QuarantinedError, WorkerDiedError
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -50,7 +50,7 @@ def strictly(how: str) -> BaseException:
 
 
 def forks() -> int:
-    return service.pool().status()["counters"]["forks"]
+    return runtime.pool().status()["counters"]["forks"]
 
 
 def test_it_is_compiled_twice_and_never_again(shared_pool: Path, cache: Path) -> None:
@@ -85,7 +85,7 @@ import json, sys, warnings
 sys.path.insert(0, sys.argv[1])
 import torch, fxpool
 from deadly import deadly
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
@@ -94,7 +94,7 @@ with warnings.catch_warnings(record=True) as caught:
         found = torch.compile(lambda x: deadly(x.sin(), sys.argv[2]).cos(), backend="fxpool")(x)
         torch.testing.assert_close(found, (x.sin() + 1).cos())
 stats = fxpool.stats()
-forks = service.pool().status().get("counters", {}).get("forks", 0)
+forks = runtime.pool().status().get("counters", {}).get("forks", 0)
 print(json.dumps([forks, stats["eager_calls"], [str(w.message) for w in caught], stats["compiles"]]))
 """
 
@@ -199,8 +199,8 @@ def test_a_death_is_none_of_a_limit_s(shared_pool: Path, cache: Path) -> None:
 def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
     """The one that starts the host's server does not set them."""
     fxpool.configure(pool="host", idle_timeout=1.0, job_timeout=2.0, job_memory="600M")
-    service.pool().start(wait=True)
-    limits = service.pool().status()["limits"]
+    runtime.pool().start(wait=True)
+    limits = runtime.pool().status()["limits"]
     assert limits["job_seconds"] == 3600.0
     assert limits["rules"]["job_bytes"] != "configured"
     fxpool.close()
@@ -210,7 +210,7 @@ def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
 
 
 def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Path, cache: Path) -> None:
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     server = psutil.Process(pool.server_pid)
     before = server.rlimit(psutil.RLIMIT_NOFILE)
@@ -227,7 +227,7 @@ def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Pa
 
 
 def test_without_its_directory_of_logs_a_server_goes_on(shared_pool: Path, cache: Path) -> None:
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     shutil.rmtree(Path(pool.status()["directory"]) / "logs")
     run("harmless without logs")
@@ -246,7 +246,7 @@ def test_without_a_cache_there_is_no_quarantine(shared_pool: Path, cache: Path) 
 
 def test_a_lost_server_is_replaced_and_the_graph_compiled_by_a_worker(cache: Path, tmp_path: Path) -> None:
     fxpool.close()
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     first = pool.server_pid
     assert first is not None
@@ -268,18 +268,18 @@ def test_a_lost_server_is_replaced_and_the_graph_compiled_by_a_worker(cache: Pat
     hunter.join()
     assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
     assert fxpool.stats()["fallbacks"] == {}
-    assert service.pool().server_pid not in (None, first)
+    assert runtime.pool().server_pid not in (None, first)
     fxpool.close()
 
 
 def test_a_server_that_falls_silent_is_replaced(cache: Path) -> None:
     fxpool.close()
-    pool = service.pool()
+    pool = runtime.pool()
     pool.start(wait=True)
     first = pool.server_pid
     assert first is not None
     psutil.Process(first).suspend()
     run("harmless three")
     assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
-    assert service.pool().server_pid not in (None, first)
+    assert runtime.pool().server_pid not in (None, first)
     fxpool.close()

@@ -15,7 +15,9 @@ import fxpool
 from fxpool.codecache import slower
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
-from fxpool.lowering import background, load, options, stages
+from fxpool.lowering import options
+from fxpool.lowering.artifact import load
+from fxpool.lowering.background import background, stages
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -138,7 +140,7 @@ def test_a_stage_that_came_by_another_way_skips_those_before_it(
 def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fxpool.lowering import swap
+    from fxpool.lowering.background import swap
 
     # Which is faster is this machine's business: here the last stage is slow.
     original = load.load_aot

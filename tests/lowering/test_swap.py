@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.lowering import swap as swaps
-from fxpool.lowering.swap import Swap, Trial, Version
+from fxpool.lowering.background import swap as swaps
+from fxpool.lowering.background.swap import Swap, Trial, Version
 
 
 class Clock:

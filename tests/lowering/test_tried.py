@@ -18,8 +18,8 @@ from fxpool import statistics
 from fxpool.codecache import failed
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError
-from fxpool.lowering import ladder, service
-from fxpool.torch_compat import inner
+from fxpool.lowering import fallback, runtime
+from fxpool.torch_compat.inductor import inner
 
 KEY = "ab" * 32
 
@@ -30,8 +30,8 @@ class Workers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failing: dict[str, BaseException] = {}
         self.asked: Counter[str] = Counter()
-        self._really, self._patch = ladder._asked, monkeypatch
-        monkeypatch.setattr(ladder, "_asked", self._ask)
+        self._really, self._patch = fallback._asked, monkeypatch
+        monkeypatch.setattr(fallback, "_asked", self._ask)
 
     def _ask(self, request: Any, *arguments: Any) -> tuple[bytes, bool]:
         self.asked[request.level] += 1
@@ -65,7 +65,7 @@ def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, w
     assert workers.as_a_new_process() == {}  # the graph after AOTAutograd is a hit
     assert sum(fxpool.stats()["fallbacks"].values()) == 1
     workers.failing["fx"] = error
-    store = service.store()
+    store = runtime.store()
     assert store is not None
     store.clear()
     assert workers.as_a_new_process() == {"aot": 1, "fx": 1}

@@ -23,10 +23,12 @@ from processes import HERE
 from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import artifact, wrapper
-from fxpool.lowering.triton_kernels import Candidate, Kernel
-from fxpool.lowering.triton_library import Choices, TritonLibrary
-from fxpool.torch_compat import output_code, triton_compile, triton_launch
+from fxpool.lowering.artifact import artifact
+from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel
+from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
+from fxpool.lowering.worker import wrapper
+from fxpool.torch_compat.inductor import output_code
+from fxpool.torch_compat.triton import triton_compile, triton_launch
 
 BESIDE = Path(sys.prefix) / "triton"
 

@@ -16,9 +16,9 @@ import torch
 from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
-from fxpool.lowering.artifact import decided
-from fxpool.torch_compat import configs
-from fxpool.torch_compat.autotuning import Choice, Selection, Value
+from fxpool.lowering.artifact.artifact import decided
+from fxpool.torch_compat.state import configs
+from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 
 SMALL = "BLOCK_M : tl.constexpr = 64"
 LARGE = "BLOCK_M : tl.constexpr = 128"

@@ -11,14 +11,14 @@ from processes import run_python
 
 PROGRAM = """
 import json, os, sys, torch, fxpool
-from fxpool.lowering import service
+from fxpool.lowering import runtime
 def graph(x): return (x @ x).softmax(-1).sin()
 x = torch.randn(8, 8)
 run = torch.compile(graph, backend="fxpool", options={"mode": sys.argv[1]})
 torch.testing.assert_close(run(x), graph(x))
 fxpool.wait(100)
 torch.testing.assert_close(run(x), graph(x))
-print(json.dumps([os.getpid(), service.pool().server_pid]))
+print(json.dumps([os.getpid(), runtime.pool().server_pid]))
 """
 
 

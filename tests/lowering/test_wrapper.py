@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.lowering import wrapper
-from fxpool.torch_compat import importable, output_code
+from fxpool.lowering.worker import wrapper
+from fxpool.torch_compat.inductor import importable, output_code
 
 HEADER = """
 from ctypes import c_void_p, c_long, c_int

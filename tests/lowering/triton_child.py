@@ -92,8 +92,8 @@ def main(directory: str) -> None:
     import triton
     from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 
-    from fxpool.lowering import triton_kernels
-    from fxpool.torch_compat import triton_compile
+    from fxpool.lowering.cuda import triton_kernels
+    from fxpool.torch_compat.triton import triton_compile
 
     results: list[Any] = []
     original = triton_compile.Candidate.__init__

@@ -21,10 +21,11 @@ from gpu_child import architecture, for_device
 
 import fxpool
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import service, triton_kernels
-from fxpool.lowering.artifact import TRITON, decode_answer, generated_code
-from fxpool.lowering.ladder import _place
-from fxpool.lowering.request import COMPILE_JOB, CompileRequest
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact.artifact import TRITON, decode_answer, generated_code
+from fxpool.lowering.cuda import triton_kernels
+from fxpool.lowering.fallback import _place
+from fxpool.lowering.request.request import COMPILE_JOB, CompileRequest
 
 DEVICE = "NVIDIA H200"
 
@@ -51,7 +52,7 @@ def request_of(what: str, place: str) -> CompileRequest:
 
 
 def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
-    sent = service.pool().submit(job, request.dump(), label="graph", **_place(request))
+    sent = runtime.pool().submit(job, request.dump(), label="graph", **_place(request))
     answer = decode_answer(sent.result())
     assert answer.reference is not None, answer.unanswered or answer
     assert request.store is not None

@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 
 from fxpool.errors import WorkerDiedError
-from fxpool.lowering import tuning, worker
-from fxpool.torch_compat.autotuning import Selection
-from fxpool.torch_compat.benchmarks import Times
+from fxpool.lowering.cuda import autotune
+from fxpool.lowering.worker import jobs
+from fxpool.torch_compat.triton.autotuning import Selection
+from fxpool.torch_compat.triton.benchmarks import Times
 
-_submit = worker._submit
+_submit = jobs._submit
 
 
 def fastest() -> str:
@@ -24,10 +25,10 @@ def fastest() -> str:
 
 def made_up(function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
     """Times by `fastest` for what would be timed; everything else is a job as ever."""
-    if function != tuning.TIME_CANDIDATES:
+    if function != autotune.TIME_CANDIDATES:
         return _submit(function, payload, label, devices)
     assert devices == "7", "what the request says is to be seen"
-    asked = msgspec.msgpack.decode(payload, type=tuning._Asked)
+    asked = msgspec.msgpack.decode(payload, type=autotune._Asked)
     print(f"timed: {asked.question.describe()}", flush=True)
     answer: Future[bytes] = Future()
     if not isinstance(asked.question, Selection):
@@ -49,8 +50,8 @@ def _paths(request: bytes) -> list[str]:
 
 def compile_timed(payload: bytes) -> bytes:
     """Job: `compile_job`, with times that are made up."""
-    worker._submit = made_up
-    return worker.compile_job(payload)
+    jobs._submit = made_up
+    return jobs.compile_job(payload)
 
 
 _deadly: list[str] = []
@@ -58,9 +59,9 @@ _deadly: list[str] = []
 
 def deadly(function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
     """Whoever times the third candidate dies of it; the others are equally fast but for the last, which is faster."""
-    if function != tuning.TIME_CANDIDATES:
+    if function != autotune.TIME_CANDIDATES:
         return _submit(function, payload, label, devices)
-    question = msgspec.msgpack.decode(payload, type=tuning._Asked).question
+    question = msgspec.msgpack.decode(payload, type=autotune._Asked).question
     answer: Future[bytes] = Future()
     identities = [choice.identity for choice in question.choices] if isinstance(question, Selection) else [""]
     if not _deadly:
@@ -75,16 +76,16 @@ def deadly(function: str, payload: bytes, label: str, devices: str = "") -> Futu
 
 def compile_deadly(payload: bytes) -> bytes:
     """Job: `compile_job`, where timing one of the candidates kills who does it."""
-    worker._submit = deadly
-    return worker.compile_job(payload)
+    jobs._submit = deadly
+    return jobs.compile_job(payload)
 
 
 def compile_known(payload: bytes) -> bytes:
     """Job: `compile_job`, where nothing is left to compile or to time for a choice."""
 
     def known(function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
-        assert function not in (tuning.TIME_CANDIDATES, tuning.COMPILE_CANDIDATE), label
+        assert function not in (autotune.TIME_CANDIDATES, autotune.COMPILE_CANDIDATE), label
         return _submit(function, payload, label, devices)
 
-    worker._submit = known
-    return worker.compile_job(payload)
+    jobs._submit = known
+    return jobs.compile_job(payload)

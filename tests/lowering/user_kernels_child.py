@@ -32,11 +32,11 @@ import triton.language as tl
 
 from fxpool.codecache import graph_decoder
 from fxpool.errors import CannotTravelError
-from fxpool.lowering import capture
-from fxpool.lowering import compile as compiling
-from fxpool.lowering.capture import Captured
-from fxpool.lowering.request import CompileRequest
-from fxpool.torch_compat import shape_env, tensors
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.worker import compiler as compiling
+from fxpool.torch_compat.dynamo import shape_env, tensors
 
 MODULE = "user_kernels_module"
 COUNT = 100
@@ -297,8 +297,8 @@ def compiled(place: Path) -> dict[str, Any]:
 
     import fxpool
     from fxpool.codecache.store import LocalStore
-    from fxpool.lowering import triton_kernels
-    from fxpool.lowering.artifact import TRITON, generated_code
+    from fxpool.lowering.artifact.artifact import TRITON, generated_code
+    from fxpool.lowering.cuda import triton_kernels
 
     module = importlib.import_module(MODULE)
     os.mkdir(place / "store", mode=0o700)
@@ -332,8 +332,8 @@ def launches(texts: list[str]) -> dict[str, bool]:
     """Of each of the program's kernels in generated modules: whether it is launched as torch's own launcher does."""
     import triton_child
 
-    from fxpool.lowering import triton_kernels
-    from fxpool.torch_compat import triton_compile
+    from fxpool.lowering.cuda import triton_kernels
+    from fxpool.torch_compat.triton import triton_compile
 
     results: list[Any] = []
     original = triton_compile.Candidate.__init__

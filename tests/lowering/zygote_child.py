@@ -22,16 +22,16 @@ from capturing import captured
 from gpu_child import attention, convolution, for_device
 
 import fxpool
-from fxpool.lowering import service
-from fxpool.lowering.ladder import _place
-from fxpool.lowering.service import _IDLE
+from fxpool.lowering import runtime
+from fxpool.lowering.fallback import _place
+from fxpool.lowering.runtime import _IDLE
 
 MODELS = {"convolution": convolution, "attention": attention}
 PATIENCE = 240.0
 
 
 def ask(job: str, data: bytes = b"", **place: Any) -> Any:
-    return json.loads(service.pool().submit(f"zygote_jobs:{job}", data, label=job, **place).result())
+    return json.loads(runtime.pool().submit(f"zygote_jobs:{job}", data, label=job, **place).result())
 
 
 def mapped_of_driver(pid: int) -> set[str]:
@@ -50,8 +50,8 @@ def by_torch() -> set[str]:
 def main(wanted: list[str]) -> None:
     if fresh := "--fresh" in wanted:
         wanted.remove("--fresh")
-        service._IDLE = ""
-    pool = service.pool()
+        runtime._IDLE = ""
+    pool = runtime.pool()
     pool.start(wait=True)
     log = Path(pool.status()["directory"]) / "server.log"
     end = time.monotonic() + PATIENCE
@@ -76,7 +76,7 @@ def main(wanted: list[str]) -> None:
         request = only.request if device == "cpu" else for_device(only.request, device)
         tools = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
         requests[name] = dataclasses.replace(request, key=None, store=None, tools=tools)
-    report["inherited"] = ask("inherited", sys_path=service.import_path())
+    report["inherited"] = ask("inherited", sys_path=runtime.import_path())
     for name, request in requests.items():
         report["compiles"][name] = ask("compile_and_count", request.dump(), **_place(request))
     report["zygotes_after"] = pool.status()["counters"]["zygotes"]

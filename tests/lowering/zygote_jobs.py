@@ -37,9 +37,9 @@ def compile_and_count(data: bytes) -> bytes:
     """
     from torch._inductor import pattern_matcher
 
-    from fxpool.lowering import worker
-    from fxpool.lowering.artifact import decode_answer
-    from fxpool.torch_compat import aot
+    from fxpool.lowering.artifact.artifact import decode_answer
+    from fxpool.lowering.worker import jobs
+    from fxpool.torch_compat.inductor import aot
 
     registered: collections.Counter[str] = collections.Counter()
     before = _tables()
@@ -50,7 +50,7 @@ def compile_and_count(data: bytes) -> bytes:
         return original(*args, **kwargs)
 
     with mock.patch.object(pattern_matcher, "gen_pattern_and_search_gm", counted):
-        answer = decode_answer(worker.compile_job(data))
+        answer = decode_answer(jobs.compile_job(data))
     assert answer.artifact is not None, answer
     graphs = aot.graphs_of(aot.load_result(answer.artifact.result))
     text = "\n".join(graph.source_code for graph in graphs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 from pool_place import Place, until
 
-from fxpool import demo_server
+from fxpool.demo import own_server
 from fxpool.pool import PoolClient
 
 Make = Callable[..., PoolClient]
@@ -16,14 +16,14 @@ Make = Callable[..., PoolClient]
 def test_it_is_quiet_when_nothing_of_it_takes_a_cpu_and_gone_after_the_demonstration(
     make_client: Make, place: Place
 ) -> None:
-    assert demo_server.quiet(place.runtime, patience=0.0)  # there is none
-    with demo_server.own_server(place.runtime):
+    assert own_server.quiet(place.runtime, patience=0.0)  # there is none
+    with own_server.own_server(place.runtime):
         client = make_client(host="env", idle_timeout=60.0)
         busy = client.submit("pool_jobs:spin", b"", label="spin")
         assert until(lambda: any(row["label"] == "spin" for row in client.status()["running"]))
-        assert not demo_server.quiet(place.runtime, patience=0.5)
+        assert not own_server.quiet(place.runtime, patience=0.5)
         busy.cancel()
-        assert demo_server.quiet(place.runtime, patience=30.0)
+        assert own_server.quiet(place.runtime, patience=30.0)
         server = psutil.Process(client.server_pid)
         client.close()
         assert server.is_running()

@@ -1,0 +1,9 @@
+"""The command `fxpool`.
+
+main      all commands together, and the demonstration
+output    what they share: exit statuses, widths, errors
+cache     `stats` and `cache`
+server    `serve`, `status` and `stop`
+device    `device`
+doctor    `doctor`
+"""

@@ -1,0 +1,318 @@
+"""Commands about the cache directory: stats, and `cache` with ls, show, verify, quarantine, clear."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from fxpool import config, quantities
+from fxpool.commands.output import FOUND_WRONG, fail, filled, width, wrapped
+
+if TYPE_CHECKING:
+    from fxpool.codecache.entry import Entry
+    from fxpool.codecache.store import LocalStore, StoredEntry
+
+__all__ = ["cache", "stats"]
+
+SHORT = 12  # characters of a key that are shown, and enough to name one
+_LABEL = 11  # columns of what stands before a line of `cache show`
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
+def stats(as_json: bool) -> None:
+    """What lies in the cache directory. Hits and misses are counted per process: fxpool.stats() in yours."""
+    from fxpool.codecache import contents
+
+    store = _store()
+    data: dict[str, Any] = {"cache_dir": str(config.current().cache_dir), "entries": 0, "blobs": 0, "bytes": 0}
+    data |= {"compile_seconds": 0.0, "unreadable_entries": 0}
+    shares = {kind: contents.Share() for kind in contents.KINDS}
+    if store is not None:
+        data |= store.sizes()
+        shares = contents.measure(store.root)
+        for found in store.scan():
+            if found.entry is None:
+                data["unreadable_entries"] += 1
+            else:
+                data["compile_seconds"] += found.entry.metadata.compile_seconds
+    data["disk_bytes"] = sum(share.bytes for share in shares.values())
+    data["parts"] = {kind: {"files": share.files, "bytes": share.bytes} for kind, share in shares.items()}
+    if as_json:
+        click.echo(json.dumps(data))
+        return
+    rows = {"directory": data["cache_dir"]}
+    for kind, share in shares.items():
+        size = quantities.size(share.bytes)
+        if kind in ("entries", "blobs"):
+            rows[kind] = f"{data[kind]}, {size}"
+        elif share.bytes:
+            rows[kind] = f"{size} in {quantities.counted(share.files, 'file')}"
+    in_all = quantities.size(data["disk_bytes"])
+    rows["in all"] = f"{in_all} on disk; nothing is evicted, `fxpool cache clear` removes it"
+    rows["compile time kept"] = f"{data['compile_seconds']:.1f} s"
+    if data["unreadable_entries"]:
+        rows["unreadable entries"] = f"{data['unreadable_entries']} (fxpool cache verify)"
+    before = max(map(len, rows))
+    for name, value in rows.items():
+        click.echo(wrapped(f"{name:<{before}}  ", value, width()))
+
+
+@click.group()
+def cache() -> None:
+    """Look at the cache directory and clean it."""
+
+
+@cache.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def cache_list(as_json: bool) -> None:
+    """Each entry with its function and inputs, most recently used first. In a pipe one line per entry."""
+    store = _store()
+    found = sorted(store.scan(), key=lambda one: one.used, reverse=True) if store else []
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(_summary(one)))
+        return
+    if not found:
+        click.echo(f"no entries in {config.current().cache_dir}")
+        return
+    columns = width()
+    for one in found:
+        click.echo(filled(f"{one.key[:SHORT]}  ", _parts(one), columns))
+
+
+def _parts(one: StoredEntry) -> list[str]:
+    """What tells an entry from others, and then what it is like."""
+    if one.entry is None:
+        return ["(unreadable: damaged, or written by another version)"]
+    summary, meta = _summary(one), one.entry.metadata
+    origin = meta.origin
+    # Entries of earlier versions have a label only.
+    parts = [(origin.name if origin is not None else "") or meta.label or "(no name)"]
+    if origin is not None:
+        parts += [origin.place, _inputs(one.entry)]
+    parts += [quantities.counted(summary["guards"], "guard") if summary["guards"] else ""]
+    parts += [f"{quantities.moment(meta.created)}, in {meta.compile_seconds:.1f} s", f"torch {meta.torch_version}"]
+    parts += [quantities.size(summary["bytes"]), f"used {quantities.ago(one.used)}"]
+    return [part for part in parts if part]
+
+
+def _inputs(entry: Entry) -> str:
+    origin = entry.metadata.origin
+    if origin is None:
+        return ""
+    shown = [f"({', '.join(origin.inputs)})"] if origin.inputs else []
+    kept = [quantities.counted(origin.parameters, "parameter")] if origin.parameters else []
+    return " and ".join(shown + kept)
+
+
+@cache.command("show")
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option("--code", is_flag=True, help="The generated wrappers and kernels instead (imports torch).")
+def cache_show(key: str, as_json: bool, code: bool) -> None:
+    """Components, guards, blobs and metadata of the entries whose key begins with KEY."""
+    store = _store()
+    found = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
+    keys = sorted({one.key for one in found})
+    if not keys:
+        fail(f"no entry whose key begins with {key!r}\n  `fxpool cache ls` lists them")
+    if len(keys) > 1:
+        fail(f"{len(keys)} keys begin with {key!r}\n  " + "\n  ".join(name[: SHORT + 8] for name in keys[:8]))
+    if as_json:
+        click.echo(json.dumps([_details(one) for one in found]))
+        return
+    if code:
+        for one in found:
+            if one.entry is not None and store is not None:
+                _show_code(one.entry, store)
+        return
+    for number, one in enumerate(found):
+        if number:
+            click.echo()
+        _row("key", one.key)
+        if one.entry is None:
+            _row("", "(unreadable: damaged, or written by another version)")
+            continue
+        _show_entry(one.entry)
+
+
+def _row(label: str, text: str) -> None:
+    click.echo(wrapped(f"{label:<{_LABEL}}", text, width()))
+
+
+def _show_entry(entry: Entry) -> None:
+    from fxpool.codecache.guards import render
+
+    meta = entry.metadata
+    origin = meta.origin
+    if origin is not None and origin.name:
+        _row("function", f"{origin.name}, {origin.place}" if origin.place else origin.name)
+    if inputs := _inputs(entry):
+        _row("inputs", inputs)
+    _row("graph", meta.label)
+    made = f"{quantities.moment(meta.created)}, torch {meta.torch_version}, compiled in {meta.compile_seconds:.1f} s"
+    _row("created", made)
+    for name, value in sorted(meta.extra.items()):
+        _row("", f"{name}: {value}")
+    _row("guards", f"{len(entry.guards)}")
+    for guard in entry.guards:
+        _row("", render(guard))
+    _row("blobs", f"{len(entry.blobs)}")
+    for role, ref in sorted(entry.blobs.items()):
+        _row("", f"{role}: {ref.digest[:SHORT]}, {quantities.size(ref.size)}")
+    _row("components", f"{len(entry.components)}")
+    for component in entry.components:
+        text = " ".join(component.text.split())
+        text = text if len(text) <= 100 else text[:97] + "..."
+        _row("", f"{component.name}: {component.digest[:SHORT]} {text}".rstrip())
+
+
+def _show_code(entry: Entry, store: LocalStore) -> None:
+    """As Python: each module under a comment with the name it has in tracebacks."""
+    from fxpool.lowering.artifact.artifact import generated_code
+
+    for name, text in generated_code(entry, store):
+        click.echo(f"# {name}\n{text}")
+
+
+@cache.command("verify")
+def cache_verify() -> None:
+    """Check every digest; status 1 if something is damaged. Damaged blobs are moved to `aside`."""
+    store = _store()
+    sound, unreadable, incomplete = 0, [], []
+    for one in store.scan() if store else ():
+        if one.entry is None:
+            unreadable.append(one)
+        elif store is not None and store.complete(one.entry):
+            sound += 1
+        else:
+            incomplete.append(one)
+    for kind, found in (("unreadable", unreadable), ("blobs missing or damaged", incomplete)):
+        for one in found:
+            click.echo(f"{one.key[:SHORT]}  {kind}: {one.path}")
+    click.echo(f"{sound} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
+    raise SystemExit(FOUND_WRONG if unreadable or incomplete else 0)
+
+
+@cache.command("quarantine")
+@click.option("--release", "key", help="Let the graph whose key begins like this be compiled again.")
+@click.option("--release-all", is_flag=True, help="Let all of them be.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
+    """Graphs that killed their workers: they run eagerly until they are released."""
+    from fxpool.codecache import quarantine
+
+    store = _store()
+    found = list(quarantine.scan(store.root)) if store is not None else []
+    if key is not None or release_all:
+        chosen = [record for record in found if release_all or (key and record.key.startswith(key.lower()))]
+        if not chosen and not release_all:
+            fail(f"no graph in quarantine has a key that begins with {key!r}")
+        released = sum(quarantine.release(store.root, record.key) for record in chosen) if store is not None else 0
+        click.echo(f"released {quantities.counted(released, 'graph')}")
+        return
+    for record in found:
+        if as_json:
+            click.echo(json.dumps(msgspec.to_builtins(record)))
+            continue
+        what = f"{record.label}, {quantities.ago(record.when)}: {record.error}"
+        click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
+        if record.log:
+            click.echo(f"{'':{SHORT}}  output: {record.log}")  # a path is not broken
+    if not found and not as_json:
+        click.echo("no graph is in quarantine")
+
+
+@cache.command("clear")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def cache_clear(yes: bool) -> None:
+    """Remove all that fxpool keeps: entries, blobs, precompiled headers, what is known of hosts, the quarantine."""
+    from fxpool.codecache import contents
+
+    store = _store()
+    if store is None:
+        click.echo(f"nothing in {config.current().cache_dir}")
+        return
+    if not yes:
+        click.confirm(f"remove {_listed(contents.measure(store.root))} in {store.root}?", abort=True)
+    cleared = contents.clear(store.root)
+    click.echo(f"removed {_listed(cleared.removed)} in {store.root}")
+    for header in cleared.in_use:
+        click.echo(f"in use, not removed: the precompiled header {header}")
+    left = [share for kind, share in cleared.left.items() if kind != contents.FOREIGN and share.files]
+    if left:
+        files = quantities.counted(sum(share.files for share in left), "file")
+        click.echo(
+            f"left: {files} ({quantities.size(sum(share.bytes for share in left))}), in use or written meanwhile"
+        )
+    if foreign := cleared.left[contents.FOREIGN].files:
+        click.echo(f"left alone: {quantities.counted(foreign, 'file')} not fxpool's")
+
+
+def _listed(shares: dict[str, Any]) -> str:
+    """``12 entries, 24 blobs and 9 other files (155.0 MB)``: without what is not fxpool's."""
+    from fxpool.codecache import contents
+
+    ours = {kind: share for kind, share in shares.items() if kind != contents.FOREIGN}
+    numbers = {kind: share.files for kind, share in ours.items()}
+    entries, blobs = numbers.pop(contents.ENTRIES), numbers.pop(contents.BLOBS)
+    parts = [quantities.counted(entries, "entry", "entries"), quantities.counted(blobs, "blob")]
+    if others := sum(numbers.values()):
+        parts.append(quantities.counted(others, "other file"))
+    return f"{', '.join(parts[:-1])} and {parts[-1]} ({quantities.size(sum(share.bytes for share in ours.values()))})"
+
+
+def _store() -> LocalStore | None:
+    """The configured store; None if its directory does not exist, which looking at it must not change.
+
+    Raises OSError where it can't be looked into: to say that there is nothing would be untrue.
+    """
+    cache_dir = config.current().cache_dir
+    try:
+        with os.scandir(cache_dir):
+            pass
+    except (FileNotFoundError, NotADirectoryError):
+        if not os.path.exists(cache_dir):
+            return None
+    from fxpool.codecache.store import LocalStore
+
+    return LocalStore(str(cache_dir))
+
+
+def _summary(one: StoredEntry) -> dict[str, Any]:
+    entry = one.entry
+    size = one.size + (sum(ref.size for ref in entry.blobs.values()) if entry else 0)
+    origin = entry.metadata.origin if entry else None
+    return {
+        "key": one.key,
+        "name": one.name,
+        "label": entry.metadata.label if entry else None,
+        "origin": msgspec.to_builtins(origin) if origin is not None else None,
+        "torch_version": entry.metadata.torch_version if entry else "",
+        "guards": len(entry.guards) if entry else 0,
+        "compile_seconds": entry.metadata.compile_seconds if entry else 0.0,
+        "created": entry.metadata.created if entry else None,
+        "used": one.used,
+        "bytes": size,
+    }
+
+
+def _details(one: StoredEntry) -> dict[str, Any]:
+    from fxpool.codecache.guards import render
+
+    details = _summary(one)
+    if one.entry is not None:
+        details["guards"] = [render(guard) for guard in one.entry.guards]
+        details["components"] = [
+            {"name": component.name, "digest": component.digest, "text": component.text}
+            for component in one.entry.components
+        ]
+        details["blobs"] = {
+            role: {"digest": ref.digest, "size": ref.size} for role, ref in sorted(one.entry.blobs.items())
+        }
+    return details

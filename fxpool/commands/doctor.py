@@ -1,0 +1,70 @@
+"""The command ``fxpool doctor``: whether everything that fxpool needs is here, and what to do where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+import fxpool
+from fxpool.commands.output import FOUND_WRONG, width, wrapped
+from fxpool.doctor.findings import FAIL, OK, WARN, Finding, examine
+
+__all__ = ["doctor"]
+
+_COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
+_NAME = 12
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+def doctor(as_json: bool) -> None:
+    """Check compiler, directories, limits, GPUs, and do a real compile and a real hit. Some ten seconds.
+
+    Each line says what was found, and what to do where something is amiss. Nothing of yours is changed: the compile has
+    temporary caches. Status 1 if something fails, 0 if not.
+    """
+    from fxpool.doctor.findings import compile_trial, host
+
+    started = time.monotonic()
+    # Slow, and nobody else waits for it meanwhile: begun first, told last.
+    with compile_trial.Trial() as trial:
+        checks = [*host.CHECKS, *trial.checks()]
+        found: list[Finding] = []
+        if not as_json:
+            click.echo(wrapped("", f"fxpool {fxpool.__version__} on {_host()}", width()))
+        for finding in examine(checks):
+            found.append(finding)
+            if not as_json:
+                _tell(finding)
+    counts = {state: sum(one.state == state for one in found) for state in (OK, WARN, FAIL)}
+    seconds = time.monotonic() - started
+    if as_json:
+        facts: dict[str, Any] = {"fxpool": fxpool.__version__, "host": _host(), "seconds": round(seconds, 1), **counts}
+        click.echo(json.dumps({**facts, "checks": [asdict(one) for one in found]}))
+    else:
+        warnings = f"{counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}"
+        click.echo(f"{counts[OK]} ok, {warnings}, {counts[FAIL]} failed, in {seconds:.0f} s")
+    raise SystemExit(FOUND_WRONG if counts[FAIL] else 0)
+
+
+def _tell(finding: Finding) -> None:
+    columns = width()
+    first = f"{finding.state:<5} {finding.check:<{_NAME}} "
+    lines = wrapped(first, finding.found, columns)
+    # Coloured after it was measured.
+    if not os.environ.get("NO_COLOR"):
+        lines = click.style(finding.state, fg=_COLOURS[finding.state]) + lines[len(finding.state) :]
+    click.echo(lines)
+    if finding.remedy and finding.state != OK:
+        click.echo(wrapped(" " * len(first), f"-> {finding.remedy}", columns))
+
+
+def _host() -> str:
+    uname = platform.uname()
+    return f"{uname.system} {uname.release}, {uname.machine}"

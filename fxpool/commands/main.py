@@ -1,0 +1,53 @@
+"""The command `fxpool`: what it has, and the demonstration.
+
+What all commands share, exit statuses among it, is in `output`. Only the demonstration's own processes,
+`device`, `doctor` and `cache show --code` import torch.
+"""
+
+from __future__ import annotations
+
+import click
+
+import fxpool
+from fxpool.commands import cache, device, doctor, server
+from fxpool.commands.output import Commands, console
+
+__all__ = ["main"]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fxpool.__version__, prog_name="fxpool", message="%(prog)s %(version)s")
+def main() -> None:
+    """A compile service for torch.compile: torch.compile(model, backend="fxpool")."""
+
+
+@main.command()
+@click.option(
+    "--backends",
+    default="fxpool,inductor,eager",
+    show_default=True,
+    help="What to compare, separated by commas; the names that torch.compile knows.",
+)
+def demo(backends: str) -> None:
+    """Measure GPT-2 and BERT beside stock Inductor and eager.
+
+    Models of random weights, nothing is downloaded; temporary caches, yours is not touched. A few minutes.
+    """
+    from fxpool.demo.demonstration import run_demo
+
+    names = [name.strip() for name in backends.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter("name at least one backend", param_hint="--backends")
+    raise SystemExit(run_demo(console(), names))
+
+
+for command in (
+    doctor.doctor,
+    cache.stats,
+    cache.cache,
+    server.serve,
+    server.status,
+    server.stop,
+    device.device,
+):
+    main.add_command(command)

@@ -1,0 +1,178 @@
+"""Commands about this host's servers: serve, status, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from fxpool import config, forks, quantities
+from fxpool.commands.output import Duration, console
+
+__all__ = ["serve", "status", "stop"]
+
+_DIGITS = 12  # of an environment's digest
+
+
+@click.command()
+@click.option("--detach", is_flag=True, help="Return when it is ready; it leaves when nobody needed it for a while.")
+def serve(detach: bool) -> None:
+    """Start this environment's server before anybody needs it, and keep it until this command ends.
+
+    Other processes find it if they use the same interpreter, torch and runtime directory. On SIGTERM or Ctrl-C it takes
+    no new job, finishes those it has, and ends.
+    """
+    from fxpool.lowering import runtime
+    from fxpool.pool import hosts, launch
+
+    ended = forks.event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    config.configure(pool="host")
+    client = runtime.pool()
+    client.start(wait=True)
+    facts = client.status()
+    ready = f"{facts['slots']} workers ({facts['slots_rule']}), in {facts['directory']}"
+    if client.joined:
+        others = len({pid for pid in facts["clients"] if pid != os.getpid()})
+        ready += f"; it was running before this command, and has {others} other clients"
+    click.echo(f"server {facts['server_pid']} is ready: {ready}", err=True)
+    if not detach:
+        # A connection is what keeps it from leaving.
+        while not ended.wait(0.5) and client.started:
+            pass
+        if not ended.is_set():
+            raise click.ClickException("the server ended; the end of its log may say why (fxpool status)")
+        hosts.stop(launch.link_of(_runtime_root(), client.config.host))
+    client.close()
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; in a pipe below one another.")
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two looks.")
+def status(as_json: bool, watch: bool, interval: float) -> None:
+    """This host's servers: workers, queue, who waits for what, memory, limits and what set them."""
+    root, shown = _runtime_root(), console()
+    if not watch:
+        _print_json(root) if as_json else shown.print(_shown(root), soft_wrap=True)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json or not shown.is_terminal or shown.is_dumb_terminal:
+            # Nothing is drawn over: each look is lines of its own, which a pipe or a file can keep.
+            while True:
+                if as_json:
+                    _print_json(root)
+                else:
+                    click.echo(f"{quantities.moment(time.time())}")
+                    shown.print(_shown(root), soft_wrap=True)
+                time.sleep(interval)
+        with Live(_shown(root), console=shown, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_shown(root), refresh=True)
+
+
+def _print_json(root: Path) -> None:
+    from fxpool.pool import hosts
+
+    for link in hosts.links(root):
+        click.echo(json.dumps({"link": str(link), **hosts.status(link)}))
+
+
+def _shown(root: Path) -> Group:
+    from fxpool.pool import hosts
+
+    lines: list[str] = []
+    for link in hosts.links(root):
+        facts = hosts.status(link)
+        name = link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS]
+        if facts["state"] == "running":
+            lines += _lines(name, facts)
+        else:
+            state = {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
+            lines.append(f"{name}  the server {state}")
+    if not lines:
+        lines.append(f"no server of this host is running (pool = {config.current().pool})")
+    return Group(*(Text(line, no_wrap=True) for line in lines))
+
+
+def _lines(name: str, facts: dict[str, Any]) -> list[str]:
+    limits, rules, memory, zygote = facts["limits"], facts["limits"]["rules"], facts["memory"], facts["zygote"]
+    processes = len({pid for pid in facts["clients"] if pid != os.getpid()})
+    ready = f"ready after {zygote['preload_seconds']:.1f} s" if "preload_seconds" in zygote else zygote["state"]
+    lines = [
+        f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
+        f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
+        f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
+        f"  queue    {facts['queued']} jobs",
+        f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
+        f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; {_mark(limits)}",
+        f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "
+        + (f"{_long(limits['job_seconds'])} ({rules['job_seconds']})" if limits["job_seconds"] else "any time"),
+        f"  zygote   {ready}",
+        f"  log      {facts['directory']}/server.log",
+    ]
+    for job in facts["running"]:
+        kind = "part of a job for" if job["sub_job"] else "for"
+        who = ", ".join(map(str, job["wanted_by"])) or "nobody"
+        attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
+        phase = f", {job['phase']}" if job["phase"] else ""
+        lines.append(f"  worker {job['pid']}  {job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}")
+    for ask in facts["waiting"]:
+        if not ask["running"]:
+            background = ", in the background" if ask["priority"] < 0 else ""
+            lines.append(f"  waits    {ask['label']}, {_long(ask['seconds'])}, for {ask['client']}{background}")
+    return lines
+
+
+def _mark(limits: dict[str, Any]) -> str:
+    """Above which part of the memory no job is begun, and whether that is so: the server looked a moment before."""
+    mark = f"{limits['host_mark']:.0%}"
+    if not limits["pressed"]:
+        return f"no job is begun above {mark}"
+    if limits["host_used"] > limits["host_mark"]:
+        return f"above {mark}: no job is begun beside those that run"
+    return f"it was above {mark} a moment ago: the next job waits for another look"
+
+
+def _long(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 120:
+        return f"{seconds:.0f} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
+
+
+def _mb(size: float) -> str:
+    return f"{size / 2**20:.0f} MB" if size < 10 << 30 else f"{size / 2**30:.1f} GB"
+
+
+@click.command()
+def stop() -> None:
+    """End this host's servers: what they were asked for is done first. One that hangs is killed."""
+    from fxpool.pool import ending, hosts
+
+    ended = [ending.end(link) for link in hosts.links(_runtime_root())]
+    for one in ended:
+        if one.detail:
+            click.echo(one.detail, err=True)
+    count = sum(one.how in ("told", "killed") for one in ended)
+    click.echo(f"{count} servers were told to end" if count != 1 else "1 server was told to end")
+    if failed := sum(one.how == "failed" for one in ended):
+        raise click.ClickException(f"{failed} of this host's servers could not be ended")
+
+
+def _runtime_root() -> Path:
+    from fxpool.pool import runtime_dir
+
+    configured = config.current().runtime_dir
+    return runtime_dir.runtime_root(str(configured) if configured is not None else None)

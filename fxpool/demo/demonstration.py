@@ -1,0 +1,222 @@
+"""The demonstration: two models, two kinds of step, three backends, cold and warm, and a table.
+
+Every measurement is a process of its own (`demo_child`), forked from one that has imported torch and the models' code.
+Each backend gets one temporary cache directory for the whole demonstration, as on a user's machine: its first run
+finds nothing at all, the later cold runs find what is known about compiler and processor but not their graph, the warm
+runs find their graph. fxpool's runs share a server, as programs on a host do, which the first of them starts; no run
+begins while that server prepares something. Nothing of the user's is read or written, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fxpool.demo import own_server
+from fxpool.demo.processes import ChildError, Loader, child_environment, orderly_end
+from fxpool.errors import ConfigurationError
+
+__all__ = ["Run", "plan", "run_demo", "table"]
+
+MODELS = {"gpt2": "GPT-2", "bert": "BERT"}
+WHATS = {"infer": "inference", "train": "training"}
+# Float32 on both sides and the same weights; a larger difference is a wrong result, not another order of summation.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement. `state` is `cold` (this graph was not compiled before) or `warm` (it was)."""
+
+    model: str
+    what: str
+    backend: str
+    state: str
+
+    def __str__(self) -> str:
+        what = f"{MODELS.get(self.model, self.model)} {WHATS.get(self.what, self.what)}"
+        return f"{what}, {self.backend}" + (f", {self.state}" if self.state else "")
+
+
+def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]:
+    """What is measured, in order. `eager` is the model as it is; nothing of it is ever warm."""
+    runs = []
+    for model in MODELS:
+        for what in WHATS:
+            for backend in backends:
+                states = ("",) if backend == "eager" else ("cold", "warm")
+                runs += [Run(model, what, backend, state) for state in states]
+    return runs
+
+
+def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> int:
+    """Measure, show and judge; the exit status: 0, or 1 if a process failed or a result was wrong."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigurationError(
+            "the demonstration builds its models with transformers, which is not installed",
+            remedy="pip install 'fxpool[bench]'",
+        )
+    runs = plan(backends)
+    console.print(
+        f"{len(runs)} measurements, each in a process of its own with temporary caches: "
+        f"{' and '.join(MODELS.values())} (2 layers, random weights, nothing is downloaded), "
+        f"{' and '.join(WHATS.values())}, with {', '.join(backends)}.",
+        soft_wrap=True,
+    )
+    started = time.monotonic()
+    results: list[tuple[Run, dict[str, Any]]] = []
+    failures: list[ChildError] = []
+    with (
+        orderly_end(),
+        tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory,
+        own_server.own_server(_runtime_of(directory)),
+        Loader("fxpool.demo.child", child_environment(Path(directory, "loader"))) as loader,
+        _display(console, len(runs)) as step,
+    ):
+        for run in runs:
+            arguments = ["--model", run.model, "--what", run.what, "--backend", run.backend]
+            arguments += ["--uncompiled"] if run.backend == "eager" else []
+            extra = own_server.environment() if run.backend == "fxpool" else {}
+            environment = child_environment(Path(directory, run.backend), extra)
+            own_server.quiet(_runtime_of(directory))
+            with step(str(run)) as say:
+                try:
+                    result = loader.run(arguments, environment, str(run))
+                except ChildError as error:
+                    failures.append(error)
+                    say(f"failed: the process {error.how}")
+                else:
+                    results.append((run, result))
+                    say(f"first call {result['first_call_seconds']:.1f} s")
+    console.print()
+    console.print(table(results))
+    console.print()
+    console.print(
+        "Seconds of the first call in a fresh process, torch.compile() included. cold: this graph was not compiled "
+        "before; the very first cold run of a backend also finds out about compiler and processor, and starts fxpool's "
+        "server, which the later ones find. eager: the model as it is. Largest difference: from eager, over logits and "
+        "gradients. torch and the models' code are imported before each process begins, for every backend alike.",
+        soft_wrap=True,
+    )
+    console.print(f"{time.monotonic() - started:.0f} s in all", highlight=False)
+    for failure in failures:
+        console.print(f"\n[red]{escape(failure.message)}[/red]; the last of its output:")
+        console.print(failure.output or "(none)", markup=False, highlight=False)
+    wrong = [run for run, result in results if not result["difference"] <= TOLERANCE]
+    for run in wrong:
+        console.print(f"[red]{escape(str(run))}: the results differ from eager's by more than {TOLERANCE:g}[/red]")
+    return 1 if failures or wrong else 0
+
+
+def _runtime_of(directory: str) -> Path:
+    """Where the server of the fxpool runs lies, of which the directories are under `directory`."""
+    return Path(child_environment(Path(directory, "fxpool"))["FXPOOL_RUNTIME_DIR"])
+
+
+@contextlib.contextmanager
+def _display(
+    console: Console, total: int
+) -> Iterator[Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]]:
+    """Yields `step(what)`, a context manager whose value is told the outcome: a bar on a terminal, else lines."""
+    done = 0
+    progress = None
+    if console.is_terminal:
+        progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+    task = progress.add_task("", total=total) if progress else None
+
+    @contextlib.contextmanager
+    def step(what: str) -> Iterator[Callable[[str], None]]:
+        nonlocal done
+        outcome = ""
+
+        def say(text: str) -> None:
+            nonlocal outcome
+            outcome = text
+
+        if progress is not None and task is not None:
+            progress.update(task, description=what)
+            yield say
+            progress.advance(task)
+        else:
+            # Said before it is done: a log that stands still for a minute should say what it stands at.
+            console.print(f"[{done + 1}/{total}] {what} ...", markup=False, highlight=False, soft_wrap=True)
+            yield say
+        done += 1
+        console.print(f"[{done}/{total}] {what}: {outcome}", markup=False, highlight=False, soft_wrap=True)
+
+    with progress or contextlib.nullcontext():
+        yield step
+
+
+def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
+    """What was measured, one row per process."""
+    # 80 columns in all, the width of an ordinary terminal; only the column that explains may wrap.
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("model and step", "backend"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("first\ncall", "to in-\nductor", "hits", "misses"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("compiled")
+    shown.add_column("largest\ndiff.", justify="right", no_wrap=True)
+    rival = {
+        (run.model, run.what, run.state): result["first_call_seconds"]
+        for run, result in results
+        if run.backend == "inductor"
+    }
+    for run, result in results:
+        group = (run.model, run.what)
+        seconds, base = result["first_call_seconds"], rival.get((*group, run.state))
+        ratio = f"{seconds / base:.2f} x" if base and run.backend != "inductor" else ""
+        stats = result.get("stats") or {}
+        shown.add_row(
+            f"{MODELS.get(run.model, run.model)} {WHATS.get(run.what, run.what)}",
+            f"{run.backend} {run.state}".strip(),
+            f"{seconds:.2f} s",
+            ratio,
+            str(stats.get("hits", "")),
+            str(stats.get("misses", "")),
+            _where(result),
+            f"{result['difference']:.1e}",
+        )
+    return shown
+
+
+def _where(result: Mapping[str, Any]) -> str:
+    """Where the graphs of one process were compiled: fxpool's own count, and lowerings seen in that process."""
+    here = result["graph_lowerings"]
+    parts = []
+    stats = result.get("stats")
+    if stats is not None:
+        compiles = stats.get("compiles", {})
+        names = {"worker": "in a worker", "in_process": "in process"}
+        parts = [f"{compiles[key]} {name}" for key, name in names.items() if compiles.get(key)]
+        if here and not compiles.get("in_process"):
+            parts.append(f"{here} lowered in process, not counted")
+        if stats.get("hits") and not parts:
+            parts = ["from the cache"]
+        reasons = {**stats.get("bypasses", {}), **stats.get("fallbacks", {})}
+        parts += [f"{reason}: {count}" for reason, count in reasons.items()]
+    elif here:
+        parts = [f"{here} in process"]
+    elif result["backend"] == "inductor":
+        parts = ["from its cache"]
+    return ", ".join(parts) or "nothing"

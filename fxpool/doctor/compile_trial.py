@@ -1,0 +1,320 @@
+"""The part of `fxpool doctor` that compiles: one process has a graph compiled by a worker, the next one finds it.
+
+Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of JSON. Its
+caches are temporary ones; its server is its own, in the runtime directory of the user's, which is what is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fxpool import config
+from fxpool.demo.processes import child_environment
+from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
+from fxpool.errors import FxpoolError, signal_name
+from fxpool.pool import causes
+
+__all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
+
+# Ten times what a process takes on two slow cores; a doctor may be slow, but ends.
+_PATIENCE = 180.0
+_SHOWN = 3
+_TOLERANCE = 1e-5
+
+
+class Trial:
+    """The processes, started when this is entered, and whatever is left of them ended when it is left."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._first: _Child | None = None
+        self._refused = ""
+
+    def __enter__(self) -> Trial:
+        try:
+            directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fxpool-doctor-")))
+            self._environment = _environment(directory)
+            self._first = self._start("compile")
+        except OSError as error:
+            self._refused = str(error)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def checks(self) -> list[Check]:
+        return [("compile", self._compile), ("hit", self._hit), ("gpu", self._gpu)]
+
+    def _start(self, what: str) -> _Child:
+        return self._stack.enter_context(_Child(what, self._environment))
+
+    def _compile(self) -> Iterator[Finding]:
+        if self._first is None:
+            yield Finding("compile", FAIL, f"could not be tried: {self._refused}", "see `tmp` above")
+            return
+        self._answer = self._first.answer()
+        yield from judge_compile(*self._answer)
+
+    def _hit(self) -> Iterator[Finding]:
+        compiled = self._answer[0] if self._first is not None else None
+        if compiled is None or "failed" in compiled:
+            yield Finding("hit", WARN, "not tried, as nothing was compiled")
+            return
+        yield from judge_hit(*self._start("compile").answer())
+
+    def _gpu(self) -> Iterator[Finding]:
+        compiled = self._answer[0] if self._first is not None else None
+        if compiled is None:
+            yield Finding("gpu", WARN, "not looked at, as torch could not be tried")
+        elif not compiled.get("gpu_build"):
+            yield Finding("gpu", OK, "this torch is built for CPUs")
+        else:
+            yield from judge_gpu(*self._start("gpu").answer(), driver=os.path.exists("/proc/driver/nvidia"))
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """The user's settings, but for caches and for what changes how a graph gets to a worker."""
+    from fxpool.pool import runtime_dir
+
+    extra = {}
+    try:
+        known = config.current()
+        root = runtime_dir.runtime_root(str(known.runtime_dir) if known.runtime_dir is not None else None)
+        runtime_dir.remove(runtime_dir.make_private(root))
+        extra = {"FXPOOL_RUNTIME_DIR": str(root), "FXPOOL_JOB_TIMEOUT": str(known.job_timeout)}
+        extra |= {"FXPOOL_MEMORY_MARK": str(known.memory_mark)}
+        extra |= {"FXPOOL_WORKERS": str(known.workers)} if known.workers is not None else {}
+        extra |= {"FXPOOL_JOB_MEMORY": str(known.job_memory)} if known.job_memory is not None else {}
+    except FxpoolError:
+        (directory / "run").mkdir(mode=0o700)  # another check says what is wrong
+    return child_environment(directory, extra)
+
+
+class _Child:
+    """One process; it is ended with all that it started."""
+
+    def __init__(self, what: str, environment: dict[str, str]) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fxpool.doctor.compile_trial", what],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._output.close()
+        self._errors.close()
+
+    def answer(self) -> tuple[dict[str, Any] | None, str, str]:
+        """(what it printed, how it ended if not well, the last of its output)"""
+        try:
+            code = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return None, f"the process had not ended after {_PATIENCE:.0f} s", self._said()
+        lines = _text(self._output).splitlines()
+        with contextlib.suppress(IndexError, ValueError):
+            found = json.loads(lines[-1])
+            if isinstance(found, dict) and code == 0:
+                return found, "", self._said()
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return None, f"the process {how}", self._said()
+
+    def _said(self) -> str:
+        return _text(self._errors)[-8000:]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
+
+
+# ---------------------------------------------------------------- what is made of the answers
+
+
+def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
+    """A worker has to have compiled the graph, and the process that asked for it nothing."""
+    if answer is None:
+        yield _broken("compile", how, output)
+        return
+    if "failed" in answer:
+        yield Finding("compile", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
+        return
+    stats, said = answer["stats"], "; ".join(answer["said"][:_SHOWN])
+    reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"], *stats["eager_calls"]])
+    worker = stats["compiles"]["worker"] + stats["joined"]
+    if not answer["difference"] <= _TOLERANCE:
+        found = f"the result differs from eager's by {answer['difference']:.1e}"
+        yield Finding("compile", FAIL, found, "please report it", output)
+    elif not worker or answer["lowered"]:
+        found = f"no worker compiled the graph ({reasons or 'no reason was counted'})" + (f": {said}" if said else "")
+        remedy = "see what is wrong above; FXPOOL_STRICT=1 turns it into an error that says more"
+        yield Finding("compile", FAIL, found, remedy, output)
+    elif not stats["entries_kept"]:
+        found = f"a worker compiled the graph, and it was not kept ({reasons})" + (f": {said}" if said else "")
+        yield Finding("compile", FAIL, found, "see `tmp` and `settings` above", output)
+    else:
+        found = f"a worker compiled a graph in {answer['seconds']:.1f} s, torch {answer['torch']}; nothing was lowered "
+        found += "in the process that asked"
+        yield Finding("compile", WARN if said else OK, found + (f". It warned: {said}" if said else ""), "", output)
+
+
+def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
+    """The second process has to find what the first one had compiled."""
+    if answer is None:
+        yield _broken("hit", how, output)
+        return
+    if "failed" in answer:
+        yield Finding("hit", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
+        return
+    stats = answer["stats"]
+    if stats["hits"] == 1 and not answer["lowered"] and answer["difference"] <= _TOLERANCE:
+        yield Finding("hit", OK, f"another process had it from the cache in {answer['seconds']:.1f} s")
+        return
+    reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"]])
+    found = f"another process did not find it in the cache: {stats['hits']} hits, {stats['misses']} misses ({reasons})"
+    yield Finding("hit", FAIL, found, "`cache` and `tmp` above may say why; else please report it", output)
+
+
+def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: bool) -> Iterator[Finding]:
+    """What compiling is told of each GPU. None is needed; one that is there has to be told of."""
+    if answer is None:
+        yield _broken("gpu", how, output)
+        return
+    devices = answer["devices"]
+    if not devices and driver:
+        found = "there is an NVIDIA driver, and torch sees no GPU" + (f": {answer['said']}" if answer["said"] else "")
+        yield Finding("gpu", WARN, found, "look at nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version", output)
+    elif not devices:
+        yield Finding("gpu", OK, "torch sees none; graphs for the CPU need none")
+    for device in devices:
+        named = f"{device['index']}: {device['name']}"
+        if device["error"]:
+            found = f"{named}: its facts can't be told: {device['error']}"
+            yield Finding("gpu", WARN, found, "please report it", output)
+        else:
+            yield Finding("gpu", OK, f"{named}, {device['facts']}")
+    if devices and not answer["triton"]:
+        yield Finding("gpu", FAIL, "Triton is not installed: nothing compiles for a GPU", "pip install triton")
+
+
+def _broken(name: str, how: str, output: str) -> Finding:
+    """A process that failed: the last thing it said, and what is to be done about the commonest of that."""
+    said = causes.sentence(output)
+    remedy = "see what is wrong above; `fxpool doctor --json` has all of its output"
+    return Finding(name, FAIL, how + (f": {said}" if said else ""), remedy, output)
+
+
+# ---------------------------------------------------------------- in such a process
+
+
+def _try_compile() -> dict[str, Any]:
+    from fxpool.demo.child import LoweringCounter
+
+    counter = LoweringCounter()
+    counter.install()
+    heard: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(causes.sentence(record.getMessage().splitlines()[0]))
+
+    logging.getLogger("fxpool").addHandler(Heard(logging.WARNING))
+    import torch
+
+    import fxpool
+
+    def graph(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.t(), dim=-1).sum(0).cos()
+
+    x = torch.linspace(0, 1, 64).reshape(8, 8)
+    expected = graph(x)
+    build = torch.version.cuda or getattr(torch.version, "hip", None)
+    common = {"torch": torch.__version__, "gpu_build": str(build or "")}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        started = time.perf_counter()
+        try:
+            found = torch.compile(graph, backend="fxpool")(x)
+        except Exception as error:
+            traceback.print_exc()  # for --json
+            return {**common, **_why(error)}
+        seconds = time.perf_counter() - started
+    stats = fxpool.stats()
+    store = stats["store"] or {}
+    wanted = ("hits", "misses", "joined", "compiles", "fallbacks", "bypasses", "eager_calls")
+    return {
+        **common,
+        "seconds": seconds,
+        "difference": float((found - expected).abs().max()),
+        "lowered": counter.count,
+        "stats": {**{name: stats[name] for name in wanted}, "entries_kept": store.get("entries", 0)},
+        "said": [*heard, *(str(one.message).splitlines()[0] for one in warned if "fxpool" in str(one.message))],
+    }
+
+
+def _why(error: BaseException) -> dict[str, str]:
+    """The error of fxpool's that Dynamo wrapped, or else the one it is, in a sentence."""
+    at: BaseException | None = error
+    seen: list[BaseException] = []
+    while at is not None and at not in seen and not isinstance(at, FxpoolError):
+        seen.append(at)
+        at = getattr(at, "inner_exception", None) or at.__cause__ or at.__context__
+    if isinstance(at, FxpoolError):
+        return {"failed": at.message.splitlines()[0], "remedy": at.remedy}
+    first = next(filter(None, map(str.strip, str(error).splitlines())), "")
+    return {"failed": f"{type(error).__name__}: {first}", "remedy": ""}
+
+
+def _try_gpus() -> dict[str, Any]:
+    import importlib.util
+
+    import torch
+
+    devices: list[dict[str, Any]] = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    for index in range(torch.cuda.device_count() if available else 0):
+        row = {"index": index, "name": torch.cuda.get_device_name(index), "facts": "", "error": ""}
+        devices.append(row)
+        if torch.version.hip:
+            row["facts"] = "an AMD GPU: its workers see it"
+            continue
+        try:
+            from fxpool.torch_compat.cuda import device_facts
+
+            facts = device_facts.capture(index)
+            memory = int(facts.properties.get("total_memory", 0)) >> 20
+            row["facts"] = f"{facts.target}, {facts.driver['multiprocessor_count']} processors, {memory} MiB"
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"
+    said = causes.sentence(str(warned[-1].message)) if warned else ""
+    return {"devices": devices, "said": said, "triton": importlib.util.find_spec("triton") is not None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_try_compile() if sys.argv[1:] == ["compile"] else _try_gpus()))

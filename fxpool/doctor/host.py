@@ -1,0 +1,371 @@
+"""What `fxpool doctor` can see without a compile: versions, tool chain, directories, limits. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fxpool import config, directories, quantities
+from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
+from fxpool.errors import FxpoolError, UnsafeRuntimeDirectoryError
+from fxpool.torch_compat import versions
+
+__all__ = ["CHECKS", "COMPILER_REMEDY"]
+
+COMPILER_REMEDY = (
+    "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
+)
+_SOURCE = """#include <omp.h>
+#include <vector>
+extern "C" int fxpool_doctor(int n) {
+    std::vector<int> values(n);
+    #pragma omp parallel for
+    for (int i = 0; i < n; ++i) values[i] = 1;
+    int sum = 0;
+    for (int value : values) sum += value;
+    return omp_get_max_threads() > 0 ? sum : -1;
+}
+"""
+_PATIENCE = 60.0
+# A precompiled header is 150 MB, and a graph of a large model some MB.
+_ROOM, _ROOM_TMP = 1 << 30, 256 << 20
+_INODES = 1000
+# The zygote with torch and its compiler takes 0.5 GB, each compile as much again and more.
+_MEMORY_LEAST = 2 << 30
+_FILES_LEAST, _PROCESSES_LEAST = 256, 100
+_OTHER_LIMITS = {
+    "address space (ulimit -v)": resource.RLIMIT_AS,
+    "file size (ulimit -f)": resource.RLIMIT_FSIZE,
+    "data (ulimit -d)": resource.RLIMIT_DATA,
+}
+
+
+def python() -> Iterator[Finding]:
+    """Python and torch against what is supported."""
+    yield from _platform()
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("torch", FAIL, f"not installed for {sys.executable}", "pip install torch")
+        return
+    refused = versions.refusal(version, sys.version_info[:2], sys.platform)
+    where = importlib.util.find_spec("torch")
+    place = f" in {os.path.dirname(where.origin)}" if where is not None and where.origin else ""
+    if refused:
+        yield Finding("torch", FAIL, refused, 'use a version in that range, or backend="inductor"')
+    else:
+        yield Finding("torch", OK, f"{version}{place}")
+
+
+def _platform() -> Iterator[Finding]:
+    found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 13) and platform.python_implementation() == "CPython"
+    remedy = "" if supported else "use CPython 3.10 to 3.13"
+    yield Finding("python", OK if supported else FAIL, found, remedy)
+
+
+def settings() -> Iterator[Finding]:
+    """Whether they parse, and which are not the defaults."""
+    ours = ("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TORCH_LOGS")
+    said = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ours))
+    try:
+        known = config.current()
+    except FxpoolError as error:
+        yield Finding("settings", FAIL, error.message, error.remedy or "correct it, or take it out")
+        return
+    if known.pool == "off":
+        remedy = "take FXPOOL_POOL=off away, unless it is wanted"
+        yield Finding("settings", WARN, f"the pool is off, everything compiles in its own process ({said})", remedy)
+        return
+    if (known.cache_max_bytes, known.cache_max_files) != config.NO_CAP:
+        remedy = "`fxpool stats` says how large the cache is, `fxpool cache clear` empties it"
+        yield Finding(
+            "settings", WARN, f"{said or 'a cap in the file'}: nothing is evicted yet, so no cap holds", remedy
+        )
+        return
+    yield Finding("settings", OK, said or "the defaults")
+
+
+def compiler() -> Iterator[Finding]:
+    """The compiler that kernels are compiled with: it has to make a library with OpenMP that loads."""
+    name = os.environ.get("CXX", "g++")
+    path = shutil.which(name)
+    if path is None:
+        where = "CXX names it" if "CXX" in os.environ else f"PATH is {os.environ.get('PATH', '')!r}"
+        yield Finding("compiler", FAIL, f"there is no {name!r} ({where})", COMPILER_REMEDY)
+        return
+    said = _run([path, "--version"])
+    version = (said.stdout.splitlines() or ["it says no version"])[0]
+    with tempfile.TemporaryDirectory(prefix="fxpool-doctor-") as directory:
+        source, made = os.path.join(directory, "a.cpp"), os.path.join(directory, "a.so")
+        Path(source).write_text(_SOURCE)
+        built = _run([path, "-shared", "-fPIC", "-O1", "-fopenmp", source, "-o", made])
+        if built.returncode != 0:
+            lines = [line for line in built.stderr.splitlines() if line.strip()]
+            why = next((line for line in lines if "error" in line), (lines or ["it says nothing"])[-1])
+            openmp = "omp" in built.stderr
+            remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else COMPILER_REMEDY
+            yield Finding("compiler", FAIL, f"{path} ({version}) fails: {why.strip()}", remedy, built.stderr)
+            return
+        try:
+            counted = ctypes.CDLL(made).fxpool_doctor(10)
+        except OSError as error:
+            remedy = "set TMPDIR to a directory on a disk that is not mounted noexec, and look for libgomp"
+            yield Finding("compiler", FAIL, f"{path}: what it makes does not load: {error}", remedy)
+            return
+    if counted != 10:
+        yield Finding("compiler", FAIL, f"{path}: what it makes counts {counted} of 10", "use another compiler")
+    else:
+        yield Finding("compiler", OK, f"{path}, {version}; compiles, links and loads, with OpenMP")
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PATIENCE,
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+
+
+def python_headers() -> Iterator[Finding]:
+    """fxpool's own kernels do without; what is compiled in the user's process does not, nor do Triton's launchers."""
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if header.is_file():
+        yield Finding("Python.h", OK, str(header))
+    else:
+        version = ".".join(map(str, sys.version_info[:2]))
+        remedy = f"install them (Debian and Ubuntu: apt-get install python{version}-dev)"
+        lost = "graphs that can't go to a worker, and Triton kernels, do not compile"
+        yield Finding("Python.h", WARN, f"{header} is not there: {lost}", remedy)
+
+
+def triton() -> Iterator[Finding]:
+    try:
+        yield Finding("triton", OK, importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("triton", OK, "not installed: only graphs for GPUs need it")
+
+
+def header() -> Iterator[Finding]:
+    """The precompiled header of this cache: one that is ready, none yet, or what is left of attempts."""
+    root = config.current().cache_dir / "toolchain" / "headers"
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(root)
+        half = sum(name.startswith("building-") for name in names)
+        ready = [name for name in names if name.endswith(".json") and _is_as_recorded(root / name)]
+        stale = sum(name.endswith(".json") for name in names) - len(ready)
+        size = sum((root / name).stat().st_size for name in names if name.endswith(".gch"))
+        if ready:
+            more = f", {half} being made or half made" if half else ""
+            yield Finding("header", OK, f"{len(ready)} precompiled, {quantities.size(size)}{more}")
+            return
+        refused = [root / name for name in names if name.endswith(".failed")]
+        if refused and not half:
+            said = max(refused, key=lambda path: path.stat().st_mtime).read_text(errors="replace").strip().splitlines()
+            remedy = "kernels compile without it, which takes longer; it is tried again after an hour"
+            yield Finding("header", WARN, f"the compiler refuses it: {said[0] if said else 'without a word'}", remedy)
+            return
+        if stale or half:
+            found = f"{stale} out of date, {half} being made or half made"
+            yield Finding("header", WARN, found, "the next compile makes one; `fxpool cache clear` removes the rest")
+            return
+    yield Finding("header", OK, "none is precompiled yet: it is made beside the first compile, once per host")
+
+
+def _is_as_recorded(record: Path) -> bool:
+    """Whether the files that a header was made of are as they were."""
+    try:
+        read = json.loads(record.read_bytes())
+        states = {path: [os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in read}
+    except (OSError, ValueError, TypeError):
+        return False
+    return bool(states == read)
+
+
+def cache_directory() -> Iterator[Finding]:
+    """Where entries are kept: nobody else may write to it, code is loaded from it, and it grows."""
+    from fxpool.codecache import blobs
+
+    path = config.current().cache_dir
+    try:
+        blobs.check_directory(str(path))
+    except FxpoolError as error:
+        yield Finding("cache", FAIL, error.message, error.remedy)
+        return
+    yield _place("cache", path, _ROOM, "set FXPOOL_CACHE_DIR to another directory", runs=True)
+
+
+def runtime_directory() -> Iterator[Finding]:
+    """Where servers' sockets and logs lie. The path of a socket has at most 107 bytes: one is made to see."""
+    from fxpool.pool import runtime_dir
+
+    configured = config.current().runtime_dir
+    remedy = "set FXPOOL_RUNTIME_DIR to another directory"
+    try:
+        root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+        private = runtime_dir.make_private(root)
+    except UnsafeRuntimeDirectoryError as error:
+        yield Finding("runtime", FAIL, error.message, error.remedy)
+        return
+    except FxpoolError as error:
+        yield Finding("runtime", FAIL, error.message, error.remedy or remedy)
+        return
+    try:
+        path = private / runtime_dir.SOCKET
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    except OSError as error:
+        yield Finding("runtime", FAIL, f"no socket can be made in {private}: {error}", remedy)
+        return
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+    place = _place("runtime", root, 1 << 20, remedy)
+    length = len(os.fsencode(path))
+    yield Finding(place.check, place.state, f"{place.found}; sockets' paths have {length} of 107 bytes", place.remedy)
+
+
+def temporary_directory() -> Iterator[Finding]:
+    """Where compilers write; kernels of graphs that are not kept are loaded from it."""
+    remedy = "set TMPDIR to another directory"
+    try:
+        path = Path(tempfile.gettempdir())
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+    except OSError as error:
+        yield Finding("tmp", FAIL, f"no file can be written in a temporary directory: {error}", remedy)
+        return
+    yield _place("tmp", path, _ROOM_TMP, remedy, runs=True)
+
+
+def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False) -> Finding:
+    """A directory, or the one it would be made in: whose it is, whether it can be written, what is free there."""
+    there = next(Path(above) for above in directories.ancestors(str(path)) if os.path.lexists(above))
+    try:
+        status = os.stat(there)
+        disk = os.statvfs(there)
+    except OSError as error:
+        return Finding(name, FAIL, f"{there}: {error.strerror}", remedy)
+    owner, mode = directories.user_name(status.st_uid), f"{stat.S_IMODE(status.st_mode):04o}"
+    what = f"{path}" if there == path else f"{path} (to be made in {there})"
+    real = os.path.realpath(there)
+    what += f" -> {real}" if real != str(there) else ""
+    free = disk.f_bavail * disk.f_frsize
+    found = f"{what}, of {owner}, mode {mode}, {quantities.size(free)} free"
+    if not stat.S_ISDIR(status.st_mode):
+        return Finding(name, FAIL, f"{there} is no directory", remedy)
+    if disk.f_flag & os.ST_RDONLY:
+        return Finding(name, FAIL, f"{found}; its disk is read-only", remedy)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding(name, FAIL, f"{found}; it can't be written by {directories.user_name(os.geteuid())}", remedy)
+    if runs and disk.f_flag & os.ST_NOEXEC:
+        return Finding(name, FAIL, f"{found}; its disk is mounted noexec: no kernel can be loaded from it", remedy)
+    if free < room:
+        return Finding(name, WARN, f"{found}: less than {quantities.size(room)}", f"make room, or {remedy}")
+    if disk.f_files and disk.f_favail < _INODES:
+        return Finding(name, WARN, f"{found}; only {disk.f_favail} files can be made", f"make room, or {remedy}")
+    return Finding(name, OK, found)
+
+
+def processors() -> Iterator[Finding]:
+    from fxpool.pool import limits
+
+    count, rule = limits.default_workers()
+    wanted = config.current().workers
+    workers = quantities.counted(wanted or count, "worker")
+    yield Finding("CPUs", OK, f"{workers} ({'FXPOOL_WORKERS' if wanted else rule}); the host has {os.cpu_count()} CPUs")
+
+
+def memory() -> Iterator[Finding]:
+    """What may be used, what is used, and what a job may take."""
+    from fxpool.pool import memory as looked
+
+    host = looked.Host.look()
+    total, rule = host.total()
+    used, of = host.used()
+    known = config.current()
+    job = known.job_memory or looked.default_limit(host)[0]
+    found = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may take {quantities.size(job)}"
+    if used > known.memory_mark:
+        remedy = "end something, or raise FXPOOL_MEMORY_MARK"
+        yield Finding("memory", WARN, f"{found}; above {known.memory_mark:.0%} one job runs at a time", remedy)
+    elif total < _MEMORY_LEAST:
+        remedy = f"allow {quantities.size(_MEMORY_LEAST)} and more, or set FXPOOL_POOL=off"
+        yield Finding("memory", WARN, f"{found}: workers may be killed", remedy)
+    else:
+        yield Finding("memory", OK, found)
+
+
+def limits_of_processes() -> Iterator[Finding]:
+    """Open files, processes, and what else `ulimit` can forbid."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < _FILES_LEAST:
+        remedy = f"ulimit -n {max(1024, _FILES_LEAST)}"
+        yield Finding("open files", WARN, f"{files} at most: a busy server needs more", remedy)
+    else:
+        yield Finding("open files", OK, f"{_number(files)} at most")
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    group = _pids()
+    found = f"{_number(processes)} by ulimit" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
+    short = 0 <= processes < _PROCESSES_LEAST or (group is not None and group[1] - group[0] < _PROCESSES_LEAST)
+    remedy = "raise `ulimit -u`, or pids.max of the cgroup" if short else ""
+    yield Finding("processes", WARN if short else OK, found, remedy)
+    for name, number in _OTHER_LIMITS.items():
+        allowed = resource.getrlimit(number)[0]
+        if allowed != resource.RLIM_INFINITY:
+            remedy = "raise it, if compiles fail"
+            yield Finding("ulimit", WARN, f"{name} is limited to {quantities.size(allowed)}", remedy)
+
+
+def _number(limit: int) -> str:
+    return "any number" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _pids() -> tuple[int, int] | None:
+    """(processes and threads that are there, that may be) of the tightest cgroup that says so."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = [*line.split(":", 2), "", ""][:3]
+            roots = ["/sys/fs/cgroup"] if number == "0" else ["/sys/fs/cgroup/pids"] if controllers == "pids" else []
+            for root in roots:
+                for group in (Path(root + path), Path(root)):
+                    with contextlib.suppress(OSError, ValueError):
+                        allowed = int((group / "pids.max").read_text())  # "max" is no number
+                        found.append((int((group / "pids.current").read_text()), allowed))
+    return min(found, key=lambda pair: pair[1] - pair[0], default=None)
+
+
+CHECKS: list[Check] = [
+    ("python", python),
+    ("settings", settings),
+    ("compiler", compiler),
+    ("Python.h", python_headers),
+    ("triton", triton),
+    ("cache", cache_directory),
+    ("runtime", runtime_directory),
+    ("tmp", temporary_directory),
+    ("header", header),
+    ("CPUs", processors),
+    ("memory", memory),
+    ("limits", limits_of_processes),
+]

@@ -1,0 +1,313 @@
+"""Compiling for a CUDA device in a process that has none: torch and Triton get their answers from `DeviceFacts`.
+
+What is asked and can't be answered from them is an error that names the question: nothing is guessed. Nothing that was
+generated is executed: of a generated module the calls are read that have its kernels compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+from fxpool.torch_compat.inductor import preload
+
+
+class UnansweredError(Exception):
+    """A device was asked for something that nobody captured; the text says for what."""
+
+
+class _UnansweredPropertyError(UnansweredError, AttributeError):
+    """As an attribute that is not there, for those who have another answer then."""
+
+
+class _Properties:
+    """Answers like ``torch.cuda.get_device_properties``."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self.__dict__.update(facts.properties)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _UnansweredPropertyError(f"a device's properties for {name}")
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"_CudaDeviceProperties({fields})"
+
+
+# What torch's C++ says of a device that is not there. It is asked where an operator has no rule for fake tensors, and
+# is run on small real ones instead.
+_NO_DEVICE = ("CUDA error", "CUDA driver", "NVIDIA driver", "No CUDA GPUs", "'CUDA' backend", "compiled with CUDA")
+
+
+def unanswered(error: BaseException) -> str:
+    """What was asked and not answered, where that is behind an error; empty where it is not."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, UnansweredError):
+            return str(found)
+        if isinstance(found, RuntimeError | AssertionError) and any(words in str(found) for words in _NO_DEVICE):
+            return f"torch's C++, which found none: {str(found).partition('For debugging')[0].strip()}"
+        seen.append(found)
+        found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
+    return ""
+
+
+class _Utilities:
+    """What Triton's driver calls ``utils``."""
+
+    def __init__(self, facts: Sequence[DeviceFacts]) -> None:
+        self._facts = facts
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return dict(self._facts[device].driver)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnansweredError(f"Triton's driver for utils.{name}")
+
+
+class _Driver:
+    """Stands where Triton keeps its driver."""
+
+    def __init__(self, facts: Sequence[DeviceFacts], current: int) -> None:
+        self.utils = _Utilities(facts)
+        self._facts, self._current = facts, current
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self._facts[self._current].capability
+        return GPUTarget("cuda", major * 10 + minor, 32)
+
+    def get_current_device(self) -> int:
+        return self._current
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", self._current)
+
+    def is_active(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnansweredError(f"Triton's driver for {name}")
+
+
+class _Nowhere:
+    """A device or stream that is entered, and nothing comes of it."""
+
+    idx = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> _Nowhere:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def _index(device: Any, current: int) -> int:
+    if isinstance(device, int):
+        return device if device >= 0 else current
+    index = torch.device(device).index if device is not None else None
+    return current if index is None else index
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnansweredError(f"torch.cuda for {name}")
+
+    return refuse
+
+
+def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[..., Any]]:
+    """Functions of ``torch.cuda`` by name."""
+    properties = [_Properties(one) for one in facts]
+    no_state = torch.zeros(16, dtype=torch.uint8)
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        return facts[_index(device, current)].capability
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,  # ``torch.tensor(0.0, device=...)`` in a graph does that first
+        "_is_compiled": lambda: True,
+        "device_count": lambda: len(facts),
+        "current_device": lambda: current,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_device_properties": lambda device=None: properties[_index(device, current)],
+        "get_device_capability": capability,
+        "get_device_name": lambda device=None: facts[_index(device, current)].name,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability() >= (8, 0),
+        "memory_allocated": lambda device=None: 0,
+        "get_rng_state": lambda device="cuda": no_state.clone(),
+        "set_rng_state": lambda state, device="cuda": None,
+        "_exchange_device": lambda index: current,
+        "_maybe_exchange_device": lambda index: current,
+    }
+
+
+# What asks the device itself: where it is called on a device's behalf, somebody asked for what is not answered above.
+_REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
+
+
+@contextlib.contextmanager
+def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
+    """Let this process compile for devices with these facts, by index, while it sees none. `current` is one's index.
+
+    For processes that serve one job: the answers hold for all threads, and caches in torch keep them.
+    """
+    from torch._dynamo import device_interface
+    from torch._inductor.runtime import triton_helpers
+
+    interface = device_interface.CudaInterface
+    answers = _answers(facts, current)
+    with contextlib.ExitStack() as stack:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+
+        for name, answer in answers.items():
+            if hasattr(torch.cuda, name):
+                put(torch.cuda, name, answer)
+            if name in vars(interface):
+                put(interface, name, staticmethod(answer))
+        for name in _REFUSED:
+            put(torch.cuda, name, _refusal(name))
+        for name in ("get_rng_state", "set_rng_state"):
+            put(torch.cuda.random, name, answers[name])
+        for owner in (torch.cuda, interface):
+            put(owner, "device", _Nowhere)
+        put(interface, "get_raw_stream", staticmethod(lambda index: 0))
+        put(interface.Worker, "get_device_properties", staticmethod(answers["get_device_properties"]))
+        put(interface.Worker, "current_device", staticmethod(answers["current_device"]))
+        put(torch._subclasses.fake_tensor, "init_gpu_context", lambda *device: None)  # would allocate on it
+        put(torch._subclasses.FakeTensorMode, "avoid_device_init", True)
+        put(torch.version, "cuda", facts[0].cuda)
+        put(torch._utils_internal, "max_clock_rate", lambda: facts[0].clock)
+        if facts[0].cudnn is not None:
+            put(torch.backends.cudnn, "version", lambda: facts[0].cudnn)
+            put(torch.backends.cudnn, "is_available", lambda: True)
+        stack.enter_context(_triton(facts, current, triton_helpers))
+        stack.enter_context(_modules_read())
+        stack.enter_context(_constants_on_cpu())
+        preload.forget_devices()
+        stack.callback(preload.forget_devices)
+        yield
+
+
+@contextlib.contextmanager
+def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterator[None]:
+    from triton.runtime import driver
+
+    before = driver._active
+    driver.set_active(_Driver(facts, current))
+    try:
+        with mock.patch.object(helpers, "set_driver_to_gpu", lambda: None):
+            yield
+    finally:
+        driver._active = before
+
+
+class _OnCpu(TorchDispatchMode):
+    """What would be made on a CUDA device is made on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        if func is torch.ops.prims.device_put.default:
+            args = (args[0], torch.device("cpu"), *args[2:])
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _constants_on_cpu() -> Iterator[None]:
+    """Constants are computed on their device twice: Inductor folds what is the same everywhere by one element of it,
+    and what follows from a ``torch.tensor(0.0)`` in the graph is known while that is traced."""
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch.fx.experimental import proxy_tensor
+
+    real = proxy_tensor.unset_fake_temporarily
+
+    @contextlib.contextmanager
+    def real_on_cpu() -> Iterator[Any]:
+        with real() as outer, _OnCpu():
+            yield outer
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(proxy_tensor, "unset_fake_temporarily", real_on_cpu))
+        for name in ("__init__", "run"):
+            original = getattr(UniformValueConstantFolder, name)
+
+            def on_cpu(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                with _OnCpu():
+                    return _original(*args, **kwargs)
+
+            stack.enter_context(mock.patch.object(UniformValueConstantFolder, name, on_cpu))
+        yield
+
+
+# --- generated modules ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _modules_read() -> Iterator[None]:
+    """Let Inductor read a generated module for its kernels instead of executing it."""
+    from torch._inductor.codecache import PyCodeCache
+
+    original = PyCodeCache.load_by_key_path
+
+    def load_by_key_path(key: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        if "async_compile = AsyncCompile()" not in text:
+            return original(key, path, *args, **kwargs)
+        return _read(text, path)
+
+    with mock.patch.object(PyCodeCache, "load_by_key_path", load_by_key_path):
+        yield
+
+
+def _read(text: str, path: str) -> types.ModuleType:
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler, made = AsyncCompile(), dict[str, Any]()
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "async_compile"):
+            continue
+        kind = node.func.attr
+        if kind == "wait":
+            continue
+        if kind not in ("triton", "cpp_pybinding"):
+            raise UnansweredError(f"a kernel of the kind {kind}")
+        arguments = [ast.literal_eval(argument) for argument in node.args]
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        made[f"kernel {len(made)}"] = getattr(compiler, kind)(*arguments, **named)
+    for kernel in made.values():  # as torch hands them out where nobody collects them: compiled, not loaded
+        if (compiling := getattr(kernel, "future", None)) is not None:
+            compiling.result()
+    compiler.wait({})
+    module = types.ModuleType("fxpool_unexecuted")
+    module.__file__ = path
+    module.call = _never_called  # type: ignore[attr-defined]
+    return module
+
+
+def _never_called(*args: Any) -> Any:
+    raise RuntimeError("a graph was called in the process that compiled it")

@@ -1,0 +1,329 @@
+"""Where Inductor hands work to processes of its own, and how that is taken over and given back.
+
+    AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself          ──▶ `Kernels`
+    _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
+                                     one spawned process that forgets its caches each time    ──▶ `Graphs`
+    compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
+
+What Inductor puts around the first two stays its own: its graph cache is looked up and written in the process that
+asks. The third is taken whole, because torch's own asynchronous mode compiles in the asking process first, and works
+with caches off only. `install` and `uninstall` are for that process, `take_in_worker` for one that compiles a graph
+for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from fxpool import forks
+from fxpool.torch_compat.operators import operators
+
+
+class NotBorrowedError(Exception):
+    """Nobody else compiles this graph: it is to be compiled here, as without a pool."""
+
+
+class Kernels(Protocol):
+    """What Inductor asks of its pool of processes."""
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]: ...
+
+    def wakeup(self) -> None: ...
+
+    def quiesce(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Graphs(Protocol):
+    """Compiles a graph that was pickled by torch; what comes back is a pickle of torch's, too."""
+
+    def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
+        """Raises NotBorrowedError, and what `job_error` makes of an error of the compile's own.
+
+        `dependencies` are the operators in the graph that are not torch's, by name (see `operators_of`).
+        """
+
+    def kept_here(self, reason: str, detail: str) -> None:
+        """Told of a graph that can't be sent, and is compiled here; raises where that is an error."""
+
+    def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
+        """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
+
+
+class Begin(Protocol):
+    """Takes one of Dynamo's graphs in a mode that compiles in the background, with Inductor's options of that call."""
+
+    def __call__(
+        self, gm: Any, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
+    ) -> Callable[..., Any]: ...
+
+
+_ABSENT = object()
+_lock = forks.rlock(__name__, "_lock", lambda: _undo_half())
+#: (owner, attribute, what its own dictionary held), in the order of replacing
+_replaced: list[tuple[Any, str, Any]] = []
+_changing = False
+
+
+def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
+    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own; whether there were none in them before.
+
+    Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
+    """
+    global _changing
+    with _lock:
+        if _replaced:
+            return False
+        _changing = True
+        try:
+            _take_kernels(kernels)  # first: what is imported after it must find no pool to start
+            _take_graphs(graphs)
+            _take_background(begin)
+        except BaseException:
+            uninstall()
+            raise
+        finally:
+            _changing = False
+    return True
+
+
+def uninstall() -> None:
+    """Put back what `install` replaced, the same objects."""
+    global _changing
+    with _lock:
+        _changing = True
+        while _replaced:
+            owner, name, before = _replaced.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        _changing = False
+
+
+def _undo_half() -> None:
+    """In a child that was forked while another thread was at it: it may install anew."""
+    if _changing:
+        uninstall()
+
+
+def installed() -> bool:
+    return bool(_replaced)
+
+
+def take_in_worker(kernels: Kernels, threads: int) -> None:
+    """In a process that compiles one graph: C++ from so many threads, Triton through `kernels`.
+
+    One thread means that Inductor compiles everything itself, one after the other.
+    """
+    from torch._inductor import async_compile
+
+    with _lock:
+        _take_kernels(kernels)
+        _replace(async_compile, "get_compile_threads", lambda: threads)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+    setattr(owner, name, value)
+
+
+def _take_kernels(kernels: Kernels) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    def process_pool() -> Kernels:
+        return kernels
+
+    # Called in a forked child and when Inductor ends its pools: one that it had before is forgotten all the same.
+    process_pool.cache_clear = AsyncCompile.process_pool.cache_clear  # type: ignore[attr-defined]
+
+    def wakeup(cls: Any) -> None:
+        if cls.use_process_pool():
+            kernels.wakeup()  # Inductor's own asks for the class of the pool first
+
+    _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
+    _replace(AsyncCompile, "wakeup", classmethod(wakeup))
+    # Whether Inductor's pool is ready is asked with a job, see `is_question`.
+    _replace(AsyncCompile, "_ready_future", None)
+
+
+def _take_graphs(graphs: Graphs) -> None:
+    from torch._inductor import compile_fx
+    from torch._inductor.compile_fx_ext import _WireProtocolPickledOutput
+    from torch._inductor.compile_fx_subproc import _SubprocessFxCompile
+
+    original = _SubprocessFxCompile.codegen_and_compile
+
+    def codegen_and_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+        try:
+            return original(self, gm, inputs, to_check, kwargs)
+        except NotBorrowedError:
+            here = compile_fx._InProcessFxCompile()
+            if hasattr(self, "compile_region_name"):  # since 2.13
+                here.compile_region_name = self.compile_region_name
+            return here.codegen_and_compile(gm, inputs, to_check, kwargs)
+
+    serialize = _SubprocessFxCompile.serialize_compile
+
+    def serialize_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+        _sent.dependencies = operators_of(gm)  # it is sent next, by this thread
+        with _unpicklable() as errors:
+            try:
+                made = serialize(self, gm, inputs, to_check, kwargs)
+            except Exception as error:  # of a kind that torch does not expect of a pickle (TypeError)
+                made = None
+                errors.append(error)
+        if not made:
+            graphs.kept_here(*_why_unsent(gm, errors))
+        return made
+
+    def send_to_child(self: Any, graph: Any) -> Any:
+        return _WireProtocolPickledOutput(graphs.compile(graph.value, _sent.dependencies))
+
+    def send_to_child_async(self: Any, graph: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(made: Future[bytes]) -> None:
+            error = made.exception()
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(_WireProtocolPickledOutput(made.result()))
+
+        graphs.compile_later(graph.value, _sent.dependencies).add_done_callback(done)
+        return future
+
+    _replace(_SubprocessFxCompile, "codegen_and_compile", codegen_and_compile)
+    _replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
+    _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
+    _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+@contextlib.contextmanager
+def _unpicklable() -> Iterator[list[BaseException]]:
+    """Collects what this thread's graph can't be pickled for, of which torch logs some thirty lines."""
+    from torch._inductor import compile_fx_ext
+
+    errors: list[BaseException] = []
+    thread = threading.get_ident()
+
+    def collect(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if record.thread != thread or error is None:
+            return True
+        errors.append(error)
+        return False
+
+    compile_fx_ext.log.addFilter(collect)
+    try:
+        yield errors
+    finally:
+        compile_fx_ext.log.removeFilter(collect)
+
+
+def _why_unsent(gm: torch.fx.GraphModule, errors: Sequence[BaseException]) -> tuple[str, str]:
+    """Why torch does not hand on a graph: the reason to count, and what else is known of it."""
+    from torch._inductor import compile_fx_ext
+    from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
+
+    try:
+        FxGraphCache._check_for_hop(gm)
+    except BypassFxGraphCache as error:
+        return "higher_order_operator", str(error)
+    has_kernel = getattr(compile_fx_ext, "_graph_contains_triton_kernel_wrappers", None)  # since 2.13
+    if has_kernel is not None and has_kernel(gm):
+        return "triton_kernel", "the graph has a Triton kernel of the program's"
+    if errors:
+        return "not_picklable", f"{type(errors[0]).__name__}: {errors[0]}"
+    return "not_sent", "torch does not say why"
+
+
+# Of the graph that a thread is sending: Inductor hands on only its bytes.
+_sent = threading.local()
+
+
+def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
+    """Operators that are not torch's in a graph after AOTAutograd and in those nested in it, by name."""
+    found: dict[str, Any] = {}
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if operators.is_overload(node.target) and not operators.is_builtin(node.target):
+                found[f"operator:{operators.overload_name(node.target)}"] = node.target
+    return found
+
+
+def _take_background(begin: Begin) -> None:
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx
+
+    @functools.wraps(original)
+    def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
+        mode = _background_mode()
+        # torch.compile says no more than that. Who says more wants something special: an ahead-of-time package,
+        # an artifact, a compiler of its own for the inner graphs.
+        if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
+            return original(model_, example_inputs_, *args, **arguments)
+        return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
+
+    _replace(compile_fx, "compile_fx", taken)
+
+
+def _background_mode() -> str:
+    """The mode in force if it compiles in the background, else "". What fxpool itself compiles here is in none."""
+    from torch._inductor import compile_fx
+
+    prefixes = [name for name in ("progressive", "async") if getattr(compile_fx, f"fx_compile_{name}")]
+    if not prefixes or compile_fx.fx_compile_mode != compile_fx.FxCompileMode.SUBPROCESS:
+        return ""
+    return "+".join([*prefixes, "subprocess"])
+
+
+def is_question(function: Callable[..., Any]) -> bool:
+    """Whether a job of Inductor's only asks if there is a pool."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    return function is AsyncCompile._get_ready
+
+
+READY = "ready"  # the answer
+
+
+def compiles_only(function: Callable[..., Any]) -> bool:
+    """Whether a job of Inductor's compiles a Triton kernel for a device that its text names, and asks no device."""
+    from torch._inductor.async_compile import _worker_compile_triton
+
+    return function is _worker_compile_triton and not torch.version.hip
+
+
+def compile_graph(graph: bytes) -> bytes:
+    """In a worker: compile a graph that `Graphs` was given. What is logged and warned of is in the result."""
+    from torch._inductor.compile_fx_ext import _WireProtocolPickledInput
+    from torch._inductor.compile_fx_subproc import _SubprocessFxCompile
+
+    value: bytes = _SubprocessFxCompile._run_in_child(_WireProtocolPickledInput(graph)).value
+    return value
+
+
+def job_error(details: str) -> Exception:
+    """The error that a job which raised is for Inductor; `details` is the traceback."""
+    from torch._inductor.compile_worker.subproc_pool import SubprocException
+
+    return SubprocException(details)
+
+
+def cache_directory() -> str:
+    """Where Inductor keeps its files. Its default lies under the temporary directory, and a worker has its own."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    return cache_dir_utils.cache_dir()

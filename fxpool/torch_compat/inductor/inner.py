@@ -1,0 +1,151 @@
+"""One graph after AOTAutograd through Inductor: the level a graph travels at when its Dynamo form can't.
+
+AOTAutograd then runs in the user's process (`compile_with_inner`), and each of the graphs it makes
+(inference, forward, backward) is handed to an ``inner compile`` of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+# Arguments of Inductor's inner compile that are plain data and decide what is generated.
+PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper", "fx_wrapper", "is_inference",
+                   "layout_opt")  # fmt: skip
+
+
+def compile_with_inner(gm: Any, inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """AOTAutograd here, `inner(gm, fake inputs, **arguments)` for each graph it makes."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx
+
+    from fxpool.torch_compat.inductor.aot import in_process_only
+
+    # torch's AOTAutograd cache would look for Inductor's results where ours are not.
+    with in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        return compile_fx.compile_fx(gm, inputs, inner_compile=inner)
+
+
+def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Inductor's own inner compile in this process, its caches left out. Returns Inductor's output."""
+    from torch._inductor import compile_fx
+    from torch._inductor.utils import BoxedBool
+
+    from fxpool.torch_compat.inductor.aot import in_process_only
+
+    arguments = dict(arguments)
+    arguments.setdefault("cudagraphs", BoxedBool(False))
+    with in_process_only(), _no_graph_cache():
+        return compile_fx.compile_fx_inner(gm, list(inputs), **arguments)
+
+
+@contextlib.contextmanager
+def _no_graph_cache() -> Iterator[None]:
+    """Compile for being taken away: no lookup, Triton's binaries bundled with the result."""
+    from torch._functorch import config as functorch_config
+
+    with functorch_config.patch(bundled_autograd_cache=True):
+        yield
+
+
+def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an inner compile that travel; the rest is this process's business."""
+    kept = {name: arguments[name] for name in PLAIN_ARGUMENTS if name in arguments}
+    kept["static_input_idxs"] = list(kept.get("static_input_idxs") or ())
+    cudagraphs = arguments.get("cudagraphs")
+    kept["cudagraphs"] = bool(cudagraphs) if cudagraphs is not None else None
+    return kept
+
+
+def worker_arguments(plain: dict[str, Any]) -> dict[str, Any]:
+    """`plain_arguments` as Inductor expects them."""
+    from torch._inductor import config
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    arguments = dict(plain)
+    wanted = arguments.pop("cudagraphs", None)
+    arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs if wanted is None else wanted)
+    arguments["boxed_forward_device_index"] = BoxedDeviceIndex(None)
+    return arguments
+
+
+def travelling(graph: Any) -> Any:
+    """A copy of Inductor's output that can be pickled, to be linked before it is."""
+    from copy import copy
+
+    copied = copy(graph)
+    copied.prepare_for_serialization()
+    # Arguments hold boxes that belong to the compiling process; the loader brings its own.
+    copied.fx_kwargs = {}
+    return copied
+
+
+def dump(graph: Any) -> bytes:
+    """A `travelling` graph as bytes; whatever pickle raises."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return pickle.dumps(graph)
+
+
+def load(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Post-compile steps for a graph that was loaded; returns the callable output code.
+
+    Raises:
+        RuntimeError: the generated module could not be loaded.
+    """
+    from torch._inductor import config
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    from fxpool.torch_compat.inductor import output_code
+
+    arguments = dict(arguments)
+    if arguments.get("cudagraphs") is None:
+        arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
+    arguments.setdefault("is_backward", False)
+    constants = CompiledFxGraphConstants()
+    if output_code.is_linked(graph):
+        output_code.revive(graph, constants)
+    elif FxGraphCache.cache_hit_post_compile(graph, {}, constants)[0] is None:
+        raise RuntimeError("the generated module could not be loaded")
+    graph.fx_kwargs = arguments
+    graph.post_compile(list(inputs), constants, arguments)
+    return graph
+
+
+def count_calls(gm: torch.fx.GraphModule) -> int:
+    """Nodes that compute something; a graph without any has nothing to compile."""
+    return sum(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes)
+
+
+def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A graph of AOTAutograd's, run operator by operator, in the form of Inductor's output: called with one list."""
+
+    def run(inputs: list[Any]) -> Any:
+        arguments = list(inputs)
+        inputs.clear()  # AOTAutograd gives its references away, so that memory can be freed early
+        return gm(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def compile_as_torch_does(gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
+    from torch._inductor import compile_fx
+
+    from fxpool.torch_compat.inductor.aot import in_process_only
+
+    with in_process_only():
+        return compile_fx.compile_fx_inner(gm, inputs, **arguments)

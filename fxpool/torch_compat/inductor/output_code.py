@@ -1,0 +1,296 @@
+"""What Inductor returns for one graph, and how it comes to life from an entry without the compiler.
+
+A linked graph (`link`) carries its wrapper as code that is ready to be executed, with its kernels in a library. Loading
+one imports nothing of Inductor but what Dynamo has imported already; all that happens after it (alignment of inputs,
+cudagraphs, counters, traces) is torch's own post-compile or says the same. A graph that was not linked keeps torch's
+loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import linecache
+import marshal
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch._dynamo.utils import counters, get_metrics_context, get_runtime_metrics_context
+from torch._functorch._aot_autograd.aot_autograd_result import BundledCompiledBackward, BundledCompiledForward
+from torch._inductor import config, metrics
+from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
+from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inductor_meta_from_config
+from torch._logging import getArtifactLogger, trace_structured
+
+from fxpool.torch_compat.inductor import importable
+
+_output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
+
+
+#: What linked code calls the index of a CUDA device, and the device itself, by number in the graph.
+DEVICE = "_fxpool_device_"
+DEVICE_NAME = "_fxpool_device_name_"
+
+
+class Wrapper(Protocol):
+    """A linked wrapper: what `fxpool.lowering.worker.wrapper` makes of a generated module."""
+
+    name: str
+    code: bytes
+    kernels: int
+    triton: int
+    operators: list[str]
+    unlinked: list[str]
+    devices: list[int]
+
+
+class Surroundings(Protocol):
+    """What a linked graph is given where it is loaded."""
+
+    #: The index here of each CUDA device that the graph names.
+    indices: Sequence[int]
+
+    def library(self) -> Any:
+        """The module with the C++ kernels of the entry."""
+
+    def triton(self) -> Any:
+        """The library with its Triton kernels: `texts`, `changed` and `keep_choices` besides."""
+
+    def missed(self, what: str) -> None:
+        """Something of the graph is left to torch's own loader."""
+
+
+class ElsewhereError(Exception):
+    """A graph that runs on the device it was compiled for only."""
+
+
+class LinkedGraph(CompiledFxGraph):
+    """A CompiledFxGraph whose wrapper is linked. Pickled like its parent."""
+
+    _fxpool_wrapper: Wrapper
+    _fxpool_surroundings: Surroundings
+    _fxpool_late: bool
+    _fxpool_tunes: bool
+    _fxpool_triton: Any
+
+    def after_deserialization(self, constants: CompiledFxGraphConstants) -> str:
+        """Bring `current_callable` to life, or prepare it where the graph is not called soon."""
+        wrapper, surroundings = self._fxpool_wrapper, self._fxpool_surroundings
+        # Torch's own autotuner may be at work. What it wants to know of Triton takes a third of a second to find out.
+        self._fxpool_tunes = bool(wrapper.unlinked) and self.device_types != {"cpu"}
+        for what in wrapper.unlinked:
+            surroundings.missed(what)
+        # Now, even if it is not called soon: an entry may be gone later, a loaded library stays.
+        library = surroundings.library() if wrapper.kernels else None
+        self._fxpool_triton = surroundings.triton() if wrapper.triton else None
+        if self._fxpool_triton is not None:
+            self._fxpool_triton.texts.append(self.source_code)
+        values = constants.unwrap(self)
+        if self._fxpool_late and not config.triton.cudagraphs and not wrapper.unlinked:
+            self.current_callable = _LateCall(lambda: self._module(library, values).call)
+        else:
+            module = self._module(library, values)
+            self.current_callable = module.call
+            self.recursively_apply_fns = getattr(module, "recursively_apply_fns", None)
+            self.compiled_fn_runner = getattr(module, "runner", None)
+        return wrapper.name
+
+    def _module(self, library: Any, constants: dict[str, Any]) -> types.ModuleType:
+        wrapper = self._fxpool_wrapper
+        if not all(map(importable.is_registered, wrapper.operators)):
+            self._fxpool_surroundings.missed("operators")
+            importable.register_torch_operators()
+        module = types.ModuleType(wrapper.name)
+        module.__file__ = wrapper.name
+        # For tracebacks: line numbers of the code are those of the generated text.
+        text = self.source_code
+        linecache.cache[wrapper.name] = (len(text), None, text.splitlines(keepends=True), wrapper.name)
+        module.__dict__["_fxpool_library"] = library
+        module.__dict__["_fxpool_triton"] = self._fxpool_triton
+        if wrapper.devices:
+            for number, index in enumerate(self._fxpool_surroundings.indices):
+                module.__dict__[f"{DEVICE}{number}"] = index
+                module.__dict__[f"{DEVICE_NAME}{number}"] = f"cuda:{index}"
+        exec(marshal.loads(wrapper.code), module.__dict__)
+        for constant, value in constants.items():
+            setattr(module, constant, value)
+        return module
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        debug = sys.modules.get("torch._inductor.debug")  # importing it brings the scheduler
+        if getattr(debug, "RECORD_GRAPH_EXECUTION", False) or getattr(self, "_compile_context", None) is not None:
+            return super().__call__(inputs)
+        assert self.current_callable is not None
+        try:
+            if torch.autograd.profiler._is_profiler_enabled:
+                with torch._C._profiler._RecordFunctionFast(
+                    f"## Call CompiledFxGraph {self._fx_graph_cache_key} ##", keyword_values={"scope": "user_scope"}
+                ):
+                    return self.current_callable(inputs)
+            return self.current_callable(inputs)
+        finally:
+            get_runtime_metrics_context().finish()
+            if self._fxpool_tunes:
+                AutotuneCacheBundler.end_compile()
+            if self._fxpool_triton is not None and self._fxpool_triton.changed:
+                self._fxpool_triton.keep_choices()
+
+
+class _LateCall:
+    """A callable that is made when it is first called."""
+
+    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
+        self._make = make
+        self._call: Callable[..., Any] | None = None
+
+    def __call__(self, inputs: Any) -> Any:
+        if self._call is None:
+            self._call = self._make()
+        return self._call(inputs)
+
+
+def _load(loadable: Any, graph: Any, fx_config: Any) -> Any:
+    """What torch's bundled graphs do when they are loaded, lowering left alone."""
+    constants = CompiledFxGraphConstants()
+    revive(graph, constants)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "fx_graph_bundled_cache_hit", "encoding": "json"},
+        payload_fn=lambda: json.dumps({}),
+    )
+    graph.compile_region_name = fx_config.get("compile_region_name")
+    graph.post_compile(loadable.example_inputs, constants, fx_config)
+    policy = getattr(config, "cudagraph_policy", None)
+    return policy.wrap_output(graph) if policy is not None else graph
+
+
+class LinkedForward(BundledCompiledForward):
+    """Forward or inference graph of a bundled result."""
+
+    def post_compile(self, result: Any, fx_config: Any) -> Any:
+        return _load(self, result, fx_config)
+
+
+class LinkedBackward(BundledCompiledBackward):
+    """Backward graph of a bundled result."""
+
+    def post_compile(self, result: Any, fx_config: Any) -> Any:
+        # Compiled autograd must not trace what is compiled already.
+        return torch._dynamo.disable(_load(self, result, fx_config), reason="do not trace generated backwards pass")
+
+
+def is_compiled_graph(value: Any) -> bool:
+    return isinstance(value, CompiledFxGraph)
+
+
+def compiled_for(graph: Any, indices: Sequence[int]) -> None:
+    """Note which CUDA devices a graph that is about to be pickled was compiled for, in the graph's order."""
+    graph._fxpool_indices = tuple(indices)
+
+
+def link(graph: Any, wrapper: Wrapper) -> None:
+    """Make `graph`, which is about to be pickled, load by its linked wrapper."""
+    graph.__class__ = LinkedGraph
+    # Functions among a compile's arguments would have their modules, decompositions and all, imported to be unpickled.
+    graph.fx_kwargs = {k: v for k, v in graph.fx_kwargs.items() if not isinstance(v, types.FunctionType)}
+    graph._fxpool_wrapper = wrapper
+    graph._fxpool_late = False
+
+
+def link_result(result: Any) -> None:
+    """Let the graphs of a bundled result that are linked load so."""
+    if is_linked(result.compiled_fw.result):
+        result.compiled_fw.__class__ = LinkedForward
+    if result.compiled_bw is not None and is_linked(result.compiled_bw.result):
+        result.compiled_bw.__class__ = LinkedBackward
+        result.compiled_bw.result._fxpool_late = True
+
+
+def is_linked(graph: Any) -> bool:
+    return isinstance(graph, LinkedGraph)
+
+
+def name_of(graph: Any) -> str:
+    """What a graph's module is called in tracebacks."""
+    return graph._fxpool_wrapper.name if isinstance(graph, LinkedGraph) else f"<{graph.cache_key}>"
+
+
+def put_into(graph: Any, surroundings: Surroundings) -> None:
+    """Say where a linked graph finds its kernels. One that is not linked is left to torch, which is counted.
+
+    Raises:
+        ElsewhereError: the graph is for other devices than those it was compiled for, and is not linked.
+    """
+    before, now = getattr(graph, "_fxpool_indices", ()), tuple(surroundings.indices)
+    linked = isinstance(graph, LinkedGraph) and not graph._fxpool_wrapper.unlinked
+    if not linked and before != now:
+        raise ElsewhereError(f"code for CUDA device {before} can't be used on {now} as torch loads it")
+    moved = dict(zip(before, now, strict=False))
+    graph.device_idxs = type(graph.device_idxs)(moved.get(index, index) for index in graph.device_idxs)
+    if isinstance(graph, LinkedGraph):
+        graph._fxpool_surroundings = surroundings
+    else:
+        surroundings.missed("wrapper")
+
+
+def kernel_digest(argument_types: Sequence[str], source: str) -> str:
+    """What a kernel is found by: its source and the types of its arguments.
+
+    Not by the blanks at the ends of its lines: a template that is asked for early still has them.
+    """
+    lines = [line.rstrip() for line in source.strip().splitlines()]
+    return hashlib.sha256("\0".join((*argument_types, "\n".join(lines))).encode()).hexdigest()
+
+
+def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
+    """Bring a linked graph to life: what Inductor does when its own cache has a graph, up to post-compile.
+
+    Triton's binaries are put where their launchers look, counters and metrics move as if the graph had been compiled
+    here, and logs and structured traces get the same texts.
+
+    Raises:
+        CorruptEntryError, OSError, ImportError: the kernels do not load.
+    """
+    if graph._triton_bundle:
+        from torch._inductor.triton_bundler import TritonBundler
+
+        TritonBundler.read_and_emit(graph._triton_bundle)
+    place = graph.after_deserialization(constants)
+    lowering = sys.modules.get("torch._inductor.graph")
+    if lowering is not None and lowering.GraphLowering.save_output_code is not None:
+        lowering.GraphLowering.save_output_code(graph.source_code)
+    if graph._fxpool_tunes:
+        AutotuneCacheBundler.begin_compile(inductor_meta_from_config(), code=graph.source_code)
+        if hasattr(graph, "_set_compile_context_for_autotune_cache"):
+            graph._set_compile_context_for_autotune_cache()
+            if graph._compile_context is not None:
+                importlib.import_module("torch._inductor.debug")  # the parent's __call__ reads it
+    metrics.CachedMetricsHelper.apply_deltas(graph.metrics_deltas)
+    counters["inductor"] += graph.counter_deltas
+    _tell(graph, place)
+
+
+def _tell(graph: Any, place: str) -> None:
+    _output_code_log.debug("Output code: \n%s", graph.source_code)
+    _output_code_log.debug("Output code written to: %s", place)
+    _artifact("fx_graph_runnable", "string", graph.runnable_graph_str)
+    trace_structured("inductor_post_grad_graph", payload_fn=lambda: graph.inductor_post_grad_graph_str)
+    trace_structured(
+        "inductor_output_code",
+        lambda: {"filename": place, "file_path": os.path.abspath(place)},
+        payload_fn=lambda: graph.source_code,
+    )
+    _artifact("inductor_provenance_tracking_node_mappings", "json", graph.inductor_provenance_mapping_str)
+    traces = graph.inductor_provenance_stack_traces_str
+    _artifact("inductor_provenance_tracking_kernel_stack_traces", "json", traces)
+    if traces and get_metrics_context().in_progress():
+        get_metrics_context().add_to_set("inductor_provenance", traces)
+
+
+def _artifact(name: str, encoding: str, text: str | None) -> None:
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: text)

@@ -1,0 +1,191 @@
+"""Which Python code the dispatcher would run for an operator.
+
+A kernel that a program registers with ``torch.library.Library.impl`` is held by the dispatcher in C++, and nothing in
+torch gives the function back. So it is asked for: the operator is sent to the kernel with stand-in arguments, and a
+profiling function stops the call at the kernel's first frame, before any of its code has run. Only kernels that were
+registered from Python are asked, which the dispatcher's table tells by the place of registration: a file of Python
+source, where those of C++ name the source they were built from.
+
+`types.FrameType` has all that the kernel is made of: code, globals, what its closure and its defaults hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fxpool.torch_compat.dynamo import tensors
+
+__all__ = ["NotFoundError", "defined_at", "foreign_sources", "python_kernels", "python_places"]
+
+# A row of the dispatcher's table: a key, where its kernel was registered, and what kind of entry it is.
+_ROW = re.compile(r"^(\w+): (fallthrough )?registered at (.+):(\d+) \[(.+)\]$", re.MULTILINE)
+_FALLBACK = "backend fallback"  # for every operator alike, not for this one
+# Kernels of these kinds are one for many keys, which are listed each.
+_OF_MANY_KEYS = frozenset(("math kernel", "autograd kernel", "default backend kernel", "composite kernel"))
+
+
+class NotFoundError(Exception):
+    """A kernel was registered from Python, and its code can't be had; the text says which."""
+
+
+class _ReachedError(BaseException):
+    """Stops the call: nothing in between may catch it."""
+
+
+def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, dict[str, Any]]]:
+    """(dispatch key, function, arguments it has besides the operator's) of each kernel registered from Python.
+
+    The function is made anew from the kernel's code, globals and closure; it is for looking at. A callable object's is
+    its ``__call__``, and the object is among the arguments.
+
+    Raises NotFoundError: a kernel has no Python code, or does not take the operator's arguments.
+    """
+    asked: set[tuple[str, str, str]] = set()
+    for key, path, line, kind in _rows(op):
+        if not _is_python(path):
+            continue
+        if kind in _OF_MANY_KEYS:
+            if (path, line, kind) in asked:
+                continue
+            asked.add((path, line, kind))
+        yield key, *_first_frame(op, key)
+
+
+def foreign_sources(op: OpOverload) -> set[str]:
+    """The C++ files that an operator's kernels were registered in, as the machine that compiled them named them."""
+    return {path for _, path, _, _ in _rows(op) if not _is_python(path)}
+
+
+def python_places(op: OpOverload, key: str) -> set[str]:
+    """The files of Python whose libraries registered a kernel of an operator for a dispatch key or an alias."""
+    rows = list(_rows(op))
+    named = [row for row in rows if row[0] == key] or [row for row in rows if row[3] in _OF_MANY_KEYS]
+    return {path for _, path, _, _ in named if _is_python(path)}
+
+
+def defined_at(op: OpOverload) -> str:
+    """The Python file in which an operator was defined; empty for one that C++ defines."""
+    found = re.search(r"^debug: registered at (.+):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
+    return found.group(1) if found and _is_python(found.group(1)) else ""
+
+
+def _rows(op: OpOverload) -> Iterator[tuple[str, str, str, str]]:
+    for key, fallthrough, path, line, kind in _ROW.findall(torch._C._dispatch_dump_table(op.name())):
+        if not fallthrough and kind != _FALLBACK:
+            yield key, path, line, kind
+
+
+def _is_python(path: str) -> bool:
+    return path.endswith((".py", ".pyc")) or path.startswith("<")
+
+
+def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str, Any]]:
+    arguments, keywords = _stand_ins(op)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    call = functools.partial(op._handle.redispatch_boxed, keys, *arguments, **keywords)
+    if sys.getprofile() is None:
+        reached = _stopped(call)
+    else:  # a profiler of the program's, which may be one that only C can put back: another thread has none
+        with ThreadPoolExecutor(1, thread_name_prefix="fxpool-probe") as thread:
+            reached = thread.submit(_stopped, call).result()
+    if isinstance(reached, Exception):
+        raise NotFoundError(f"the kernel of {op.name()} for {key}: {reached}")
+    if reached is None:
+        raise NotFoundError(f"the kernel of {op.name()} for {key}, which has no Python code")
+    return _function_of(reached)
+
+
+def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
+    """The first frame of Python's that a call comes to, stopped there; or what it raised before."""
+    reached: list[types.FrameType] = []
+
+    def stop(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call":
+            reached.append(frame)
+            raise _ReachedError
+
+    collecting = gc.isenabled()
+    gc.disable()  # a finaliser would be the first frame
+    sys.setprofile(stop)
+    try:
+        call()
+    except _ReachedError:
+        pass
+    except Exception as error:
+        return error
+    finally:
+        sys.setprofile(None)
+        if collecting:
+            gc.enable()
+    return reached[0] if reached else None
+
+
+def _function_of(frame: types.FrameType) -> tuple[types.FunctionType, dict[str, Any]]:
+    code, values = frame.f_code, dict(frame.f_locals)
+    closure = tuple(
+        types.CellType(values.pop(name)) if name in values else types.CellType() for name in code.co_freevars
+    )
+    function = types.FunctionType(code, frame.f_globals, code.co_name, None, closure)
+    # What is gathered by *args and **kwargs is the operator's, as are tensors and sets of keys.
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = [name for name in named if name in values and not isinstance(values[name], _STAND_IN_TYPES)]
+    others = {name: values[name] for name in found}
+    return function, others
+
+
+def _stand_ins(op: OpOverload) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments that an operator's schema takes. Raises NotFoundError."""
+    arguments: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for argument in op._schema.arguments:
+        value = _stand_in(argument.type, op)
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            arguments.append(value)
+    return arguments, keywords
+
+
+def _stand_in(kind: Any, op: OpOverload) -> Any:
+    name = kind.kind()
+    if name == "TensorType":
+        with tensors.modes_disabled():
+            return torch.empty(0)
+    if name == "DeviceObjType":
+        return torch.device("cpu")
+    if name in _STAND_INS:
+        value = _STAND_INS[name]
+        return list(value) if isinstance(value, list) else value
+    raise NotFoundError(f"the kernels of {op.name()}, which takes a {kind}")
+
+
+_STAND_IN_TYPES = (torch.Tensor, torch._C.DispatchKeySet)
+_STAND_INS: dict[str, Any] = {
+    "OptionalType": None,
+    "ListType": [],
+    "IntType": 0,
+    "SymIntType": 0,
+    "FloatType": 0.0,
+    "SymFloatType": 0.0,
+    "BoolType": False,
+    "SymBoolType": False,
+    "NumberType": 0,
+    "ComplexType": 0j,
+    "StringType": "",
+    "LayoutType": 0,
+    "ScalarTypeType": 0,
+    "MemoryFormatType": 0,
+    "NoneType": None,
+    "AnyType": None,
+    "DictType": {},
+}

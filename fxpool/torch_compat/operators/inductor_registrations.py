@@ -1,0 +1,314 @@
+"""What a program tells Inductor and AOTAutograd to do otherwise, in tables that torch keeps in modules.
+
+Lowerings, decompositions, layout constraints, patterns of the graph passes, passes and back ends of a device, operators
+made fallbacks, decompositions taken away. A table is looked at only where its module is loaded: who registers something
+has loaded it, and ordinary programs with fxpool never do.
+
+What is a program's is told by the module of its functions. Taking away, and making a fallback, leave no function; they
+show against the tables as torch's module made them, which `watch` keeps a record of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
+from fxpool.torch_compat.operators.registrations import foreign_functions
+
+__all__ = ["Tables", "forget_what_was_gathered", "of_operator", "of_the_program", "tables", "watch"]
+
+_LOWERING = "torch._inductor.lowering"
+_DECOMPOSITION = "torch._inductor.decomposition"
+_COMMON = "torch._inductor.codegen.common"
+_PASSES = "torch._inductor.fx_passes."
+# Whole names: a program's may begin like these.
+_OF_TORCH = frozenset(
+    ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def of_the_program() -> Iterator[tuple[str, Any]]:
+    """(name, value) of each registration that is not torch's; the values are for a digest."""
+    yield from _functions_in_tables()
+    yield from _patterns()
+    yield from _of_devices()
+
+
+# What the entries of a table are asked for, of tables that are asked for an operator's entry where that is met.
+_ASKED_FOR: dict[str, How] = {
+    "lowerings": LOWERED,
+    "_maybe_layout_constraints": LOWERED,
+    "decompositions": DECOMPOSED,
+    "extra_random_decomps": DECOMPOSED,
+}
+
+
+def of_operator(name: str) -> Otherwise | None:
+    """The operator that a registration of `of_the_program` is for, if it does nothing where that is not met."""
+    table, _, rest = name.partition("[")
+    return Otherwise(_ASKED_FOR[table], rest[:-1], name) if table in _ASKED_FOR else None
+
+
+def forget_what_was_gathered() -> None:
+    """Have Inductor and fake tensors look into their tables anew: something may have been registered since."""
+    gather: Any = getattr(sys.modules.get(_DECOMPOSITION), "fast_random_decomps", None)
+    if gather is not None:
+        gather.cache_clear()
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None:
+        fake.FakeTensorMode.cache_clear()
+
+
+# ---------------------------------------------------------------- tables of functions
+
+
+def _functions_in_tables() -> Iterator[tuple[str, Any]]:
+    for module_name, attribute in (
+        (_LOWERING, "lowerings"),
+        (_LOWERING, "_maybe_layout_constraints"),
+        (_DECOMPOSITION, "decompositions"),
+        (_DECOMPOSITION, "extra_random_decomps"),
+    ):
+        table = getattr(sys.modules.get(module_name), attribute, None)
+        if isinstance(table, dict):
+            yield from _of_program(attribute, table)
+    # Of torch's making, whatever a program gave it to choose from: that is in the closure.
+    for key, function in list(getattr(sys.modules.get(_LOWERING), "user_lowerings", {}).items()):
+        yield f"user_lowerings[{key}]", _given_to(function)
+    registries = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
+    for name, table in registries.items():
+        yield from _of_program(f"decompositions {name}", table)
+
+
+def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, function in list(table.items()):
+        if function is not None and not _is_torchs(function):
+            yield f"{name}[{key}]", function
+
+
+def _given_to(function: Any) -> Any:
+    """What a closure of torch's holds, by name; the function itself where there is no such closure."""
+    if not (isinstance(function, types.FunctionType) and _is_torchs(function) and function.__closure__):
+        return function
+    held: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+        with contextlib.suppress(ValueError):  # empty
+            held[name] = _plain(cell.cell_contents)
+    return held
+
+
+def _plain(value: Any) -> Any:
+    """Records of torch's as their attributes, and functions of torch's as what they were given."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, types.FunctionType) and _is_torchs(value):
+        return _given_to(value) if value.__closure__ else value.__qualname__
+    if isinstance(value, torch._ops.OpOverload):
+        return str(value)
+    if not isinstance(value, type) and type(value).__module__.startswith("torch._inductor."):
+        return [type(value).__qualname__, {name: _plain(part) for name, part in sorted(vars(value).items())}]
+    return value
+
+
+def _is_torchs(function: Any) -> bool:
+    # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
+    module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
+    return str(module).partition(".")[0] in _OF_TORCH
+
+
+# ---------------------------------------------------------------- patterns
+
+# Entries of torch's own by identity, kept so that the identity is not taken by another.
+_torchs: dict[int, Any] = {}
+
+
+def _patterns() -> Iterator[tuple[str, Any]]:
+    matcher = sys.modules.get("torch._inductor.pattern_matcher")
+    kind = getattr(matcher, "PatternMatcherPass", None)
+    if kind is None:
+        return
+    seen: set[int] = set()
+    for module_name, module in sorted(sys.modules.items()):
+        if not module_name.startswith(_PASSES):
+            continue
+        for attribute, value in sorted(vars(module).items()):
+            for place, found in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
+                if id(found) not in seen:
+                    seen.add(id(found))
+                    yield from _entries(place, found)
+
+
+def _passes_in(value: Any, kind: type, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, kind):
+        yield place, value
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            if isinstance(item, kind):
+                yield f"{place}[{position}]", item
+    elif isinstance(value, dict):
+        for key, item in list(value.items()):
+            if isinstance(item, kind):
+                yield f"{place}[{key}]", item
+
+
+def _entries(place: str, matcher_pass: Any) -> Iterator[tuple[str, Any]]:
+    for (op, target), entries in list(matcher_pass.patterns.items()):
+        for position, entry in enumerate(entries):
+            if id(entry) in _torchs:
+                continue
+            seen: set[int] = set()
+            functions = [f for value in vars(entry).values() for f in foreign_functions(value, seen)]
+            if functions:
+                pattern = _ADDRESS.sub("", repr(entry.pattern))
+                yield f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}", [pattern, functions]
+            else:
+                _torchs[id(entry)] = entry
+
+
+# ---------------------------------------------------------------- devices
+
+
+def _of_devices() -> Iterator[tuple[str, Any]]:
+    common = sys.modules.get(_COMMON)
+    for device, scheme in list(getattr(common, "device_codegens", {}).items()):
+        parts = [part for part in vars(scheme).values() if part is not None]
+        if any(not _is_torchs(part) for part in parts):
+            yield f"device_codegens[{device}]", parts
+    for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
+        if custom is not None:
+            uuid = custom.uuid() if callable(getattr(custom, "uuid", None)) else None
+            yield f"custom_backend_passes[{device}]", [type(custom), custom if uuid is None else uuid]
+    for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
+        if configuration is not None:
+            yield f"custom_backend_codegen_configs[{device}]", configuration.get_config_copy()
+
+
+# ---------------------------------------------------------------- what leaves no function
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """Names in Inductor's tables in a process that changed them, or may have; None for a table that is not there.
+
+    `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` is what
+    differs from torch's own tables; None if these were made before anybody watched.
+    """
+
+    fallbacks: Sequence[str]
+    decomposed: Sequence[str] | None
+    changed: Sequence[str] | None
+
+    def for_key(self) -> Sequence[Any]:
+        return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
+
+    def disagreements(self) -> list[Otherwise]:
+        """Operators that the tables of this process would have compiled otherwise."""
+        lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
+        found = []
+        for name in self.fallbacks:
+            # One that has neither here becomes a fallback when it is met.
+            if name not in fallbacks and (name in decomposed or name in lowered):
+                what = f"the fallback for {name}"
+                found += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
+        for name in sorted(decomposed - set(self.decomposed)) if self.decomposed is not None else ():
+            found.append(Otherwise(DECOMPOSED, name, f"the decomposition of {name}, which was taken away"))
+        return found
+
+
+def tables() -> Tables | None:
+    """The tables of this process; None if they are as torch made them."""
+    fallbacks = _fallbacks()
+    decomposed = _decomposed() if _DECOMPOSITION in sys.modules else None
+    changed: list[str] | None = None
+    watched = (_made.lowered is not None or not fallbacks) and (_made.decomposed is not None or decomposed is None)
+    if watched:
+        known = (_made.lowered or frozenset()) | (_made.decomposed or frozenset())
+        changed = [f"fallback {name}" for name in sorted(fallbacks - _made.fallbacks) if name in known]
+        if decomposed is not None and _made.decomposed is not None:
+            changed += [f"without decomposition {name}" for name in sorted(_made.decomposed - decomposed)]
+        if not changed:
+            return None
+    return Tables(sorted(fallbacks), sorted(decomposed) if decomposed is not None else None, changed)
+
+
+@dataclasses.dataclass
+class _Made:
+    """Torch's tables as its modules had made them; None for those of a module that was loaded before."""
+
+    fallbacks: frozenset[str] = frozenset()
+    lowered: frozenset[str] | None = None
+    decomposed: frozenset[str] | None = None
+
+
+_made = _Made()
+
+
+def watch() -> None:
+    """Keep a record of Inductor's tables as soon as they are made, unless they are there already."""
+    missing = {_LOWERING, _DECOMPOSITION} - sys.modules.keys()
+    if missing and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(missing))
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; has the loaders of some modules tell when they are done."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        self._names.discard(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Telling(spec.loader)
+        return spec
+
+
+class _Telling(importlib.abc.Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        made: types.ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader  # `inspect` asks it for the source
+        module.__loader__ = self._loader
+        if module.__name__ == _LOWERING:
+            _made.fallbacks, _made.lowered = frozenset(_fallbacks()), frozenset(_lowered())
+        else:
+            _made.decomposed = frozenset(_decomposed())
+
+
+def _fallbacks() -> set[str]:
+    return _names(getattr(sys.modules.get(_LOWERING), "fallbacks", ()))
+
+
+def _lowered() -> set[str]:
+    return _names(getattr(sys.modules.get(_LOWERING), "lowerings", ()))
+
+
+def _decomposed() -> set[str]:
+    return _names(getattr(sys.modules.get(_DECOMPOSITION), "decompositions", ()))
+
+
+def _names(operators: Any) -> set[str]:
+    return {str(operator) for operator in operators if hasattr(operator, "_schema")}

@@ -1,0 +1,110 @@
+"""Operators that a program would have compiled otherwise than this process does: told when a compile comes to one.
+
+A program that registers a lowering for one operator has its other graphs compiled by workers, which know nothing of it.
+Which operators a graph comes to is seen only as it is compiled: they come of decompositions, of a backward, of what
+passes put in, and a lowering may call another's. So the entry of each such operator is replaced, in the tables that are
+asked for it, by one that says so and ends the compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["DECOMPOSED", "LOWERED", "How", "MetError", "Otherwise", "watched"]
+
+How = Literal["lowered", "decomposed"]
+LOWERED: How = "lowered"
+DECOMPOSED: How = "decomposed"
+_TABLES: dict[How, list[tuple[str, str]]] = {
+    LOWERED: [("torch._inductor.lowering", "lowerings")],
+    # The second is laid over the first for some configurations.
+    DECOMPOSED: [
+        ("torch._inductor.decomposition", "decompositions"),
+        ("torch._inductor.decomposition", "extra_random_decomps"),
+    ],
+}
+_ABSENT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Otherwise:
+    """An operator by the name that tables show it by, how it is treated otherwise, and what is registered for it."""
+
+    how: How
+    operator: str
+    what: str
+
+
+class MetError(Exception):
+    """A compile came to an operator that is watched for; the text is what is registered for it elsewhere."""
+
+
+@contextlib.contextmanager
+def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
+    """End what comes to be lowered, or decomposed, of `operators`; yields what tells what was met, empty if nothing.
+
+    The error may be caught on its way: the question decides.
+    """
+    met: list[str] = []
+    unknown: list[Otherwise] = []
+    replaced: list[tuple[dict[Any, Any], Any, Any]] = []
+
+    def first_met() -> str:
+        # One that nobody knew of may have been made meanwhile, by a module that was imported late.
+        return next(iter(met), "") or next((one.what for one in unknown if _found(one.operator) is not None), "")
+
+    try:
+        for one in operators:
+            tables = [getattr(importlib.import_module(module), name) for module, name in _TABLES[one.how]]
+            keys = [key for table in tables for key in table if str(key) == one.operator]
+            key = keys[0] if keys else _found(one.operator)
+            if key is None:
+                unknown.append(one)
+                continue
+            for number, table in enumerate(tables):
+                if not number or key in table:
+                    replaced.append((table, key, table.get(key, _ABSENT)))
+                    table[key] = _telling(table.get(key), one.what, met)
+        if replaced:
+            _forget_what_was_gathered()
+        yield first_met
+    finally:
+        for table, key, before in reversed(replaced):
+            if before is _ABSENT:
+                del table[key]
+            else:
+                table[key] = before
+        if replaced:
+            _forget_what_was_gathered()
+
+
+def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        met.append(what)
+        raise MetError(what)
+
+    return functools.wraps(entry)(tell) if callable(entry) else tell
+
+
+def _found(operator: str) -> Any:
+    """The operator of a name like ``aten.sin.default``; None if there is none in this process."""
+    found: Any = torch.ops
+    for part in operator.split("."):
+        try:
+            found = getattr(found, part)
+        except (AttributeError, RuntimeError):
+            return None
+    return found
+
+
+def _forget_what_was_gathered() -> None:
+    from fxpool.torch_compat.operators import inductor_registrations
+
+    inductor_registrations.forget_what_was_gathered()

@@ -1,0 +1,280 @@
+"""What a program registered for an operator: rules, kernels, effects, and the files and libraries these come from.
+
+    custom_op and triton_op     the definition that torch keeps: functions, dtypes for autocast, kernels switched off
+    torch.library's registries  rules for fake tensors and dispatch classes, effects, symmetric memory
+    the dispatcher              kernels registered from Python (`dispatch_probe`) and from C++ (`libraries`)
+
+A part says whether its code is traced into graphs or only called by compiled code when that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from fxpool.torch_compat.operators import dispatch_probe, libraries
+from fxpool.torch_compat.operators.dispatch_probe import NotFoundError
+from fxpool.torch_compat.operators.operators import is_builtin, overload_name, packet_name, triton_kernels_of
+
+__all__ = ["NotFoundError", "Part", "Registration", "foreign_functions", "overridden", "registration"]
+
+_TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+# Torch's own wrappers hold functions of the standard library, too.
+_NOT_FOREIGN = frozenset(("torch", "torchgen", "functorch", *sys.stdlib_module_names))
+# Kernels for these keys compute: no graph has what is in them.
+_COMPUTE = frozenset(("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1"))
+
+
+# And those that are gone through before a graph is one of plain operators.
+_ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView")
+
+
+class Part(NamedTuple):
+    """Something registered. `runs_later`: it is called by compiled code, and no part of it.
+
+    `before_autograd`: AOTAutograd asks for it, and nobody asks for it again in the graphs that it makes.
+    """
+
+    value: Any
+    runs_later: bool = False
+    before_autograd: bool = False
+
+
+class Registration:
+    """`files` are of Python code, `libraries` of compiled code; `parts` has what is registered, by what it is for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.files: list[str] = []
+        self.libraries: list[str] = []
+        self.parts: dict[str, Part] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything says where the operator comes from."""
+        return bool(self.files or self.libraries or any(callable(part.value) for part in self.parts.values()))
+
+
+def registration(target: Any) -> Registration:
+    """What is registered for an operator (an overload or a packet) from outside torch.
+
+    Raises NotFoundError: a kernel's code or library can't be found.
+    """
+    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
+    found = Registration(overload_name(target) if isinstance(target, OpOverload) else packet_name(target))
+    files: set[str] = set()
+    needed: set[str] = set()
+    for overload in overloads:
+        qualified = overload.name()
+        before = f"{qualified} " if len(overloads) > 1 else ""
+        found.parts[f"{before}schema"] = Part(str(overload._schema))
+        found.parts[f"{before}tags"] = Part(sorted(str(tag) for tag in overload.tags))
+        definition = _custom_op(qualified.split(".")[0])
+        if definition is not None:
+            found.parts.update({f"{before}{name}": part for name, part in _parts_of(definition)})
+        found.parts.update({f"{before}{name}": part for name, part in _registry_parts(qualified)})
+        for key, kernel in getattr(overload, "py_kernels", {}).items():
+            found.parts[f"{before}Python kernel for {_key_name(key)}"] = Part(kernel)
+        for key, function, others in dispatch_probe.python_kernels(overload):
+            above = key.startswith(_ABOVE) and _of_torch(function)
+            part = Part((function, others), key in _COMPUTE or _computes(function), above)
+            found.parts[f"{before}kernel for {key}"] = part
+        sources = dispatch_probe.foreign_sources(overload)
+        if sources:
+            needed |= set(libraries.that_contain(sources, qualified))
+        files.add(dispatch_probe.defined_at(overload))
+    for position, kernel in enumerate(triton_kernels_of(target)):
+        found.parts[f"Triton kernel {position}"] = Part(kernel)
+    for part in found.parts.values():
+        files |= set(_files_of(part.value))
+    found.files = sorted(os.path.abspath(path) for path in files if _is_users_file(path))
+    found.libraries = sorted(needed)
+    return found
+
+
+def overridden() -> Iterator[tuple[str, Part]]:
+    """(name, kernel) of what a program registered from Python for operators of torch itself."""
+    for library in _users_libraries():
+        theirs = False
+        for entry in sorted(library._op_impls):
+            namespace, name, key = (*entry.split("/"), "", "")[:3]
+            packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
+            overload = getattr(packet, name.partition(".")[2] or "default", None)
+            if not isinstance(overload, OpOverload):
+                continue
+            for probed, function, others in dispatch_probe.python_kernels(overload):
+                if not _of_torch(function) or _holds_foreign(function):
+                    theirs = True
+                    yield f"{overload_name(overload)} for {key or probed} at {probed}", Part((function, others))
+        if not theirs:
+            _verdicts[library] = len(library._op_impls), False
+
+
+_verdicts: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
+
+def _users_libraries() -> list[Any]:
+    """Live `torch.library.Library` objects that are not torch's own and change operators that are.
+
+    Torch keeps no list of them; each has a finaliser, and those are kept by `weakref`.
+    """
+    from torch._library.custom_ops import OPDEF_TO_LIB
+    from torch.library import _del_library  # type: ignore[attr-defined]
+
+    own = set(map(id, OPDEF_TO_LIB.values()))
+    found = []
+    for finalizer, info in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
+        if info.func is not _del_library:
+            continue
+        library = finalizer.peek()
+        library = library[0] if library is not None else None
+        if library is None or not library._op_impls or id(library) in own:
+            continue
+        known = _verdicts.get(library)
+        if known is None or known[0] != len(library._op_impls):
+            known = _verdicts[library] = len(library._op_impls), _is_users_library(library)
+        if known[1]:
+            found.append(library)
+    return found
+
+
+def _is_users_library(library: Any) -> bool:
+    """Whether a library for operators of torch's was made outside torch, or by `torch.library` for somebody."""
+    namespace, name, key = (*next(iter(library._op_impls)).split("/"), "", "")[:3]
+    packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
+    overload = getattr(packet, name.partition(".")[2] or "default", None)
+    if not isinstance(overload, OpOverload) or not is_builtin(overload):
+        return False
+    # What torch itself defines and implements by `torch.library`'s functions is its own.
+    by_functions = dispatch_probe.defined_at(overload).startswith(_TORCH_ROOT)
+    return any(
+        not path.startswith(_TORCH_ROOT) or (path == _TORCH_ROOT + "library.py" and not by_functions)
+        for path in dispatch_probe.python_places(overload, key)
+    )
+
+
+def _custom_op(qualified: str) -> Any | None:
+    from torch._library.custom_ops import OPDEFS
+
+    return OPDEFS.get(qualified)
+
+
+def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
+    """What `custom_op` and the decorators of its result keep."""
+    for name in ("_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
+        function = getattr(definition, name, None)
+        if callable(function):
+            yield name, Part(function, before_autograd=name != "_abstract_fn")
+    for name in ("_autocast_dtype", "_autocast_cuda_dtype", "_autocast_cpu_dtype"):  # 2.13; 2.11 has the others
+        dtype = getattr(definition, name, None)
+        if dtype:
+            yield name, Part(dtype, before_autograd=True)
+    disabled = getattr(definition, "_disabled_kernel", None)
+    if disabled:
+        yield "_disabled_kernel", Part(sorted(map(str, disabled)))
+    if callable(definition._init_fn):
+        yield "_init_fn", Part(definition._init_fn, runs_later=True)
+    for key, function in getattr(definition, "_backend_fns", {}).items():
+        if callable(function):
+            yield f"_backend_fns[{key}]", Part(function, runs_later=True)
+    for cls, function in getattr(definition, "_torch_dispatch_fns", {}).items():
+        if callable(function):
+            yield f"_torch_dispatch_fns[{cls.__qualname__}]", Part(function)
+
+
+def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
+    """Rules for fake tensors and dispatch classes, effects and the rest that torch.library keeps by name."""
+    from torch._library.simple_registry import singleton
+
+    for name in {qualified, qualified.removesuffix(".default")}:
+        entry = singleton._data.get(name)
+        if entry is None:
+            continue
+        holder = getattr(entry, "fake_impl", None)
+        kernels = getattr(holder, "kernels", None) or [getattr(holder, "kernel", None)]
+        for position, kernel in enumerate(kernels):
+            function = getattr(kernel, "func", None) or getattr(kernel, "fn", None)
+            if callable(function):
+                yield f"fake implementation {position}", Part(function)
+        for cls, rule in getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {}).items():
+            yield f"rule for {cls.__qualname__}", Part(rule)
+        effect = getattr(getattr(entry, "effect", None), "effect", None)
+        if effect is not None:
+            yield "effect", Part(str(effect))
+        memory = getattr(getattr(entry, "symm_mem_args", None), "_symm_mem_args", None)
+        if memory:
+            yield "symmetric memory", Part(sorted(memory))
+
+
+def _key_name(key: Any) -> str:
+    """The name of a dispatch key, a dispatch mode or a tensor class."""
+    return str(getattr(key, "name", None) or getattr(key, "__qualname__", None) or key)
+
+
+def _of_torch(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__", "")).partition(".")[0] in _NOT_FOREIGN
+
+
+def _computes(function: types.FunctionType) -> bool:
+    """Whether a kernel is what `custom_op` puts around an implementation, which no graph looks into."""
+    return _of_torch(function) and function.__code__.co_name == "backend_impl"
+
+
+def _holds_foreign(value: Any) -> bool:
+    return any(True for _ in foreign_functions(value, set()))
+
+
+def foreign_functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType]:
+    """Functions from outside torch in a value, and in the closures and classes of torch's that it leads to."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        if not _of_torch(value):
+            yield value
+            return
+        for cell in value.__closure__ or ():
+            try:
+                yield from foreign_functions(cell.cell_contents, seen)
+            except ValueError:
+                continue  # empty
+    elif isinstance(value, type) and value.__module__.startswith("torch."):
+        for attribute in vars(value).values():
+            yield from foreign_functions(getattr(attribute, "__func__", attribute), seen)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from foreign_functions(item, seen)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from foreign_functions(item, seen)
+    elif hasattr(value, "_backward_fn") and hasattr(value, "_setup_context_fn"):
+        yield from foreign_functions((value._backward_fn, value._setup_context_fn), seen)
+    elif hasattr(value, "func") and hasattr(value, "keywords"):
+        yield from foreign_functions((value.func, value.args, value.keywords), seen)
+
+
+def _files_of(value: Any) -> Iterator[str]:
+    """Where the Python code of a part was read from."""
+    for function in foreign_functions(getattr(value, "__func__", value), set()):
+        yield function.__code__.co_filename
+
+
+def _is_users_file(path: str) -> bool:
+    return bool(path) and not os.path.abspath(path).startswith(_TORCH_ROOT) and os.path.exists(path)
+
+
+def module_of_file(path: str) -> str | None:
+    """The importable name of the module loaded from `path`; None for a script or an anonymous module."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__" and os.path.abspath(file) == path:
+            return name
+    return None

@@ -1,0 +1,291 @@
+"""Configuration of everything that compiles, as data, for keys and for workers.
+
+Portable values (numbers, strings, lists) travel and are hashed, but for those that `config_decisions` names. Whatever
+else a configuration holds is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds
+all of it, whatever its name; it goes into a key by what it says or does, and travels if it can be pickled by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch._inductor.config as inductor_config
+
+from fxpool.torch_compat.state.config_decisions import DIRECTORIES, MODULES, ONLY_TRAVELS, STAYS
+
+
+def _modules() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, path in MODULES.items():
+        with contextlib.suppress(ImportError):  # a release without it
+            found[name] = importlib.import_module(path)
+    return found
+
+
+_MODULES = _modules()
+
+#: the handler that Inductor asks for its choices, where the program has put one of its own in place
+CHOICES = "virtualized.choices"
+
+
+def capture() -> dict[str, dict[str, Any]]:
+    """Portable configuration by module; what `entered` needs to reproduce it."""
+    return captured()[0]
+
+
+def code_values() -> dict[str, Any]:
+    """Everything in the configuration that is not plain data, by ``module.name``; empty in an ordinary program."""
+    return captured()[1]
+
+
+def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """(`capture`, `code_values`), read once."""
+    state: dict[str, dict[str, Any]] = {}
+    code: dict[str, Any] = {}
+    for name, module in _MODULES.items():
+        state[name] = values = _values(name, module)
+        for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
+            value = getattr(module, key)  # changed in place, torch would not have noticed
+            if _is_plain(value):
+                values[key] = _copied(value)
+            else:
+                del values[key]
+                code[f"{name}.{key}"] = value
+    handler = _choices_handler()
+    if handler is not None:
+        code[CHOICES] = handler
+    return state, code
+
+
+# Where torch can keep what it last exported (2.13), it does so at a tenth of the cost.
+_KEEPS = "readonly_values" in inspect.signature(type(inductor_config)._get_dict).parameters
+
+
+def _values(name: str, module: Any) -> dict[str, Any]:
+    """The entries that are captured. Those that are not atoms may be stale, or copies."""
+    if _KEEPS:
+        prefixes = getattr(module, "_cache_config_ignore_prefix", [])  # passes among them, which may not be copied
+        with contextlib.suppress(Exception):  # a value that can't be copied: without torch's help, then
+            values: dict[str, Any] = module._get_dict(ignored_prefixes=prefixes, readonly_values=True)
+            for key in _staying(name).intersection(values):
+                del values[key]
+            for key in _ignored_by_torch(name):
+                values[key] = getattr(module, key)
+            return values
+    values = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some entries say that they will go
+        for key in _entries(name):
+            with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
+                values[key] = getattr(module, key)
+    return values
+
+
+@functools.cache
+def _entries(name: str) -> tuple[str, ...]:
+    """A module's entries that are captured. An alias is captured where it leads."""
+    config = _MODULES[name]._config
+    return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
+
+
+@functools.cache
+def _staying(name: str) -> frozenset[str]:
+    return frozenset(STAYS[name])
+
+
+@functools.cache
+def _ignored_by_torch(name: str) -> tuple[str, ...]:
+    prefixes = tuple(getattr(_MODULES[name], "_cache_config_ignore_prefix", ()))
+    return tuple(key for key in _entries(name) if key.startswith(prefixes))
+
+
+_ATOMS = frozenset((int, float, bool, str, type(None)))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _ATOMS or kind is bytes:
+        return True
+    if kind in (list, tuple, set, frozenset):
+        return all(_is_plain(part) for part in value)
+    return kind is dict and all(_is_plain(key) and _is_plain(part) for key, part in value.items())
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (list, tuple, set) and all(type(part) in _ATOMS for part in value):
+        return type(value)(value)  # most are, and it takes a tenth of the time
+    return copy.deepcopy(value)
+
+
+def _choices_handler() -> Any:
+    """The choices in force in this thread if their class is not torch's and the configuration does not name it."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    if virtualized is None:  # nothing was compiled here, and nobody has set any
+        return None
+    handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
+    if handler is None or type(handler).__module__.startswith("torch."):
+        return None
+    # What the configured factory once made is kept as the handler.
+    return None if getattr(inductor_config, "inductor_choices_class", None) is not None else handler
+
+
+def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The part of `capture` that decides what is generated."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in state.items():
+        found[name] = kept = dict(values)
+        for key in ONLY_TRAVELS[name]:
+            kept.pop(key, None)
+    config = inductor_config._config
+    for key in DIRECTORIES:
+        if key in config and found["inductor"].get(key) == config[key].default:
+            found["inductor"][key] = None  # where torch lies does not count
+    return found
+
+
+@contextlib.contextmanager
+def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None) -> Iterator[None]:
+    """Configuration as captured elsewhere. Only values that differ are patched."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name, values in state.items():
+        module = _MODULES[name]
+        changes[name] = {}
+        for key, value in values.items():
+            try:
+                here = getattr(module, key)
+            except AttributeError:
+                continue
+            if here != value or type(here) is not type(value):
+                changes[name][key] = value
+    for path, value in (code or {}).items():
+        name, key = path.split(".", 1)
+        if path != CHOICES:
+            changes.setdefault(name, {})[key] = value
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_choosing(code or {}))
+        for name, changed in changes.items():
+            if changed:
+                stack.enter_context(_MODULES[name].patch(changed))
+        yield
+
+
+@contextlib.contextmanager
+def _choosing(code: dict[str, Any]) -> Iterator[None]:
+    """Inductor's choices as the program has them. A thread that compiled before has kept others.
+
+    Entered before the configuration: what is put back afterwards is made by this process's own.
+    """
+    factory = code.get("inductor.inductor_choices_class")
+    if CHOICES in code:
+        handler = code[CHOICES]
+    elif factory is not None:
+        handler = factory()
+    else:
+        yield
+        return
+    from torch._inductor.virtualized import V
+
+    with V.set_choices_handler(handler):
+        yield
+
+
+def inductor_option_names() -> list[str]:
+    """Every option ``torch.compile(options=...)`` may name."""
+    return sorted(inductor_config.get_config_copy())
+
+
+def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
+    """The option's name as the configuration spells it, and the value.
+
+    Raises:
+        KeyError: there is no such option.
+        TypeError: the value is of another type than the option's.
+    """
+    attribute = name.replace("-", "_")
+    if attribute not in inductor_config._config and attribute not in inductor_option_names():
+        raise KeyError(name)
+    expected = inductor_config.get_type(attribute) if hasattr(inductor_config, "get_type") else None
+    if (
+        expected is not None
+        and isinstance(expected, type)
+        and value is not None
+        and not isinstance(value, expected)
+        and not (expected is float and isinstance(value, int))
+    ):
+        raise TypeError(f"option {name!r} takes {expected.__name__}, not {type(value).__name__}")
+    return attribute, value
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor options behind torch.compile's mode names; KeyError for an unknown one."""
+    import torch._inductor
+
+    table = torch._inductor.list_mode_options()
+    return dict(table[mode])
+
+
+def mode_names() -> list[str]:
+    import torch._inductor
+
+    return sorted(torch._inductor.list_mode_options())
+
+
+def patched(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Inductor options in force for a while."""
+    return inductor_config.patch(options) if options else contextlib.nullcontext()
+
+
+def freezing() -> bool:
+    return bool(inductor_config.freezing)
+
+
+# Options under which lowering itself runs code on the device to choose by time, or needs it for anything else.
+_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion",
+              "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
+              "profile_bandwidth", "benchmark_kernel")  # fmt: skip
+# Options under which templates are timed in other ways than `autotuning` knows; whose templates it does know.
+_TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
+_BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
+
+
+def times_templates() -> bool:
+    """Whether lowering chooses between templates by time."""
+    return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
+
+
+def measures() -> str:
+    """The first option in force that has lowering measure on a device in a way that only it can; empty if none has."""
+    names = [*_MEASURING, *(_TIMED_OTHERWISE if times_templates() else ())]
+    for name in names:
+        value: Any = inductor_config
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value:
+            return name
+    if times_templates():
+        if not inductor_config.benchmark_epilogue_fusion:  # registers decide then, which a loaded kernel knows
+            return "benchmark_epilogue_fusion"
+        for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
+            if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
+                return name
+    return ""
+
+
+def caches_disabled() -> bool:
+    """Whether the user turned every compile cache off (torch.compiler.config.force_disable_caches)."""
+    import torch
+
+    return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
+
+
+def functions_marked_cacheable() -> frozenset[str]:
+    """Functions the user vouches for, by qualified name (``unsafe_marked_cacheable_functions``)."""
+    return frozenset(inductor_config.unsafe_marked_cacheable_functions or ())

@@ -1,0 +1,63 @@
+"""Global state of a process that shapes compiled code, outside the configuration modules.
+
+`capture` reads every switch of `switch_table` into plain data; `entered` puts a process (or a new thread, which
+starts with all of it at its defaults) into that state for a while. What only this thread has (see
+`thread_state`) is not among it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from fxpool.torch_compat.state.switch_table import OF_A_THREAD, OF_CPU, TABLE, Reader
+
+__all__ = ["OF_A_THREAD", "OF_CPU", "capture", "entered"]
+
+
+def capture() -> dict[str, Any]:
+    """Every switch as plain data (strings, numbers, booleans, lists); without those that this build can't read."""
+    state: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some readers say that a newer name for themselves exists
+        for name, (read, _) in TABLE.items():
+            # A build without the backend, or a mix of old and new precision switches that torch refuses to read
+            # by the old name. The same process state reads the same way wherever it is re-entered.
+            with contextlib.suppress(RuntimeError, AttributeError, TypeError):
+                state[name] = read()
+    return state
+
+
+@contextlib.contextmanager
+def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[None]:
+    """Put this thread (and the process's global switches, but for `thread_only`) into `state`, and back afterwards.
+
+    Only switches that differ are written, so that re-entry in the process that captured the state
+    touches nothing but what a new thread starts without.
+    """
+    names = [name for name in TABLE if not thread_only or name in OF_A_THREAD]
+    before = capture()
+    try:
+        _write(names, state)
+        yield
+    finally:
+        _write(names, before)
+
+
+def _write(names: list[str], state: dict[str, Any]) -> None:
+    """Set what differs, in the order of the table: a switch that sets others comes before them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same remarks as when reading
+        for name in names:
+            read, write = TABLE[name]
+            if write is not None and name in state and _differs(read, state[name]):
+                write(state[name])
+
+
+def _differs(read: Reader, value: Any) -> bool:
+    try:
+        return bool(read() != value)
+    except (RuntimeError, AttributeError, TypeError):
+        return True  # a mix that torch refuses to read; setting it ends the mix

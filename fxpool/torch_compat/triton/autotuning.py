@@ -1,0 +1,288 @@
+"""Choosing between templates by time, in a process that has no device: what Inductor would run is handed out instead.
+
+Under `max_autotune` lowering compiles candidates for a matrix product or convolution, times them, and times them again
+fused with what follows. In a worker both leave the process: candidates are compiled by others, and what is to be timed
+goes as plain data to a process that has the device (`benchmarks`). What can't be handed out is an `UnansweredError`.
+
+Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache), scheduler.py (speedup_by_fusion), 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import pickle
+import types
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+from unittest import mock
+
+import msgspec
+
+from fxpool.torch_compat.cuda.device_answers import UnansweredError
+
+log = logging.getLogger("fxpool.lowering")
+
+
+class Value(msgspec.Struct, array_like=True, frozen=True):
+    """A tensor of a product, by its sizes. `device` is the number of its device, `allocated` its sizes with padding,
+    `base` what it is a view of."""
+
+    name: str
+    device: int
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    allocated: tuple[int, ...]
+    base: Value | None = None
+
+
+class Choice(msgspec.Struct, array_like=True, frozen=True):
+    """A candidate: what identifies it, and torch's own description of how to run it, pickled.
+
+    Torch's kernels (`extern`) take their own inputs.
+    """
+
+    identity: str
+    request: bytes
+    extern: bool = False
+    name: str = ""
+    inputs: list[Value] = []
+
+
+class Selection(msgspec.Struct, tag=True, frozen=True):
+    """Candidates for one operation, to be timed on equal inputs."""
+
+    operation: str
+    inputs: list[Value]
+    output: Value
+    choices: list[Choice]
+
+    def identity(self) -> list[Any]:
+        """What a candidate's time depends on, besides the candidate, the device and what is installed.
+
+        Of the names of buffers only which are the same: the next layer's product takes as long.
+        """
+        numbers: dict[str, str] = {}
+        values = [_numbered(value, numbers) for value in (*self.inputs, self.output)]
+        return [self.operation, msgspec.to_builtins(values)]
+
+    def candidates(self) -> list[str]:
+        """What tells its candidates apart."""
+        return [one.identity for one in self.choices]
+
+    def describe(self) -> str:
+        sizes = " ".join("x".join(map(str, value.size)) for value in self.inputs)
+        return f"{self.operation} {sizes} {self.output.dtype}"
+
+
+def _numbered(value: Value, numbers: dict[str, str]) -> Value:
+    name = numbers.setdefault(value.name, str(len(numbers)))
+    base = _numbered(value.base, numbers) if value.base is not None else None
+    return msgspec.structs.replace(value, name=name, base=base)
+
+
+class Fused(msgspec.Struct, tag=True, frozen=True):
+    """A kernel of its own, generated to be timed; with more than `spills` registers in memory it is not."""
+
+    source: str
+    spills: int
+
+    def identity(self) -> list[Any]:
+        return ["fused", self.source, self.spills]
+
+    def candidates(self) -> list[str]:
+        return [""]
+
+    def describe(self) -> str:
+        return "a fused kernel"
+
+
+Question = Selection | Fused
+
+# With more registers in memory a fused kernel is not timed; torch's number.
+_SPILLS = 8
+
+
+class Measure(Protocol):
+    """Who compiles and times on a worker's behalf."""
+
+    def compile(self, name: str, source: str) -> Future[bytes]:
+        """Begin to compile a kernel for who will time it."""
+
+    def known(self, question: Question) -> bool:
+        """Whether the answer is there, so that nothing has to be compiled for it."""
+
+    def times(self, question: Question) -> list[float] | None:
+        """Milliseconds, one for each candidate, infinite for those that can't run; None if no device is to be had."""
+
+
+@contextlib.contextmanager
+def measuring(measure: Measure) -> Iterator[None]:
+    """Let Inductor choose by what `measure` finds out."""
+    from torch._inductor import autotune_process, scheduler, select_algorithm
+    from torch._inductor.codegen.triton import TritonScheduling
+
+    selector = select_algorithm.AlgorithmSelectorCache
+    precompile_here, benchmark_here = selector.make_precompile_fn, selector.make_benchmark_fn
+
+    def make_precompile_fn(self: Any, choices: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        if not _all_on_cuda(choices):
+            return precompile_here(self, choices, *args, **kwargs)
+        return _Precompile(measure, choices)
+
+    def make_benchmark_fn(
+        cls: Any, choices: Any, input_nodes: Any, layout: Any, input_gen_fns: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not _all_on_cuda(choices):
+            return benchmark_here(choices, input_nodes, layout, input_gen_fns, *args, **kwargs)
+        if input_gen_fns:
+            raise UnansweredError("a measurement on inputs that are made for it")
+        if kwargs.get("is_collective"):
+            raise UnansweredError("a measurement of several ranks")
+        hint = kwargs.get("hint_override")
+        return lambda wanted: _timed(measure, wanted, input_nodes, layout, hint)
+
+    def compile_kernel(self: Any, nodes: Any, hint_override: int | None = None) -> tuple[None, Any]:
+        source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)
+        return None, _generated(measure, source)
+
+    def benchmark_fused_nodes(self: Any, nodes: Any, n_spills_threshold: int = _SPILLS) -> tuple[float, str]:
+        source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True)
+        return benchmark_codegened_module(self, _generated(measure, source), n_spills_threshold)
+
+    def benchmark_codegened_module(
+        self: Any, module: Any, n_spills_threshold: int = _SPILLS, node_names: Any = None
+    ) -> tuple[float, str]:
+        if module.compiling is not None:
+            try:
+                module.compiling.result()
+            except Exception as error:  # as torch has it: what does not compile is not fused
+                log.info("a fused candidate does not compile: %s", error)
+                return math.inf, module.__file__
+        times = measure.times(Fused(module.source, n_spills_threshold))
+        return (times[0] if times is not None else 1.0), module.__file__
+
+    with (
+        mock.patch.object(autotune_process, "get_tuning_process_pool", lambda: None, create=True),
+        mock.patch.object(selector, "make_precompile_fn", make_precompile_fn),
+        mock.patch.object(selector, "make_benchmark_fn", classmethod(make_benchmark_fn)),
+        mock.patch.object(scheduler.Scheduler, "compile_kernel", compile_kernel),
+        mock.patch.object(TritonScheduling, "benchmark_fused_nodes", benchmark_fused_nodes),
+        mock.patch.object(TritonScheduling, "benchmark_codegened_module", benchmark_codegened_module),
+    ):
+        yield
+
+
+def _all_on_cuda(choices: Sequence[Any]) -> bool:
+    return all(choice.layout is not None and choice.layout.device.type == "cuda" for choice in choices)
+
+
+class _Precompile:
+    """What torch calls a precompile function: waits for the candidates, and marks those that do not compile."""
+
+    def __init__(self, measure: Measure, choices: Sequence[Any]) -> None:
+        self._choices = list(choices)
+        self._begun: dict[str, Future[bytes]] = {}
+        templates = [choice for choice in self._choices if _module_path(choice) is not None]
+        if templates and measure.known(_selection(choices, templates[0].input_nodes, templates[0].layout, None)):
+            return
+        for choice in templates:
+            path = choice.bmreq.module_path
+            if path not in self._begun:
+                with open(path, encoding="utf-8") as file:
+                    source = file.read()
+                self._begun[path] = measure.compile(choice.bmreq.kernel_name, source)
+
+    def __call__(self) -> dict[Any, float]:
+        for choice in self._choices:
+            compiling = self._begun.get(_module_path(choice) or "")
+            if compiling is None:
+                continue
+            try:
+                compiling.result()
+            except Exception as error:  # one candidate of many
+                log.info("candidate %s does not compile: %s", choice.name, error)
+                choice.mark_failed()
+        return {}
+
+
+def _module_path(choice: Any) -> str | None:
+    from torch._inductor.select_algorithm import TritonTemplateCaller
+
+    return choice.bmreq.module_path if isinstance(choice, TritonTemplateCaller) else None
+
+
+def _timed(measure: Measure, choices: Sequence[Any], nodes: Any, layout: Any, hint: int | None) -> dict[Any, float]:
+    selection = _selection(choices, nodes, layout, hint)
+    times = measure.times(selection)
+    if times is None:
+        # As without autotuning: what torch has for it, if it has something.
+        default = next((number for number, one in enumerate(selection.choices) if one.extern), 0)
+        times = [1.0 if number == default else math.inf for number in range(len(choices))]
+    return dict(zip(choices, times, strict=True))
+
+
+def _selection(choices: Sequence[Any], nodes: Any, layout: Any, hint: int | None) -> Selection:
+    described = [_choice(choice, hint) for choice in choices]
+    operation = next((one.name for one in described if one.extern), choices[0].name.rsplit("_", 1)[0])
+    return Selection(operation, [_value(node, hint) for node in nodes], _value(layout, hint), described)
+
+
+def _choice(choice: Any, hint: int | None) -> Choice:
+    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+    if isinstance(choice, ExternKernelCaller):
+        inputs = [_value(node, hint) for node in choice.input_nodes]
+        return Choice(choice.hash_key(), _pickled(choice.bmreq), True, choice.name, inputs)
+    if isinstance(choice, TritonTemplateCaller):
+        return Choice(choice.hash_key(), _pickled(choice.bmreq), False, choice.name)
+    raise UnansweredError(f"a measurement of a {type(choice).__name__}")
+
+
+def _pickled(request: Any) -> bytes:
+    try:
+        return pickle.dumps(request)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UnansweredError(f"a measurement of what does not pickle ({error})") from error
+
+
+def _value(node: Any, hint: int | None) -> Value:
+    from torch._inductor import ir, select_algorithm
+    from torch._inductor.virtualized import V
+
+    if isinstance(node, ir.Layout):
+        node = ir.Buffer(name="output", layout=node)
+    strides = getattr(select_algorithm, "get_strides_with_layout_constraints", lambda one: one.get_stride())
+
+    def hints(sizes: Any) -> tuple[int, ...]:
+        found = V.graph.sizevars.optimization_hints_with_override(sizes, hint_override=hint)
+        return tuple(int(size) for size in found)
+
+    base = node.unwrap_view() if isinstance(node, ir.BaseView) else None
+    whole = node if base is None else base
+    device = node.get_device()
+    assert device is not None
+    return Value(
+        node.get_name(),
+        device.index or 0,
+        str(node.get_dtype()).removeprefix("torch."),
+        hints(node.get_size()),
+        hints(strides(node)),
+        hints([node.get_layout().offset])[0],
+        hints(V.graph.get_allocation_size(whole)),
+        _value(base, hint) if base is not None else None,
+    )
+
+
+def _generated(measure: Measure, source: str) -> Any:
+    """Stands for a generated module that nobody executes here."""
+    from torch._inductor.codecache import PyCodeCache
+
+    known = measure.known(Fused(source, _SPILLS))
+    module = types.SimpleNamespace(source=source, compiling=None if known else measure.compile("triton_", source))
+    _, module.__file__ = PyCodeCache.write(source)
+    return module

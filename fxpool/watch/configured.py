@@ -1,0 +1,67 @@
+"""The watchers that the settings `progress` and `trace` ask for: attached at the first graph, and when these change."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from fxpool import config, descriptors, forks, notices
+from fxpool.watch import events
+
+__all__ = ["attach"]
+
+log = notices.logger("fxpool")
+
+
+class _Watcher(events.Listener, Protocol):
+    """`what` is shown, in words."""
+
+    @property
+    def what(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+_lock = forks.lock(__name__, "_lock")
+_attached: tuple[object, ...] = ()
+_watchers: list[_Watcher] = []
+
+
+def attach() -> None:
+    """Attach what the settings ask for, and detach what they don't any more.
+
+    What can't be shown is warned of once, and is no error: nothing that is only shown fails what it shows.
+    """
+    global _attached
+    settings = config.current()
+    wanted = (os.getpid(), settings.progress, settings.trace)
+    if wanted == _attached:
+        return
+    with _lock:
+        if wanted == _attached:
+            return
+        descriptors.keep_standard()  # a log must not be what prints end up in
+        old, _watchers[:] = list(_watchers), _made_for(settings)
+        events.exchange(old, _watchers)
+        _attached = wanted  # others wait until all is attached
+    for watcher in old:
+        try:
+            watcher.close()
+        except Exception as error:
+            log.warning("%s could not be closed: %s", watcher.what, error)
+
+
+def _made_for(settings: config.Settings) -> list[_Watcher]:
+    made: list[_Watcher] = []
+    if settings.trace is not None:
+        from fxpool.watch.trace import TraceFile  # not on the way of a hit that nobody watches
+
+        made.append(TraceFile(settings.trace))
+    if settings.progress:
+        from fxpool.watch.display import display  # the same
+
+        try:
+            made.append(display(None if settings.progress == "on" else settings.progress))
+        except Exception as error:
+            log.warning("FXPOOL_PROGRESS: no progress is shown: %s", error)
+    return made

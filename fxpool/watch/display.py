@@ -1,0 +1,289 @@
+"""What becomes of each graph, in lines: on a terminal the essential, in a log every event.
+
+    fxpool.progress()                    or FXPOOL_PROGRESS=1: on standard error
+    fxpool.progress("compile.log")       or FXPOOL_PROGRESS=compile.log: a line per event, into a file
+
+A line of a log, with the seconds since it was begun, and what a terminal gets of the same graph:
+
+    12.345 graph 3 [1/0]: compiling in worker 4711
+    fxpool: graph 3 [1/0]: compiling in worker 4711: lowering, 8 s so far
+    fxpool: graph 3 [1/0]: ready compiled by a worker after 12.3 s
+
+A terminal is the program's. Where its cursor is nobody can say who shares it: the program prints through Python, C and
+other processes, on two streams. So nothing here moves the cursor or erases; what is written are whole lines, by a
+thread of its own: a terminal that is stopped (Ctrl-S) holds up that, not a compile. Bars of tqdm step aside for them.
+
+What can't be written is not kept in a buffer, which would fail the program's own output later, or its exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fxpool import descriptors, forks, notices
+from fxpool.watch import events
+from fxpool.watch.events import Span, State
+
+__all__ = ["Lines", "Progress", "Summary", "Terminal", "display"]
+
+# What happens within so many seconds is told together.
+_TOGETHER_SECONDS = 0.2
+# A graph that takes so long is told of meanwhile: then, and each time that it has taken twice as long.
+_LONG_SECONDS = 2.0
+# So many graphs of which the same is to be said have a line each.
+_SEPARATE = 3
+_UNDER_WAY = ("queued", "compiling", "loading")
+_END_SECONDS = 1.0
+
+File = IO[str] | None
+
+
+class Lines:
+    """A line per event. Closes what it opened itself."""
+
+    def __init__(self, file: IO[str] | str | os.PathLike[str] | None) -> None:
+        self._descriptor, self._prefix = -1, ""
+        self._file: Callable[[], File] = lambda: None
+        if file is None:
+            # A program may put another in its place.
+            self._file, self._prefix = lambda: sys.stderr, notices.PREFIX
+        elif not isinstance(file, str | os.PathLike):
+            opened = file
+            self._file = lambda: opened
+        else:
+            # Appended to, as several processes may name one file. A pipe that nobody reads is no reason to wait.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(file, flags, 0o666)
+        self._closed = False
+        self._lock = forks.lock(self, "_lock")
+        self._begun = time.monotonic()
+        self.what = f"progress {_named(file)}"
+
+    def on_state(self, event: State) -> None:
+        line = f"{self._prefix}{event.at - self._begun:.3f} {event.graph}: {_told(event)}\n"
+        with self._lock:
+            if self._closed:
+                return
+            if self._descriptor >= 0:
+                _write_all(self._descriptor, line.encode("utf-8", "backslashreplace"))
+            else:
+                _write(self._file(), line)
+
+    def on_span(self, event: Span) -> None:
+        """Times are for a trace."""
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed and self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._closed = True
+
+
+class Terminal:
+    """Lines for who looks on: of graphs that are through, and of those that take long. See `Summary`."""
+
+    what = "progress on the terminal"
+
+    def __init__(self, file: File = None) -> None:
+        self._file: Callable[[], File] = (lambda: sys.stderr) if file is None else (lambda: file)
+        self._lock = forks.lock(self, "_lock")
+        self._news = forks.event()
+        self._over = forks.event()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._summary = Summary()
+        self._thread: threading.Thread | None = None
+
+    def on_state(self, event: State) -> None:
+        with self._lock:
+            if self._pid != os.getpid():  # a fork: what has been heard is for the parent to tell
+                self._begin()
+            if self._over.is_set():
+                return
+            self._summary.add(event)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._show, name="fxpool-progress", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)  # what is left to tell is told before the interpreter ends
+        self._news.set()
+
+    def on_span(self, event: Span) -> None:
+        """Times are for a trace."""
+
+    def close(self) -> None:
+        """Say what is left to be said. Idempotent."""
+        atexit.unregister(self.close)
+        self._over.set()
+        self._news.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_SECONDS)
+
+    def _show(self) -> None:
+        try:
+            while not self._over.is_set():
+                with self._lock:
+                    due = self._summary.due
+                self._news.wait(None if due is None else max(0.0, due - time.monotonic()))
+                self._over.wait(_TOGETHER_SECONDS)
+                self._news.clear()
+                self._say(last=False)
+            self._say(last=True)
+        except Exception as error:
+            self._over.set()
+            notices.log.warning("%s ends here: %s", self.what, error)
+
+    def _say(self, *, last: bool) -> None:
+        with self._lock:
+            lines = self._summary.lines(time.monotonic(), last=last)
+        for line in lines:
+            _write(self._file(), f"{notices.PREFIX}{line}\n", beside_bars=True)
+
+
+@dataclass
+class _UnderWay:
+    event: State
+    since: float
+    due: float
+
+
+class Summary:
+    """What is to be told, and when: a state machine without clock or terminal."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, _UnderWay] = {}
+        self._through: list[tuple[State, float | None]] = []
+        self._last: dict[str, str] = {}
+
+    def add(self, event: State) -> None:
+        self._last[event.graph] = event.state
+        known = self._under_way.get(event.graph)
+        if event.state not in _UNDER_WAY:
+            self._under_way.pop(event.graph, None)
+            self._through.append((event, None if known is None else event.at - known.since))
+        elif known is None:
+            self._under_way[event.graph] = _UnderWay(event, event.at, event.at + _LONG_SECONDS)
+        else:
+            known.event = event
+
+    @property
+    def due(self) -> float | None:
+        """When there is something to tell even if nothing happens."""
+        return min((one.due for one in self._under_way.values()), default=None)
+
+    def lines(self, now: float, *, last: bool = False) -> list[str]:
+        """What is to be told now, once; with the `last`, what has become of all graphs if there were several."""
+        told = []
+        through, self._through = self._through, []
+        counts = Counter(_told(event) for event, _ in through)
+        for text in [text for text, count in counts.items() if count > _SEPARATE]:
+            told.append(f"{counts.pop(text)} graphs: {text}")
+        for event, seconds in through:
+            if _told(event) in counts:
+                took = f" after {seconds:.1f} s" if seconds is not None else ""
+                told.append(f"{event.graph}: {_told(event)}{took}")
+        told += self._long(now)
+        if last and len(self._last) > 1:
+            states = Counter(self._last.values())
+            told.append(", ".join(f"{states[state]} {state}" for state in events.STATES if states[state]))
+        return told
+
+    def _long(self, now: float) -> list[str]:
+        found = [one for one in self._under_way.values() if one.due <= now]
+        for one in found:
+            while one.due <= now:
+                one.due = one.since + 2 * (one.due - one.since)
+        if len(found) <= _SEPARATE:
+            return [f"{one.event.graph}: {_told(one.event)}, {now - one.since:.0f} s so far" for one in found]
+        counts = Counter(one.event.state for one in found)
+        states = ", ".join(f"{counts[state]} {state}" for state in _UNDER_WAY if counts[state])
+        return [f"{len(found)} graphs: {states}, the first for {now - min(one.since for one in found):.0f} s so far"]
+
+
+def _told(event: State) -> str:
+    stage = f"stage {event.stage + 1}, " if event.stage else ""
+    return f"{stage}{event.state}" + (f" {event.detail}" if event.detail else "")
+
+
+def _named(file: IO[str] | str | os.PathLike[str] | None) -> str:
+    if file is None:
+        return "on standard error"
+    return f"in {getattr(file, 'name', 'a file')}" if hasattr(file, "write") else f"in {os.fspath(file)}"
+
+
+def _write(file: File, text: str, *, beside_bars: bool = False) -> None:
+    """Write to a file of the program's. Nothing happens where there is none."""
+    if file is None:
+        return
+    bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None) if beside_bars else None
+    if bars is not None:
+        bars.write(text, file=file, end="")  # clears its bars, and draws them below
+        file.flush()
+    elif isinstance(file, io.TextIOWrapper) and (descriptor := _descriptor(file)) is not None:
+        file.flush()  # what the program wrote comes first
+        _write_all(descriptor, text.encode(file.encoding, "backslashreplace"))
+    else:
+        file.write(text)
+        file.flush()
+
+
+def _descriptor(file: IO[str]) -> int | None:
+    try:
+        return file.fileno()
+    except (OSError, ValueError):  # it only looks like a file
+        return None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except BlockingIOError:
+        pass  # who does not read what does not wait for him loses it
+
+
+def display(to: str | os.PathLike[str] | IO[str] | None = None) -> Lines | Terminal:
+    """Where `to` says: a file's path, an open file, or None for standard error, whatever that is at the time."""
+    if to is not None and not hasattr(to, "write"):
+        return Lines(Path(to))  # type: ignore[arg-type]
+    file: Any = sys.stderr if to is None else to
+    return Terminal(to) if _is_terminal(file) else Lines(to)  # type: ignore[arg-type]
+
+
+def _is_terminal(file: Any) -> bool:
+    try:
+        return bool(file.isatty())
+    except (AttributeError, ValueError):  # none, or closed
+        return False
+
+
+class Progress:
+    """See `fxpool.progress`."""
+
+    def __init__(self, to: str | os.PathLike[str] | IO[str] | None = None) -> None:
+        descriptors.keep_standard()
+        self._display = display(to)
+        events.listen(self._display)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the display. Idempotent."""
+        events.unlisten(self._display)
+        self._display.close()

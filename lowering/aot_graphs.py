@@ -1,0 +1,116 @@
+"""Rung 2: AOTAutograd runs in this process, and each graph it makes is compiled by a worker.
+
+The seam is Inductor's inner compile. A backward may come later than the forward, when the first
+backward pass runs: the options in force at the forward are put in force again for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import statistics
+from fxpool.codecache import toolchain
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
+from fxpool.lowering import failed_levels, runtime
+from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact.artifact import Parts
+from fxpool.lowering.backend import FINAL, Attempt
+from fxpool.lowering.eager_fallback import DEADLY, run_eagerly
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.dynamo import frames, tracing
+from fxpool.torch_compat.inductor import aot, inner
+from fxpool.torch_compat.state import configs
+
+Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
+
+
+def compile_each(gm: Any, inputs: Sequence[Any], attempt: Attempt, compile_captured: Compile) -> Callable[..., Any]:
+    """The callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
+
+    frame = frames.current_frame()
+
+    def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
+        with configs.patched(attempt.wanted.inductor):
+            return _compile_one(graph, example_inputs, arguments, attempt, compile_captured, frame)
+
+    return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
+
+
+def _compile_one(
+    graph: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    attempt: Attempt,
+    compile_captured: Compile,
+    frame: frames.Frame | None,
+) -> Any:
+    if inner.count_calls(graph) == 0:
+        return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
+    suffix = "backward" if arguments.get("is_backward") else "forward"
+    # "in_process" until a hit or a worker says otherwise: it is recorded before the last rung runs.
+    cause: BaseException | None = None
+    part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx", how="in_process")
+    started = time.perf_counter()
+    try:
+        return _travel(graph, inputs, arguments, part, compile_captured, frame)
+    except CannotTravelError as error:
+        part.step_down(f"fx:{error.reason}", error)
+    except CannotReturnError as error:
+        part.step_down(f"fx:return:{error.reason}", error)
+    except DEADLY as error:
+        if suffix == "forward":
+            raise  # the whole Dynamo graph runs eagerly
+        # Its forward is running already, and this may be the user's call of backward().
+        return run_eagerly(inner.as_output(graph), part, error)
+    except PoolError as error:
+        part.step_down(f"fx:pool:{type(error).__name__}", error)
+        runtime.say_without_pool(error)
+    except tracing.control_flow_errors():
+        raise
+    except FINAL:
+        raise
+    except Exception as error:  # Inductor's own, or something this level lost: this process is the judge
+        part.step_down(f"fx:compile_error:{type(error).__name__}", error)
+        cause = error
+    finally:
+        part.seconds["total"] = time.perf_counter() - started
+        part.record()
+    statistics.count("compiles", "in_process")
+    tools = runtime.tools_directory(runtime.store() if attempt.wanted.cache else None)
+    with toolchain.failures_explained(tools):
+        toolchain.settle(tools)
+        found = inner.compile_as_torch_does(graph, inputs, arguments)
+    if cause is not None:
+        failed_levels.remember(part, cause)
+    return found
+
+
+def _travel(
+    graph: Any,
+    inputs: Sequence[Any],
+    arguments: dict[str, Any],
+    part: Attempt,
+    compile_captured: Compile,
+    frame: frames.Frame | None,
+) -> Any:
+    if part.wanted.mode == "normal":
+        raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled where they are made")
+    store = runtime.store() if part.wanted.cache else None
+    captured = capture.capture_inner(
+        graph,
+        inputs,
+        inner.plain_arguments(arguments),
+        label=part.label,
+        store=store.root if store is not None else None,
+        tools=runtime.tools_directory(store),
+        keep=bool(runtime.stores(cache=part.wanted.cache)),
+        frame=frame,
+    )
+
+    def loaded(parts: Parts) -> Any:
+        return load.load_inner(parts, captured, arguments)
+
+    return compile_captured(captured, part, loaded)

@@ -1,0 +1,279 @@
+"""What a compile gives, as bytes: published as an entry of a store, or carried inline.
+
+The parts are the pickled result of torch, the libraries of C++ and Triton kernels, the guards and the effects. An
+entry keeps the first three as blobs; an inline artifact is one message. `Artifact` is what loading
+works from, wherever the parts lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxpool import statistics
+from fxpool.codecache.entry import Entry, Metadata, Origin
+from fxpool.codecache.key import GraphKey
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.lowering.cpp.library import Library
+from fxpool.lowering.request.request import AOT
+from fxpool.torch_compat.cuda.padding import Question
+
+if TYPE_CHECKING:
+    from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
+
+log = logging.getLogger("fxpool.lowering")
+RESULT = "result"
+LIBRARY = "kernels"
+TRITON = "triton"
+_CHOICES = "choices"
+#: why an artifact is in no store whose C++ was compiled by another compiler than its key says
+COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
+
+
+class Artifact(msgspec.Struct):
+    """A compiled graph in parts.
+
+    `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
+    `unkept` is why it is in no store, `unprepared` that its kernels were compiled without the precompiled header that
+    the host should have, `guessed` that templates were chosen without a device to time them.
+    """
+
+    level: str
+    result: bytes
+    library: bytes | None
+    triton: bytes | None
+    guards: list[Any]
+    effects: dict[str, Any]
+    seconds: float = 0.0
+    unkept: str = ""
+    unprepared: bool = False
+    phases: dict[str, float] = {}
+    guessed: bool = False
+
+
+class Reference(msgspec.Struct):
+    """An artifact that was published: in which store, the key it is under, and the entry's name there.
+
+    `found` says that it was there when the worker looked, so that nothing was compiled.
+    """
+
+    store: str
+    key: str
+    name: str
+    seconds: float = 0.0
+    unprepared: bool = False
+    found: bool = False
+    phases: dict[str, float] = {}
+    guessed: bool = False
+
+
+class Answer(msgspec.Struct):
+    """What a worker sends back: one of them.
+
+    `questions` are to be answered before the graph can be compiled; `unanswered` is what a device was asked for that
+    only a worker which sees it can find out.
+    """
+
+    artifact: Artifact | None = None
+    reference: Reference | None = None
+    questions: list[Question] = []
+    unanswered: str = ""
+
+
+def encode_answer(answer: Answer) -> bytes:
+    return msgspec.msgpack.encode(answer)
+
+
+def decode_answer(data: bytes) -> Answer:
+    return msgspec.msgpack.decode(data, type=Answer)
+
+
+def publish(
+    artifact: Artifact,
+    key: GraphKey,
+    store: LocalStore,
+    *,
+    label: str,
+    created: float,
+    torch: str,
+    origin: Origin | None = None,
+) -> Entry:
+    """Write an artifact into a store. Raises StoreError."""
+    blobs = {RESULT: artifact.result}
+    if artifact.library is not None:
+        blobs[LIBRARY] = artifact.library
+    if artifact.triton is not None:
+        blobs[TRITON] = artifact.triton
+    entry = Entry(
+        key=key.digest,
+        components=list(key.components),
+        guards=artifact.guards,
+        effects={"level": artifact.level, **artifact.effects},
+        metadata=Metadata(
+            label=label,
+            created=created,
+            compile_seconds=artifact.seconds,
+            torch_version=torch,
+            extra=decided(artifact.effects),
+            origin=origin,
+        ),
+    )
+    return store.publish(entry, blobs)
+
+
+def decided(effects: dict[str, Any]) -> dict[str, str]:
+    """What lowering decided by time, for people: what was asked, and the answer."""
+    rows: list[tuple[str, str]] = []
+    for question, pays in effects.get("measured") or ():
+        product, *operands = question
+        sizes = " ".join("x".join(map(str, operand[0])) for operand in operands if operand)
+        rows.append((f"padding {product} {sizes}", "pays" if pays else "does not pay"))
+    for asked, *answer in effects.get("tuned") or ():
+        if len(answer) < 3:
+            rows.append((asked, "not timed"))
+        else:
+            count, best, milliseconds = answer
+            took = f"{milliseconds:.4f} ms" if milliseconds is not None else "none runs"
+            rows.append((asked, f"{took}, {best}, of {count}" if best else took))
+    return {f"decided {number}, {asked}": answer for number, (asked, answer) in enumerate(rows, 1)}
+
+
+class Parts:
+    """Where loading takes the parts of a compiled graph from.
+
+    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
+    loads says in `indices` which CUDA devices the graph is to run on.
+    """
+
+    def __init__(
+        self,
+        result: Callable[[], bytes],
+        library: Library | None,
+        triton: Callable[[], TritonLibrary] | None,
+        guards: list[Any],
+        effects: dict[str, Any],
+        seconds: float,
+    ) -> None:
+        self.result, self._library, self._triton = result, library, triton
+        self.guards, self.effects, self.seconds = guards, effects, seconds
+        self._loaded_triton: TritonLibrary | None = None
+        self.indices: Sequence[int] = ()
+
+    def library(self) -> Any:
+        """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""
+        if self._library is None:
+            raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
+        return self._library.load()
+
+    def triton(self) -> TritonLibrary:
+        """The library of Triton kernels, the same for all graphs of the entry. Raises CorruptEntryError."""
+        if self._loaded_triton is None:
+            if self._triton is None:
+                raise CorruptEntryError("the entry has no Triton kernels, and its wrapper asks for some")
+            self._loaded_triton = self._triton()
+        return self._loaded_triton
+
+    def missed(self, what: str) -> None:
+        """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
+        statistics.count("fallbacks", f"loader:{what}")
+
+
+def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
+    """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
+    effects = dict(entry.effects)
+    effects.pop("level", None)
+    choices = effects.pop(_CHOICES, {})
+
+    def result() -> bytes:
+        found = store.read_blob(entry.blobs[RESULT])
+        if found is None:
+            raise CorruptEntryError(f"the result of entry {entry.key[:12]} is gone or damaged")
+        return found
+
+    def file() -> contextlib.AbstractContextManager[str]:
+        found = store.blob_path(entry.blobs[LIBRARY])
+        if found is None:
+            raise CorruptEntryError(f"the kernel library of entry {entry.key[:12]} is gone or damaged")
+        return contextlib.nullcontext(found)
+
+    def triton() -> TritonLibrary:
+        found = store.read_blob(entry.blobs[TRITON])
+        if found is None:
+            raise CorruptEntryError(f"the Triton kernels of entry {entry.key[:12]} are gone or damaged")
+        return _triton_library(found, choices, lambda made: _keep_choices(entry, store, made))
+
+    library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
+    return Parts(
+        result,
+        library,
+        triton if TRITON in entry.blobs else None,
+        entry.guards,
+        effects,
+        entry.metadata.compile_seconds,
+    )
+
+
+def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], None]) -> TritonLibrary:
+    from fxpool.lowering.cuda import triton_kernels, triton_library  # a graph without such kernels does without them
+
+    try:
+        return triton_library.TritonLibrary(triton_kernels.decode(data), choices, keep)
+    except (msgspec.DecodeError, SyntaxError) as error:
+        raise CorruptEntryError(f"the Triton kernels do not decode: {error}") from error
+
+
+def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
+    """Put which candidates are fastest into an entry, so that the next process does not measure them."""
+    try:
+        store.publish(msgspec.structs.replace(entry, effects={**entry.effects, _CHOICES: choices}), {})
+    except StoreError as error:
+        statistics.count("bypasses", "choices_not_kept")
+        log.info("the choice of Triton kernels is not kept: %s", error)
+
+
+def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
+    """(name in tracebacks, text) of each module that Inductor generated for an entry: wrapper and kernels.
+
+    Raises:
+        CorruptEntryError: the entry is damaged, or this process can't read what its torch wrote.
+    """
+    from fxpool.torch_compat.inductor import aot, inner, output_code
+
+    data = parts_of_entry(entry, store).result()
+    if not data:  # the compile ended in tracing again
+        return []
+    try:
+        graphs = aot.graphs_of(aot.load_result(data)) if entry.effects["level"] == AOT else [inner.load(data)]
+    except (ImportError, AttributeError, EOFError, TypeError) as error:
+        raise CorruptEntryError(f"entry {entry.key[:12]} can't be read by this torch: {error}") from error
+    return [(output_code.name_of(graph), graph.source_code) for graph in graphs]
+
+
+def parts_of_artifact(artifact: Artifact) -> Parts:
+    """Parts of an inline artifact; its library passes through a file that is gone once it is loaded."""
+    data = artifact.library
+
+    @contextlib.contextmanager
+    def file() -> Iterator[str]:
+        with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as written:
+            written.write(data or b"")
+            written.flush()
+            yield written.name
+
+    library = Library(hashlib.sha256(data).hexdigest(), file) if data is not None else None
+    kernels = artifact.triton
+    return Parts(
+        lambda: artifact.result,
+        library,
+        (lambda: _triton_library(kernels, {}, lambda made: None)) if kernels is not None else None,
+        artifact.guards,
+        artifact.effects,
+        artifact.seconds,
+    )

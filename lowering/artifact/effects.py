@@ -1,0 +1,74 @@
+"""What a compile does to its surroundings besides returning code, recorded there and replayed here.
+
+    shape guards      sympy expressions, in the entry's own field; evaluated, then added to the ShapeEnv
+    AOTAutograd's     DuplicateInputs and StorageOverlap, sources replaced by input positions
+    restarts          a pass asked Dynamo to trace again with some inputs specialized
+    mutated inputs    which inputs the code writes to: their overlap is checked at every call
+
+Output strides are set by torch's own post-compile from what the result holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fxpool.codecache import guards
+from fxpool.errors import CannotReturnError
+from fxpool.torch_compat.dynamo import shape_env, tracing
+
+
+def record(context: Any, sources: Sequence[Any], mutated: Sequence[int]) -> dict[str, Any]:
+    """Effects of a finished compile as plain data.
+
+    Raises:
+        CannotReturnError: an effect that can't be replayed elsewhere.
+    """
+    try:
+        aot = tracing.describe_aot_guards(tracing.aot_guards(context), sources)
+    except KeyError as error:
+        raise CannotReturnError("guard", f"AOTAutograd guards on {error}") from error
+    return {"aot_guards": aot, "mutated_inputs": list(mutated)}
+
+
+def restart(sources: Sequence[str]) -> dict[str, Any]:
+    return {"restart": list(sources)}
+
+
+def encoded_guards(env: Any, names: set[str]) -> list[Any]:
+    """Shape guards over the inputs' symbols, encoded.
+
+    Raises:
+        CannotReturnError: a guard outside what can be saved.
+    """
+    try:
+        return [guards.encode(expr) for expr in shape_env.guards_over(env, names)]
+    except guards.UnknownGuardError as error:
+        raise CannotReturnError("guard", str(error)) from error
+
+
+def guards_hold(encoded: Sequence[Any], values: dict[str, Any]) -> bool:
+    """Whether every guard holds for these values; a guard that can't be evaluated does not."""
+    try:
+        return all(guards.evaluate(guard, values) for guard in encoded)
+    except guards.UnknownGuardError:
+        return False
+
+
+def add_guards(env: Any, encoded: Sequence[Any]) -> bool:
+    """Add an entry's guards to this call's ShapeEnv. False when one can't be replayed there."""
+    if not encoded:
+        return True
+    symbols = shape_env.symbols(env)
+    try:
+        return all(shape_env.add_guard(env, guards.decode(guard, symbols)) for guard in encoded)
+    except Exception:  # the ShapeEnv raises of many kinds; each means that this entry is not for this call
+        return False
+
+
+def replay(effects: dict[str, Any], context: Any | None, sources: Sequence[Any]) -> None:
+    """Replay everything but shape guards. Raises Dynamo's restart where the compile asked for one."""
+    if effects.get("restart") is not None:
+        tracing.request_restart(effects["restart"])
+    if context is not None and effects.get("aot_guards"):
+        tracing.replay_aot_guards(context, effects["aot_guards"], sources)

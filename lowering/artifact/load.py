@@ -1,0 +1,108 @@
+"""From the parts of a compiled graph to a callable, under the state and for the inputs of this call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import statistics
+from fxpool.errors import CannotReturnError, CorruptEntryError
+from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact.artifact import Parts
+from fxpool.lowering.request import overlap
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.inductor import aot, inner, output_code
+
+
+class GuardsDoNotHold(Exception):
+    """The entry is for other sizes than this call's, or its guards can't be replayed here."""
+
+
+def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, late: bool = False) -> Callable[..., Any]:
+    """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
+
+    `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way. `late`: Dynamo has
+    returned and takes no guards any more. Those on sizes are for the caller to check, those on memory are here.
+
+    Raises:
+        GuardsDoNotHold: the entry is not for this call; nothing was changed.
+        CorruptEntryError: a part is gone or does not load.
+    """
+    if late:
+        if parts.effects.get("restart") is not None:
+            raise GuardsDoNotHold("a pass asked Dynamo to trace this graph again")
+    else:
+        if not effects.add_guards(captured.env, parts.guards):
+            raise GuardsDoNotHold
+        effects.replay(parts.effects, captured.context, captured.sources)
+    parts.indices = captured.placement.indices
+    try:
+        result = aot.load_result(parts.result())
+        for graph in aot.graphs_of(result):
+            output_code.put_into(graph, parts)
+        boxed = aot.wrap(result, captured.fakes, captured.sources)
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
+    except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
+        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
+    call = _unboxed(boxed, captured.lifted)
+    written = parts.effects.get("mutated_inputs") or ()
+    if late and parts.effects.get("aot_guards"):
+        # Inputs that are one, or overlap: every pair has to be as it was.
+        written = range(len(captured.sources))
+    if written:
+        call = _watch_overlap(call, eager, captured, written)
+    return tracing.never_traced(call)
+
+
+def _unboxed(boxed: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
+    """Inputs one by one in front of a callable that empties a list, parameters put before them."""
+    if lifted:
+        leading = list(lifted)
+
+        def with_parameters(*args: Any) -> Any:
+            return boxed([*leading, *args])
+
+        return with_parameters
+
+    def plain(*args: Any) -> Any:
+        return boxed(list(args))
+
+    return plain
+
+
+def _watch_overlap(
+    call: Callable[..., Any], eager: Callable[..., Any], captured: Captured, written: Sequence[int]
+) -> Callable[..., Any]:
+    """Positions in `written` and in the captured layout count lifted parameters first."""
+    shift = len(captured.lifted)
+    expected = tuple(
+        (first - shift, second - shift, *rest)
+        for first, second, *rest in captured.layout
+        if (first in written or second in written) and first >= shift and second >= shift
+    )
+    inputs = [position - shift for position in written if position >= shift]
+    if not inputs:
+        return call
+
+    def otherwise(*args: Any) -> Any:
+        statistics.count("eager_calls", "overlap")
+        return eager(*args)
+
+    return overlap.Checked(call, otherwise, inputs, expected)  # type: ignore[arg-type]
+
+
+def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
+    """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
+    if not effects.add_guards(captured.env, parts.guards):
+        raise GuardsDoNotHold
+    parts.indices = captured.placement.indices
+    try:
+        graph = inner.load(parts.result())
+        output_code.put_into(graph, parts)
+        return inner.finish(graph, captured.fakes, arguments)
+    except output_code.ElsewhereError as error:
+        raise CannotReturnError("device_index", str(error)) from error
+    except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
+        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error

@@ -1,0 +1,125 @@
+"""A captured graph against the stores: the entry that may be served, or why there is none.
+
+Candidates under a key differ by their guards. One whose guards do not hold for this call's sizes is
+a guard miss; one that is damaged, incomplete or can't be replayed counts as absent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from fxpool import statistics
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact.artifact import Parts, Reference, parts_of_entry
+from fxpool.lowering.artifact.load import GuardsDoNotHold
+from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.request import CompileRequest
+
+log = logging.getLogger("fxpool.lowering")
+
+T = TypeVar("T")
+
+
+def serve(
+    captured: Captured, stores: Sequence[LocalStore], load: Callable[[Parts], T], *, misses: bool = True
+) -> T | None:
+    """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was.
+
+    `stores` are looked into one after another. Without `misses`, a miss is not counted: the graph is looked for in
+    another form, too.
+    """
+    if captured.key is None or not stores:
+        return None
+    values = captured.values()
+    found = False
+    for store, entry in _candidates(captured, stores):
+        found = True
+        if not effects.guards_hold(entry.guards, values):
+            continue
+        if entry.effects.get("restart"):  # loading it raises Dynamo's restart
+            statistics.count("hits")
+            statistics.count("restarts")
+        loaded = load_entry(entry, store, load)
+        if loaded is not None:
+            statistics.count("hits")
+            statistics.add_seconds_saved(entry.metadata.compile_seconds)
+            store.mark_used(entry)
+            return loaded
+        if store.root == captured.request.store:  # of others a worker's own look knows nothing
+            captured.request.unfit.append(entry.name)
+    if misses:
+        statistics.count("guard_misses" if found else "misses")
+    return None
+
+
+def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:
+    for store in stores:
+        for key in captured.all_keys():
+            for entry in store.entries(key.digest):
+                yield store, entry
+
+
+def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
+    """Load one entry; None if it is damaged, incomplete or not for this call."""
+    if not store.complete(entry):
+        return None
+    try:
+        return load(parts_of_entry(entry, store))
+    except GuardsDoNotHold:
+        return None
+    except (CorruptEntryError, KeyError, TypeError) as error:
+        statistics.count("corrupt_entries")
+        log.warning("entry %s of the cache is of no use and is compiled anew: %s", entry.key[:12], error)
+        return None
+
+
+def published(reference: Reference, store: LocalStore) -> Entry | None:
+    """The entry that a worker refers to; None if it is gone or damaged.
+
+    One that was made for somebody with another store is copied into this one.
+    """
+    if reference.store == store.root:
+        found = _named(store, reference)
+        return found if found is not None and store.complete(found) else None
+    try:
+        theirs = LocalStore(reference.store)
+        found = _named(theirs, reference)
+        if found is None:
+            return None
+        blobs = {role: theirs.read_blob(ref) for role, ref in found.blobs.items()}
+        if any(content is None for content in blobs.values()):
+            return None
+        return store.publish(
+            msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
+        )
+    except StoreError as error:
+        runtime.say_not_kept(error)
+        return None
+
+
+def _named(store: LocalStore, reference: Reference) -> Entry | None:
+    return next((entry for entry in store.entries(reference.key) if entry.name == reference.name), None)
+
+
+def present(request: CompileRequest) -> Entry | None:
+    """An entry that fits a request and that its asker has not tried: written since it looked."""
+    if request.key is None or request.store is None:
+        return None
+    try:
+        store = LocalStore(request.store)
+    except StoreError:
+        return None
+    keys = [key for key in (request.key, request.host_key) if key is not None]
+    for entry in (entry for key in keys for entry in store.entries(key.digest)):
+        fits = entry.name not in request.unfit and effects.guards_hold(entry.guards, request.values)
+        if fits and store.complete(entry):
+            return entry
+    return None

@@ -1,0 +1,302 @@
+"""Compiling behind the user's back: a graph runs as it is, or as an earlier stage, while workers compile the next.
+
+Dynamo ──▶ Swap ── first: the graph as Dynamo made it; autograd, mutation, random numbers are eager's
+             ▲            or the code of an earlier stage
+             └─ one assignment, between two calls
+thread of the graph, stage by stage: job of low priority ──▶ worker ──▶ entry ──▶ loaded here, one at a time
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import forks, notices, statistics
+from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact.artifact import Parts
+from fxpool.lowering.backend import Attempt
+from fxpool.lowering.background.swap import Swap, Version
+from fxpool.lowering.request import ambient
+from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.request import BACKGROUND
+from fxpool.torch_compat.dynamo import shape_env, tracing
+from fxpool.watch import events
+
+__all__ = ["Compile", "Stage", "begin", "report", "wait"]
+
+log = logging.getLogger("fxpool.lowering")
+
+# At the interpreter's end jobs are withdrawn, and what a thread is at in Python may end: milliseconds, or a load. A
+# thread that is still there when the interpreter is taken down can take the process down with it (SIGABRT, where
+# Dynamo's frame evaluation is on its stack).
+_END_SECONDS = 1.0
+
+_FIRST_CALL_SECONDS = 3.0
+# For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
+_SIZES = 8
+
+_swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
+_loading = forks.lock(__name__, "_loading")
+_ending = forks.event()
+_threads: set[threading.Thread] = set()
+_jobs: set[Any] = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A graph under the options of one stage, and its number."""
+
+    number: int
+    captured: Captured
+    slower: Callable[[float, float], None] = lambda new, old: None
+    """Told the seconds of a call of it and of the stage before where it is not kept for them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compile:
+    """What `begin` needs of the ladder: both give loaded code, through the loader they are handed."""
+
+    compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
+    """Waits for a worker."""
+    find: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None]
+    """Looks whether somebody has compiled it meanwhile."""
+
+
+def begin(
+    gm: Any, stages: Sequence[Stage], attempt: Attempt, how: Compile, served: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
+
+    `served` is the code of the attempt's stage, if there is some; `stages` come after it. A stage that is there
+    already is taken at once, and those before it are left out. A call that is outside of what the code is for has code
+    of its own compiled, as Dynamo, which does not know of such guards, will not trace it again.
+    """
+    swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
+    work = _Work(gm, swap, stages, attempt, how)
+    _swaps.add(swap)
+    for stage in stages:
+        swap.stages[stage.number] = "pending"
+    if served is None:
+        attempt.how = "async"
+    work.start(work.all_stages)
+    return tracing.never_traced(swap)
+
+
+class _Work:
+    """What is done for one graph in threads of its own."""
+
+    def __init__(self, gm: Any, swap: Swap, stages: Sequence[Stage], attempt: Attempt, how: Compile) -> None:
+        self._gm = gm
+        self._swap = swap
+        self._stages = stages
+        self._attempt = attempt
+        self._how = how
+        self._sizes: set[tuple[Any, ...]] = set()
+        self._lock = forks.lock(self, "_lock")
+
+    def start(self, what: Callable[[], None]) -> None:
+        self._swap.begin()
+
+        def run() -> None:
+            try:
+                what()
+            except _EndingError:
+                pass
+            finally:
+                self._swap.end()
+                _threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name=f"fxpool-async {self._attempt.label}", daemon=True)
+        _threads.add(thread)
+        thread.start()
+
+    def all_stages(self) -> None:
+        # The call that brought the graph is what somebody waits for, with its backward: it should not share its
+        # interpreter, and on a small machine its cores, with the request on its way out.
+        self._swap.settled.wait(_FIRST_CALL_SECONDS)
+        position = 0
+        while position < len(self._stages) and not self._swap.raises:
+            position = self._next_from(position)
+
+    def _next_from(self, position: int) -> int:
+        """Bring one stage into use, the best that is there or that of `position`; the position of the one after it."""
+        for found in range(len(self._stages) - 1, position, -1):
+            if self._one(self._stages[found], self._how.find):
+                for skipped in self._stages[position:found]:
+                    self._swap.stages[skipped.number] = "skipped"
+                return found + 1
+        self._one(self._stages[position], self._how.compile)
+        return position + 1
+
+    def _one(
+        self,
+        stage: Stage,
+        make: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None],
+        *,
+        timed: bool = True,
+    ) -> bool:
+        """Use a stage if `make` has it. What becomes of it is a record of its own."""
+        attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, told=False, stage=stage.number)
+        attempt.submitted = _submitted
+        attempt.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
+        if _ending.is_set():
+            raise _EndingError
+        try:
+            with attempt.timed("total"):
+                version = make(stage, attempt, lambda parts: self._loaded(stage, attempt, parts))
+        except _EndingError:
+            raise
+        except BaseException as error:
+            if _ending.is_set():
+                raise _EndingError from None
+            _failed(self._swap, stage, attempt, error)
+            attempt.record()
+            return False
+        if version is None:
+            return False
+        self._take(version, stage, attempt, timed)
+        attempt.record()
+        return True
+
+    def _loaded(self, stage: Stage, attempt: Attempt, parts: Parts) -> Version:
+        captured = stage.captured
+        with (
+            _loading,
+            ambient.entered_by_thread(captured.request.ambient),
+            tracing.reentered(captured.context),
+            attempt.timed("load"),
+        ):
+            if _ending.is_set():
+                raise _EndingError
+            events.state(attempt.label, "loading", stage=stage.number)
+            call = load.load_aot(parts, captured, self._gm.forward, late=True)
+        places = shape_env.places(captured.fakes[len(captured.lifted) :])
+        return Version(call, parts.guards, places, stage.number)
+
+    def _take(self, version: Version, stage: Stage, attempt: Attempt, timed: bool) -> None:
+        if version.guards:
+            self._swap.on_outside = self._outside
+        calls = attempt.wanted.stage_calls if timed else 0
+        if calls and stage.number and self._swap.stage is not None:
+            self._swap.try_out(version, calls, stage.slower)
+            attempt.tell("ready", "and measured")
+        else:
+            self._swap.use(version)
+            attempt.tell()
+
+    def _outside(self, best: Version, args: Sequence[Any]) -> None:
+        """A call is of sizes that no version is for: have one compiled for them, once, and not for too many."""
+        values = {name: place.value_in(args) for name, place in best.places.items()}
+        sizes = tuple(sorted(values.items()))
+        with self._lock:
+            if sizes in self._sizes or len(self._sizes) >= _SIZES or not self._swap.over.is_set():
+                return
+            self._sizes.add(sizes)
+        (stage,) = (one for one in self._stages if one.number == best.stage)
+        other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
+
+        def work() -> None:
+            if not self._one(other, self._how.find, timed=False):
+                self._one(other, self._how.compile, timed=False)
+
+        self.start(work)
+
+
+class _EndingError(Exception):
+    """The interpreter ends: nothing is loaded any more."""
+
+
+def _submitted(job: Any) -> None:
+    _jobs.add(job)
+    job.add_done_callback(_jobs.discard)
+    if _ending.is_set():
+        job.cancel()
+
+
+def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:
+    eager = swap.stage is None
+    reason = f"{'async' if eager else 'progressive'}:{type(error).__name__}"
+    attempt.how = "eager" if eager else "not_kept"
+    swap.fail(stage.number, error, raises=attempt.wanted.strict)
+    statistics.count("fallbacks", reason)
+    attempt.reasons.append(reason)
+    attempt.tell("failed", type(error).__name__)
+    stays = "stays eager" if eager else "stays at the stage before"
+    text = f"{attempt.label} {stays}, its compile in the background failed: {type(error).__name__}: {error}"
+    trace = getattr(error, "worker_traceback", "")
+    log.info("%s", text, exc_info=error)
+    if attempt.wanted.strict or (isinstance(error, QuarantinedError) and not eager):
+        return  # said at the next call; was said when it died
+    if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
+        runtime.say_without_pool(error, "graphs stay as they are")
+    else:
+        notices.warn(text + (f"\n{trace}" if trace else ""))
+
+
+def wait(timeout: float | None = None) -> list[dict[str, Any]]:
+    """Wait until no graph is being compiled in the background, at most `timeout` seconds.
+
+    What became of each that still exists: `label`; `state` (``ready``, ``failed``: eager for good, ``pending``);
+    `error` or None; `stage`, the number of the one in use, None for eager; `stages`, number to what became of it
+    (``in use``, ``superseded``, ``measured``: the calls decide, ``slower``, ``skipped``, ``failed``, ``pending``); and
+    counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if timeout is None or timeout > 0:
+        for swap in list(_swaps):
+            swap.settled.set()  # somebody has nothing else to do
+    for swap in list(_swaps):
+        if swap.pid == os.getpid():
+            swap.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return report()
+
+
+def report() -> list[dict[str, Any]]:
+    """What `wait` returns, without waiting."""
+    found = [
+        {
+            "label": swap.label,
+            "state": swap.state,
+            "error": None if swap.error is None else _message(swap.error),
+            "stage": swap.stage,
+            "stages": dict(swap.stages),
+            **swap.counts(),
+        }
+        for swap in list(_swaps)
+    ]
+    return sorted(found, key=lambda one: str(one["label"]))
+
+
+def _message(error: BaseException) -> str:
+    return error.message if isinstance(error, FxpoolError) else f"{type(error).__name__}: {error}"
+
+
+def _end() -> None:
+    _ending.set()
+    for job in list(_jobs):
+        job.cancel()
+    for swap in list(_swaps):
+        swap.settled.set()
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in list(_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _in_a_fork() -> None:
+    _threads.clear()
+    _jobs.clear()
+    for swap in list(_swaps):
+        swap.in_a_fork()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_in_a_fork)

@@ -1,0 +1,94 @@
+"""The stages of progressive modes: which there are for a call, and which of them are worth nothing here.
+
+A stage is a set of Inductor's options over those of the call; each has a key of its own in the cache. One that was
+timed and found slower than the stage before is marked in the cache directory, and later processes leave it out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fxpool.codecache import slower
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CannotTravelError, ConfigurationError, StoreError, UnknownNameError
+from fxpool.lowering.backend import Attempt
+from fxpool.lowering.background.background import Stage
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.state import configs
+
+__all__ = ["merged", "of_call"]
+
+log = logging.getLogger("fxpool.lowering")
+
+
+def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Inductor's options of each stage, the call's among them. A stage that adds nothing to the one before is left out.
+
+    Raises:
+        ConfigurationError: an unknown option or mode, or a value of a wrong type.
+    """
+    found: list[dict[str, Any]] = []
+    for number, stage in enumerate(stages):
+        options = {**common, **_checked(stage, f"stage {number}")}
+        if not found or options != found[-1]:
+            found.append(options)
+    return tuple(found)
+
+
+def _checked(stage: str | Mapping[str, Any], where: str) -> dict[str, Any]:
+    if isinstance(stage, str):
+        if stage not in configs.mode_names():
+            raise UnknownNameError(f"mode of {where}", stage, configs.mode_names())
+        return configs.mode_options(stage)
+    try:
+        return dict(configs.check_inductor_option(name, value) for name, value in stage.items())
+    except KeyError as error:
+        raise UnknownNameError(f"option of {where}", error.args[0], configs.inductor_option_names()) from None
+    except TypeError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[Stage]:
+    """The stages of a graph, captured one by one by `capture()` under their options; the first is always there.
+
+    Raises CannotTravelError: the first stage has no form for another process.
+    """
+    options = attempt.wanted.stages or ({},)
+    found: list[Stage] = []
+    keys: list[str] = []  # of all stages so far, those that are left out among them
+    for number, wanted in enumerate(options):
+        try:
+            with configs.patched(wanted):
+                captured = capture()
+        except CannotTravelError as error:
+            if not found:
+                raise
+            attempt.step_down(f"stage:{error.reason}", error)
+            continue
+        if not _known_to_be_slower(captured, keys, store):
+            found.append(Stage(number, captured, _marker(captured, keys[-1:], store)))
+        if captured.key is not None:
+            keys.append(captured.key.digest)
+    return found
+
+
+def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalStore | None) -> bool:
+    if store is None or captured.key is None or not before:
+        return False
+    than = slower.find(store.root, captured.key.digest)
+    return than is not None and than in before
+
+
+def _marker(captured: Captured, before: Sequence[str], store: LocalStore | None) -> Any:
+    def mark(new: float, old: float) -> None:
+        log.info("a stage of %s is not kept: %.3g s a call, before %.3g s", captured.request.label, new, old)
+        if store is None or captured.key is None or not before:
+            return
+        try:
+            slower.add(store.root, captured.key.digest, before[0])
+        except StoreError as error:
+            log.warning("the next process will time it again: %s", error)
+
+    return mark

@@ -1,0 +1,143 @@
+"""What a host's tool chain can do, found once and kept beside the graphs.
+
+Which vector instructions the CPU, torch and the compiler agree on takes Inductor a chain of test
+builds (8 s and more, in every process that finds no trace of an earlier one); it is one build here,
+on top of the precompiled header that kernels need anyway. The answer is kept per compiler, CPU and
+torch, so that a machine that changes, or a home directory shared by several, asks again instead of
+being told wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import filelock
+
+from fxpool.codecache import blobs, system, toolchain
+from fxpool.errors import FxpoolError, StoreError
+from fxpool.lowering.cpp import executable, precompiled_header
+from fxpool.torch_compat.cpp import commands, instruction_sets
+from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
+
+log = logging.getLogger("fxpool.lowering")
+#: Longest wait, in seconds, for another process that is finding out the same.
+_PATIENCE = 120.0
+
+
+@contextlib.contextmanager
+def known(tools: str | None, *, claims: bool = False) -> Iterator[bool]:
+    """Answer Inductor's questions about the host from what is kept under `tools`.
+
+    What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then. With
+    `claims` the CPU's own account is taken instead, and True yielded: kernels that compile for it are the proof,
+    and nobody waits for another.
+    """
+    if toolchain.settle(tools) is None:
+        with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
+            yield False
+        return
+    path = _path(tools)
+    found = _kept(path)
+    if found is not None:
+        with instruction_sets.instruction_sets_known(found):
+            yield False
+    elif instruction_sets.was_probed():
+        yield False
+    elif claims and (claimed := instruction_sets.candidates()):
+        with instruction_sets.instruction_sets_known(claimed):
+            yield True
+    else:
+        with instruction_sets.instruction_sets_found_by(lambda: find(tools)):
+            yield False
+
+
+def are_kept(tools: str) -> bool:
+    """Whether this host's facts lie under `tools`."""
+    return _kept(_path(tools)) is not None
+
+
+def worth_preparing() -> bool:
+    """Whether there is a core to spare for finding out beside a compile."""
+    return len(os.sched_getaffinity(0)) > 1
+
+
+def find(tools: str | None) -> list[InstructionSet] | None:
+    """This host's instruction sets: kept ones, or one build's answer, which is kept; None if that says nothing.
+
+    Processes that come at the same time find out once.
+    """
+    toolchain.settle(tools)
+    path = _path(tools)
+    with _alone(tools):
+        found = _kept(path)
+        if found is None:
+            found = _probe(tools)
+            if found is None:
+                log.info("Inductor's own probes decide which instruction sets can be used")
+                found = instruction_sets.usable_instruction_sets()
+            if path is not None:
+                with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
+                    blobs.write_private(path, json.dumps(found).encode())
+    return found
+
+
+@contextlib.contextmanager
+def _alone(tools: str | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if tools is not None:
+            try:
+                os.makedirs(tools, mode=0o700, exist_ok=True)
+                stack.enter_context(filelock.FileLock(os.path.join(tools, "probe.lock"), timeout=_PATIENCE, mode=0o600))
+            except (OSError, filelock.Timeout) as error:  # together, then
+                log.info("instruction sets are probed without a lock: %s", error)
+        yield
+
+
+def _probe(tools: str | None) -> list[InstructionSet] | None:
+    """What the CPU claims, if a program that uses all of it builds with the flags of kernels, and loads."""
+    claimed = instruction_sets.candidates()
+    if not claimed:
+        return None
+    with tempfile.TemporaryDirectory(prefix="fxpool-probe-") as directory:
+        source = os.path.join(directory, "probe.cpp")
+        with open(source, "w") as file:
+            file.write(commands.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
+        try:
+            with instruction_sets.instruction_sets_known(claimed):
+                command, library = precompiled_header.command(tools).link([source], os.path.join(directory, "probe"))
+            subprocess.run(command, cwd=directory, check=True, capture_output=True)
+            with executable.loadable(library) as path:
+                ctypes.CDLL(path)
+        except (OSError, subprocess.SubprocessError, FxpoolError) as error:
+            log.info("one build for all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
+            return None
+    instruction_sets.enable_tiles()
+    return claimed
+
+
+def _path(tools: str | None) -> str | None:
+    return os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json") if tools is not None else None
+
+
+def _kept(path: str | None) -> list[InstructionSet] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(blobs.read_private(path)[0])
+        return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in found]
+    except (OSError, StoreError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _host_digest(tools: str | None) -> str:
+    host = {name: value for name, value in system.system_facts(tools).items() if not name.startswith("fxpool")}
+    facts = {**toolchain.toolchain_facts(tools), **host}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,230 @@
+"""A graph's C++ kernels, compiled side by side into one library.
+
+One compiler call per kernel spends most of its time reading the same header. Here the kernels of a graph (backward
+included) are shared out over as few units as keep the free cores busy, each unit is compiled by a sub-job, and their
+objects are linked to one library, a blob of the entry. The forward's kernels compile while the backward is lowered.
+
+    collected kernels ──▶ `Linking.take` ──▶ sub-jobs (g++) ──▶ objects ──▶ `Linking.library` ──▶ entry
+
+A unit that the compiler refuses is compiled kernel by kernel, and what is refused then without its namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+
+from fxpool.codecache import toolchain
+from fxpool.errors import CompileError, NoCompilerError
+from fxpool.lowering.cpp import executable, precompiled_header
+from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
+from fxpool.torch_compat.cpp import commands
+from fxpool.torch_compat.inductor import output_code
+
+COMPILE_UNIT = "fxpool.lowering.cpp.kernels:compile_unit"
+
+
+class CppCompileError(CompileError):
+    """The C++ compiler refused generated code; `output` is what it printed."""
+
+    def __init__(self, command: Sequence[str], output: str) -> None:
+        self.command, self.output = list(command), output
+        super().__init__(f"C++ compilation failed: {' '.join(command)}\n{output}")
+
+
+class Unit(msgspec.Struct):
+    """One translation unit: its source and the compiler's command; `{directory}` stands for a scratch folder."""
+
+    source: str
+    command: list[str]
+    source_name: str
+    object_name: str
+
+
+class Submit(Protocol):
+    """Runs a job function on bytes, somewhere."""
+
+    def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]: ...
+
+
+#: How many units may be compiled at once now, the core of who asks included: it waits for them.
+Units = Callable[[], int]
+
+#: Kernels with their numbers in the library.
+Group = list[tuple[int, commands.CollectedKernel]]
+
+
+class Linking:
+    """The library of one graph in the making. `tools` keeps the precompiled header.
+
+    Where the header is not there, it is compiled first if `patient`, which takes longer than this graph without it, and
+    done without otherwise: `without_header` says so.
+    """
+
+    def __init__(self, submit: Submit, *, units: Units, tools: str | None, patient: bool) -> None:
+        self._submit, self._units, self._tools, self._patient = submit, units, tools, patient
+        self.without_header = False
+        #: The function of the library that each kernel is, by the kernel's digest.
+        self.names: dict[str, str] = {}
+        self._waiting: Group = []
+        self._pending: list[tuple[Group, Future[bytes]]] = []
+        self._command: commands.Command | None = None
+
+    def take(self, kernels: Sequence[commands.CollectedKernel], last: bool) -> None:
+        """Take the kernels of one generated module. They begin to compile now if that holds nothing up.
+
+        `last` says that nothing else is going to be lowered: all cores are free for them.
+        """
+        for kernel in kernels:
+            digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
+            if digest not in self.names:
+                number = len(self.names)
+                self.names[digest] = function_name(number)
+                self._waiting.append((number, kernel))
+        if last:
+            self._start()
+        elif self._waiting and (not self._patient or precompiled_header.is_ready(self._tools)):
+            beside = self._units() - 1
+            if beside > 0:
+                self._start(beside)
+
+    def _start(self, units: int | None = None) -> None:
+        """Compile what waits, in so many units; all that may be if nothing is said."""
+        if not self._waiting:
+            return
+        if units is None:
+            # Where others compile, too, one unit: each reads the header again.
+            units = self._units()
+        toolchain.require_compiler(self._tools)
+        if self._command is None:
+            self._command = precompiled_header.command(self._tools, build=self._patient)
+            self.without_header = not self._patient and self._command.lacks_header()
+        waiting, self._waiting = self._waiting, []
+        for group in plan(waiting, units):
+            self._pending.append((group, self._compile(group)))
+
+    def _compile(self, group: Group, *, own_namespaces: bool = True) -> Future[bytes]:
+        assert self._command is not None
+        placeholder = "/fxpool-scratch"  # absolute, so that Inductor's builder does not resolve it here
+        arguments, made = self._command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
+        unit = Unit(
+            source=unit_source(group, own_namespaces=own_namespaces),
+            command=[argument.replace(placeholder, "{directory}") for argument in arguments],
+            source_name=f"{MODULE}.cpp",
+            object_name=os.path.basename(made),
+        )
+        return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), f"{len(group)} kernels")
+
+    def library(self) -> bytes | None:
+        """The library with all kernels that were added, or None for none.
+
+        Raises:
+            NoCompilerError: there is no compiler to call.
+            CppCompileError: a kernel does not compile.
+        """
+        self._start()
+        objects: list[bytes] = []
+        for group, future in self._pending:
+            try:
+                objects.append(future.result())
+            except CppCompileError:
+                objects += self._one_by_one(group)
+        if not objects:
+            return None
+        assert self._command is not None
+        return link(objects, self._command)
+
+    def _one_by_one(self, group: Group) -> list[bytes]:
+        alone = [(one, self._compile([one])) for one in group] if len(group) > 1 else [(group[0], None)]
+        objects = []
+        for one, future in alone:
+            try:
+                if future is not None:
+                    objects.append(future.result())
+                    continue
+            except CppCompileError:
+                pass
+            objects.append(self._compile([one], own_namespaces=False).result())
+        return objects
+
+
+def plan(kernels: Group, units: int) -> list[Group]:
+    """Share kernels out over at most `units` units of about equal length of source."""
+    groups: list[Group] = [[] for _ in range(max(1, min(units, len(kernels))))]
+    lengths = [0] * len(groups)
+    for number, kernel in sorted(kernels, key=lambda item: (-len(item[1].source), item[0])):
+        shortest = lengths.index(min(lengths))
+        groups[shortest].append((number, kernel))
+        lengths[shortest] += len(kernel.source)
+    return groups
+
+
+def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
+    """The shared library of compiled units. Raises CppCompileError or NoCompilerError.
+
+    That nothing is missing is seen by loading it; what does not load is linked with torch's libraries themselves.
+    """
+    with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
+        paths = []
+        for number, data in enumerate(objects):
+            paths.append(os.path.join(directory, f"{number}.o"))
+            with open(paths[-1], "wb") as file:
+                file.write(data)
+        library = ""
+        with contextlib.suppress(CppCompileError, OSError):
+            arguments, stand_in = command.stand_in(directory)
+            _run(arguments, directory, stand_in)
+            arguments, library = command.link_lightly(paths, os.path.join(directory, MODULE), stand_in)
+            made = _run(arguments, directory, library)
+            with executable.loadable(library) as path:
+                ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_LOCAL)
+            return made
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(library)  # what may be loaded is not to be written to
+        arguments, library = command.link(paths, os.path.join(directory, MODULE))
+        return _run(arguments, directory, library)
+
+
+def compile_unit(payload: bytes) -> bytes:
+    """Job: compile one `Unit`, answer with the object file's bytes.
+
+    Raises:
+        CppCompileError: the compiler refused it.
+        NoCompilerError: the compiler can't be started.
+    """
+    unit = msgspec.msgpack.decode(payload, type=Unit)
+    with tempfile.TemporaryDirectory(prefix="fxpool-unit-") as directory:
+        with open(os.path.join(directory, unit.source_name), "w") as file:
+            file.write(unit.source)
+        command = [argument.replace("{directory}", directory) for argument in unit.command]
+        return _run(command, directory, os.path.join(directory, unit.object_name))
+
+
+def _run(command: list[str], directory: str, made: str) -> bytes:
+    """Call the compiler and read what it made."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
+    except OSError as error:
+        raise NoCompilerError([command[0]], str(error)) from None
+    if done.returncode:
+        raise CppCompileError(command, (done.stderr or done.stdout)[-20_000:])
+    with open(made, "rb") as file:
+        return file.read()
+
+
+def in_threads(workers: int) -> tuple[Submit, Callable[[], None]]:
+    """`Submit` on threads of this process (the compiler is a process of its own), and how to end them."""
+    executor = ThreadPoolExecutor(workers, thread_name_prefix="fxpool-g++")
+
+    def submit(function: str, payload: bytes, label: str) -> Future[bytes]:
+        return executor.submit(compile_unit, payload)
+
+    return submit, lambda: executor.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,60 @@
+"""The library of a graph's C++ kernels in the process that calls them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fxpool import forks
+from fxpool.errors import NotExecutableError
+from fxpool.lowering.cpp import executable
+from fxpool.lowering.cpp.unit_source import MODULE
+from fxpool.torch_compat.cpp import commands, instruction_sets
+
+_loading = forks.lock(__name__, "_loading")
+_loaded: dict[str, Any] = {}
+
+#: Opens a library's file for as long as it takes to load it, and gives its path.
+LibraryFile = Callable[[], AbstractContextManager[str]]
+
+
+class Library:
+    """A library by the digest of its bytes; it is loaded once per process, however many graphs have it."""
+
+    def __init__(self, digest: str, file: LibraryFile) -> None:
+        self._digest, self._file = digest, file
+
+    def load(self) -> Any:
+        """The module with the functions of the library, bound to torch's data pointer function.
+
+        Raises:
+            CorruptEntryError: its file is gone or damaged.
+            NotExecutableError: it lies where nothing may be executed, and neither may what is in memory.
+            OSError, ImportError: it does not load.
+        """
+        with _loading:
+            module = _loaded.get(self._digest)
+            if module is None:
+                with self._file() as lies, executable.loadable(lies) as path:
+                    try:
+                        module = _module_at(path)
+                    except ImportError as error:
+                        if executable.is_forbidden(lies):
+                            raise NotExecutableError(lies, str(error)) from error
+                        raise
+                instruction_sets.enable_tiles()
+                module.bind(commands.tensor_data_pointer())
+                _loaded[self._digest] = module
+            return module
+
+
+def _module_at(path: str) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
+    spec = importlib.util.spec_from_loader(MODULE, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,202 @@
+"""The header of all C++ kernels, compiled once per host and set of flags.
+
+Precompiling it takes as long as compiling several graphs (8 s), and using it spares two thirds of each library's
+compile. Ours instead of Inductor's because a process that was killed at it left half a file there, which g++ passes
+over in silence ever after, and because Inductor runs the preprocessor in each process to see whether a file changed:
+here the compiler's own list of the files it read is kept, and compared by size and modification time.
+
+    <directory>/<digest>.h        one line, the #include
+    <directory>/<digest>.h.gch    the compiled header, put there complete or not at all
+    <directory>/<digest>.json     files read for it, and itself: path -> [size, modification time in ns]
+    <directory>/<digest>.failed   what a compiler said that does not compile it; nobody tries again for an hour
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import filelock
+
+from fxpool.codecache import blobs, toolchain
+from fxpool.errors import StoreError
+from fxpool.torch_compat.cpp import commands
+
+log = logging.getLogger("fxpool.lowering")
+#: Longest wait, in seconds, for another process that is compiling the same header.
+_PATIENCE = 120.0
+#: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
+_UNUSED = 14 * 24 * 3600.0
+#: Seconds for which nobody tries a header again that did not compile: its reason may be one that passes, a full disk.
+_FAILED_FOR = 3600.0
+_BUILDING = "building-"
+_TARGET = "header"
+_WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
+_ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
+
+
+def command(tools: str | None, *, build: bool = True) -> commands.Command:
+    """The compiler's command for kernels on this host, with the precompiled header kept under `tools` if there is one.
+
+    Without `tools`, where the header does not compile, and where it is not there and not to be built, kernels include
+    the header as text.
+    """
+    wanted = _command(tools)
+    if tools is not None and wanted.precompiles_headers():
+        header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools), build)
+        if header is not None:
+            wanted.use_header(header)
+    return wanted
+
+
+def _command(tools: str | None) -> commands.Command:
+    compiler = toolchain.find_compiler(tools)
+    return commands.Command(compiler.path if compiler is not None else None)
+
+
+def _content() -> str:
+    return commands.HEADER + "\n"
+
+
+def is_ready(tools: str | None) -> bool:
+    """Whether `command` would return at once: the header is there, or there is to be none."""
+    wanted = _command(tools)
+    if tools is None or not wanted.precompiles_headers():
+        return True
+    header = _path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools))
+    return _is_current(header) or _has_failed(header)
+
+
+def _path(directory: str, wanted: commands.Command, facts: dict[str, str]) -> str:
+    arguments, _ = wanted.precompile("/header.h")
+    asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # which compiler is among the facts
+    return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
+
+
+def _find_or_build(directory: str, wanted: commands.Command, facts: dict[str, str], build: bool) -> str | None:
+    """Path of the header to include, its compiled form beside it."""
+    header = _path(directory, wanted, facts)
+    if _is_current(header):
+        return header
+    if not build or _has_failed(header):
+        return None
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
+            if not _is_current(header) and not _has_failed(header):
+                _sweep(directory, os.path.basename(header)[:-2])
+                _build(header, _content(), wanted)
+    except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or "")[-2000:]
+        log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)
+        if isinstance(error, subprocess.CalledProcessError):
+            with contextlib.suppress(OSError, StoreError):
+                blobs.write_private(_failure(header), said.encode(errors="replace"))
+        return None
+    return header if _is_current(header) else None
+
+
+def _failure(header: str) -> str:
+    return f"{header[:-2]}.failed"
+
+
+def _has_failed(header: str) -> bool:
+    """Whether the compiler refused the header lately, in whichever process. Another compiler's header is another."""
+    try:
+        return 0 <= time.time() - os.stat(_failure(header)).st_mtime < _FAILED_FOR
+    except OSError:
+        return False
+
+
+def _is_current(header: str) -> bool:
+    record = f"{header[:-2]}.json"
+    try:
+        read = json.loads(blobs.read_private(record)[0])
+        current = all(_state(path) == state for path, state in read.items())
+    except (OSError, StoreError, ValueError, AttributeError):
+        return False
+    if current:
+        with contextlib.suppress(OSError):
+            os.utime(record)
+    return current
+
+
+def _state(path: str) -> list[int]:
+    found = os.stat(path)
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _build(header: str, content: str, wanted: commands.Command) -> None:
+    # The record goes first and comes last: without it the rest is not looked at.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{header[:-2]}.json")
+    blobs.write_private(header, content.encode())
+    arguments, output = wanted.precompile(header)
+    place, name = os.path.split(header)
+    with tempfile.TemporaryDirectory(dir=place, prefix=f"{_BUILDING}{name[:-2]}-") as directory:
+        made, listed = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
+        arguments = [made if argument == output else argument for argument in arguments]
+        started = time.time_ns()
+        rule = ["-MD", "-MF", listed, "-MT", _TARGET]
+        subprocess.run([*arguments, *rule], cwd=directory, check=True, capture_output=True, text=True)
+        with open(listed, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+            read = {path: _state(path) for path in prerequisites(file.read())}
+        if any(modified >= started for _, modified in read.values()):
+            raise StoreError("a header was changed while it was compiled")
+        os.replace(made, f"{header}.gch")
+        read[f"{header}.gch"] = _state(f"{header}.gch")
+    blobs.write_private(f"{header[:-2]}.json", json.dumps(read).encode())
+
+
+def prerequisites(rule: str) -> list[str]:
+    """The files that a make rule for `_TARGET` names, as compilers write it.
+
+    A file's spaces and ``#`` have a backslash before them, and what backslashes stand before that are doubled as a
+    ``$`` is; quotes mean nothing.
+    """
+
+    def plain(found: re.Match[str]) -> str:
+        return found[3] or found[1][::2] + found[2]
+
+    words = _WORD.findall(rule.partition(":")[2].replace("\\\n", " "))
+    return [_ESCAPED.sub(plain, word) for word in words]
+
+
+def _sweep(directory: str, held: str) -> None:
+    """Remove headers that were last used long ago, and what a killed process left. The lock of `held` is ours."""
+    now = time.time()
+    with os.scandir(directory) as found:
+        entries = list(found)
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            if entry.name.startswith(_BUILDING):
+                name = entry.name.removeprefix(_BUILDING).rpartition("-")[0]
+                if name == held or _is_nobodys(os.path.join(directory, f"{name}.lock")):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name.endswith(".failed"):
+                if now - entry.stat().st_mtime > _UNUSED:
+                    os.unlink(entry.path)
+            elif entry.name.endswith(".gch"):
+                stem = entry.path[: -len(".h.gch")]
+                used = [os.stat(path).st_mtime for path in (entry.path, f"{stem}.json") if os.path.exists(path)]
+                if now - max(used) > _UNUSED:
+                    for ending in (".json", ".h.gch", ".h"):
+                        os.unlink(stem + ending)
+
+
+def _is_nobodys(lock: str) -> bool:
+    """Whether a header's lock is held by no process: who began to compile it has ended."""
+    try:
+        with filelock.FileLock(lock, timeout=0, mode=0o600):
+            return True
+    except (OSError, filelock.Timeout):
+        return False

@@ -1,0 +1,145 @@
+"""C++ source of one translation unit: several generated kernels, and how Python calls each of them.
+
+Inductor calls every kernel's function ``kernel``, and kernels define helpers under names that others use too. So each
+gets a namespace of its own, and a number that is its name in the library: `k3`. A unit lists its functions in a section
+of the object file that the linker gathers from all units of a library, so units are compiled in any order and know
+nothing of each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fxpool.torch_compat.cpp import commands
+
+MODULE = "fxpool_kernels"
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
+
+
+def function_name(number: int) -> str:
+    """What kernel `number` is called in its library."""
+    return f"k{number}"
+
+
+def unit_source(kernels: Sequence[tuple[int, commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
+    """Source of a unit of numbered kernels.
+
+    Without `own_namespaces` kernels share the global one: some code (a specialization of a template of torch's, say)
+    is valid nowhere else.
+    """
+    parts = [commands.HEADER]
+    calls: list[str] = []
+    for number, kernel in kernels:
+        space = f"fxpool_space_{number}" if own_namespaces else ""
+        # Includes stand outside of namespaces.
+        parts += [line for line in dict.fromkeys(_INCLUDE.findall(kernel.source)) if commands.HEADER not in line]
+        # The generated function is called `kernel`: renaming the token leaves the text, and its lines, alone.
+        parts.append(f"#define kernel fxpool_kernel_{number}")
+        parts.append(f"namespace {space} {{" if space else "")
+        parts.append(_INCLUDE.sub("", kernel.source))
+        parts.append("}" if space else "")
+        parts.append("#undef kernel")
+        types = [argument.replace("const ", "").strip() for argument in kernel.argument_types]
+        arguments = ", ".join(f"fxpool_argument<{one}>::of(args[{n}])" for n, one in enumerate(types))
+        calls.append(
+            _CALL.format(number=number, name=function_name(number), space=space, count=len(types), arguments=arguments)
+        )
+    return "\n".join([*parts, _PYTHON, *calls])
+
+
+_PYTHON = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <exception>
+#include <stdexcept>
+#include <type_traits>
+
+#define FXPOOL_SHARED __attribute__((weak, visibility("hidden")))
+
+// Given by torch as an address: kernels are compiled without torch's headers and libraries.
+FXPOOL_SHARED void* (*fxpool_data_pointer)(PyObject*) = nullptr;
+
+template <typename T, typename = void> struct fxpool_argument;
+template <typename T> struct fxpool_argument<T*, void> {
+    static T* of(PyObject* object) { return static_cast<T*>(fxpool_data_pointer(object)); }
+};
+template <typename T> struct fxpool_argument<T, std::enable_if_t<std::is_integral<T>::value>> {
+    static T of(PyObject* object) {
+        if constexpr (std::is_unsigned<T>::value) {
+            unsigned long long value = PyLong_AsUnsignedLongLongMask(object);
+            if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred())
+                throw std::invalid_argument("an integer is needed");
+            return static_cast<T>(value);
+        } else {
+            long long value = PyLong_AsLongLong(object);
+            if (value == -1 && PyErr_Occurred()) throw std::invalid_argument("an integer is needed");
+            return static_cast<T>(value);
+        }
+    }
+};
+template <typename T> struct fxpool_argument<T, std::enable_if_t<std::is_floating_point<T>::value>> {
+    static T of(PyObject* object) {
+        double value = PyFloat_AsDouble(object);
+        if (value == -1.0 && PyErr_Occurred()) throw std::invalid_argument("a number is needed");
+        return static_cast<T>(value);
+    }
+};
+
+extern "C" FXPOOL_SHARED PyObject* fxpool_bind(PyObject*, PyObject* address) {
+    void* pointer = PyLong_AsVoidPtr(address);
+    if (pointer == nullptr) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a null address");
+        return nullptr;
+    }
+    fxpool_data_pointer = reinterpret_cast<void* (*)(PyObject*)>(pointer);
+    Py_RETURN_NONE;
+}
+
+// Where the linker puts the functions of all units, one pointer after another.
+extern "C" __attribute__((visibility("hidden"))) PyMethodDef* __start_fxpool_methods[];
+extern "C" __attribute__((visibility("hidden"))) PyMethodDef* __stop_fxpool_methods[];
+
+extern "C" __attribute__((weak, visibility("default"))) PyObject* PyInit_MODULE(void) {
+    static PyMethodDef bind = {"bind", fxpool_bind, METH_O, nullptr};
+    static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "MODULE", nullptr, -1, nullptr};
+    PyObject* module = PyModule_Create(&definition);
+    if (module == nullptr) return nullptr;
+#ifdef Py_GIL_DISABLED
+    PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    for (PyMethodDef** method = __start_fxpool_methods; method <= __stop_fxpool_methods; ++method) {
+        PyMethodDef* added = method == __stop_fxpool_methods ? &bind : *method;
+        PyObject* function = PyCFunction_New(added, nullptr);
+        if (function == nullptr || PyModule_AddObject(module, added->ml_name, function) < 0) {
+            Py_XDECREF(function);
+            Py_DECREF(module);
+            return nullptr;
+        }
+    }
+    return module;
+}
+""".replace("MODULE", MODULE)
+
+_CALL = """
+static PyObject* fxpool_call_{number}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
+    if (count != {count}) {{
+        PyErr_Format(PyExc_TypeError, "kernel takes {count} arguments, not %zd", count);
+        return nullptr;
+    }}
+    try {{
+        {space}::fxpool_kernel_{number}({arguments});
+    }} catch (std::exception const& error) {{
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
+        return nullptr;
+    }} catch (...) {{
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception in a kernel");
+        return nullptr;
+    }}
+    Py_RETURN_NONE;
+}}
+static PyMethodDef fxpool_method_{number} = {{
+    "{name}", (PyCFunction)(void*)fxpool_call_{number}, METH_FASTCALL, nullptr}};
+__attribute__((section("fxpool_methods"), used)) static PyMethodDef* fxpool_entry_{number} = &fxpool_method_{number};
+"""

@@ -1,0 +1,207 @@
+"""Templates chosen by time (`max_autotune`): compiled by workers without a GPU, timed by one that is given it.
+
+    lowering ──▶ candidates ──▶ sub-jobs that compile, side by side, no GPU ──▶ binaries in the job's directory
+        └──▶ a question ──▶ kept from before, or a sub-job that sees the device and runs alone ──▶ milliseconds ──▶ kept
+
+<tools>/measured/<digest of device, torch, switches and question>    milliseconds
+
+The process that times holds a CUDA context for as long as there is something to time, and some seconds longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+
+from fxpool.codecache.key import canonical
+from fxpool.errors import WorkerDiedError
+from fxpool.lowering.cuda import benchmark_cache
+from fxpool.lowering.request import ambient
+from fxpool.lowering.request.ambient import AmbientState
+from fxpool.lowering.request.request import CompileRequest
+from fxpool.torch_compat.state import configs, switches
+from fxpool.torch_compat.triton import autotuning, benchmarks, triton_compile
+from fxpool.torch_compat.triton.autotuning import Fused, Question
+
+log = logging.getLogger("fxpool.lowering")
+
+COMPILE_CANDIDATE = "fxpool.lowering.cuda.autotune:compile_candidate"
+TIME_CANDIDATES = "fxpool.lowering.cuda.autotune:time_candidates"
+
+
+class Submit(Protocol):
+    def __call__(self, function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
+        """Begin a sub-job. With `devices` (as in ``CUDA_VISIBLE_DEVICES``) it sees these, and runs alone."""
+
+
+class _Source(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of the sub-job that compiles a candidate into `directory`."""
+
+    name: str
+    source: str
+    directory: str
+
+
+class _Asked(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of the sub-job that times; `state` is that of the process that asks, pickled."""
+
+    question: Question
+    state: bytes
+    directory: str
+
+
+class Tuning:
+    """What one compile has timed. `directory` is the job's own, for files of both sub-jobs."""
+
+    def __init__(self, request: CompileRequest, submit: Submit, directory: str) -> None:
+        self._submit, self._directory = submit, directory
+        self._facts, self._tools, self._devices = request.devices[request.current_device], request.tools, request.timing
+        self._state = pickle.dumps(request.ambient)
+        # What was decided under other switches (precision of products, say) was decided for others.
+        self._surroundings = [one.described() for one in request.devices] + [_digest(request.ambient)]
+        self._compiling: dict[str, Future[bytes]] = {}
+        self.record: list[list[Any]] = []
+        #: Whether a choice was made without a clock.
+        self.guessed = False
+
+    def compile(self, name: str, source: str) -> Future[bytes]:
+        """See `autotuning.Measure`."""
+        if source not in self._compiling:
+            payload = msgspec.msgpack.encode(_Source(name, source, self._directory))
+            self._compiling[source] = self._submit(COMPILE_CANDIDATE, payload, f"candidate {name}")
+        return self._compiling[source]
+
+    def times(self, question: Question) -> list[float] | None:
+        """See `autotuning.Measure`."""
+        times = self._kept(question)
+        if times is None:
+            times = self._timed(question)
+            if times is not None and any(map(math.isfinite, times)):
+                self._keep(question, times)
+        self._note(question, times)
+        return times
+
+    def known(self, question: Question) -> bool:
+        """See `autotuning.Measure`."""
+        return self._kept(question) is not None
+
+    def _kept(self, question: Question) -> list[float] | None:
+        known = self._all_kept(question)
+        return [known[one] for one in question.candidates()] if known.keys() >= set(question.candidates()) else None
+
+    def _all_kept(self, question: Question) -> dict[str, float]:
+        data = benchmark_cache.kept(self._tools, self._facts, [self._surroundings, question.identity()])
+        try:
+            return msgspec.msgpack.decode(data, type=dict[str, float]) if data is not None else {}
+        except msgspec.DecodeError:
+            return {}
+
+    def _keep(self, question: Question, times: list[float]) -> None:
+        known = {**self._all_kept(question), **dict(zip(question.candidates(), times, strict=True))}
+        asked = [self._surroundings, question.identity()]
+        benchmark_cache.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(known))
+
+    def _timed(self, question: Question) -> list[float] | None:
+        if self._devices is None:
+            return None
+        left = list(range(len(question.candidates())))
+        times: list[float | None] = [None] * len(left)
+        step = len(left)
+        while left:
+            some = left[:step]
+            part = _part(question, some)
+            try:
+                found = self._ask(part)
+            except WorkerDiedError as error:
+                if step > 1:  # one of them is deadly; which one is found by asking for each alone
+                    step = 1
+                else:
+                    log.warning("%s: the worker that timed a candidate died: %s", question.describe(), error)
+                    times[some[0]] = math.inf
+                    left = left[1:]
+                continue
+            if not found.device:
+                log.warning("templates are not timed: the pool's workers see no device %s", self._devices)
+                self._devices = None
+                return None
+            for number, milliseconds in zip(some, found.milliseconds, strict=True):
+                times[number] = milliseconds
+            left = [number for number in left if times[number] is None]
+        return [math.inf if one is None else one for one in times]
+
+    def _ask(self, question: Question) -> benchmarks.Times:
+        payload = msgspec.msgpack.encode(_Asked(question, self._state, self._directory))
+        timing = self._submit(TIME_CANDIDATES, payload, f"timing of {question.describe()}", self._devices or "")
+        return msgspec.msgpack.decode(timing.result(), type=benchmarks.Times)
+
+    def _note(self, question: Question, times: list[float] | None) -> None:
+        """For people who look at the entry: what was timed, and the fastest."""
+        row: list[Any] = [question.describe()]
+        if times is None:
+            self.guessed = True
+            row.append("not timed")
+        else:
+            best = min(range(len(times)), key=times.__getitem__)
+            row += [len(times), question.candidates()[best], times[best] if math.isfinite(times[best]) else None]
+        self.record.append(row)
+
+
+def _digest(state: AmbientState) -> str:
+    shaping = {name: value for name, value in state.switches.items() if name not in switches.OF_CPU}
+    about = [shaping, configs.key_values(state.configuration)]
+    return hashlib.sha256(canonical(about)).hexdigest()
+
+
+def _part(question: Question, numbers: Sequence[int]) -> Question:
+    if isinstance(question, Fused) or len(numbers) == len(question.choices):
+        return question
+    return msgspec.structs.replace(question, choices=[question.choices[number] for number in numbers])
+
+
+@contextlib.contextmanager
+def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
+    """In a worker without devices: choose templates by time, and elsewhere. Gives None for a graph without a device."""
+    if not request.devices:
+        yield None
+        return
+    tuning = Tuning(request, submit, os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    with autotuning.measuring(tuning):
+        yield tuning
+
+
+def compile_candidate(payload: bytes) -> bytes:
+    """Job: compile a candidate for who will time it. Raises what Triton raises."""
+    from fxpool.lowering.worker.compiler import in_directory
+    from fxpool.torch_compat.inductor import preload
+
+    wanted = msgspec.msgpack.decode(payload, type=_Source)
+    preload.settle_assembler()
+    with in_directory(wanted.directory):
+        benchmarks.compile_candidate(wanted.name, wanted.source)
+    return b""
+
+
+def time_candidates(payload: bytes) -> bytes:
+    """Job: time what the payload asks for on this process's device; answers with `Times`."""
+    from fxpool.lowering.worker.compiler import in_directory
+    from fxpool.pool import current_job
+    from fxpool.torch_compat.inductor import preload
+
+    asked = msgspec.msgpack.decode(payload, type=_Asked)
+    preload.settle_assembler()
+    state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
+    with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices():
+        found = benchmarks.times(asked.question)
+    job = current_job()
+    if found.spoiled and job is not None:
+        job.spoil()
+    return msgspec.msgpack.encode(found)

@@ -1,0 +1,117 @@
+"""Decisions that take a clock: kept beside a host's other facts, and made by who has the device.
+
+worker: lowering asks ──▶ `Answers` ──▶ kept, or a question ──▶ back to who asked for the compile: `measure`
+                                                                   one at a time ──▶ kept ──▶ compiled again
+
+<tools>/measured/<digest of device, torch and question>    "1" or "0"; times of candidates (`tuning`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import filelock
+import msgspec
+import torch
+
+from fxpool import forks
+from fxpool.codecache import blobs
+from fxpool.errors import StoreError
+from fxpool.torch_compat.cuda import padding
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+from fxpool.torch_compat.cuda.padding import Question
+
+log = logging.getLogger("fxpool.lowering")
+
+# Longest wait, in seconds, for another process that measures.
+_PATIENCE = 120.0
+_measuring = forks.lock(__name__, "_measuring")
+
+#: Questions with their answers.
+Measured = list[tuple[Question, bool]]
+
+
+class Answers:
+    """What is known about one kind of device: what came with the request, and what is kept under `tools`."""
+
+    def __init__(self, facts: DeviceFacts, known: Measured, tools: str | None) -> None:
+        self._facts, self._tools = facts, tools
+        self._known = dict(known)
+        #: What was asked and answered.
+        self.given: dict[Question, bool] = {}
+
+    def __call__(self, question: Question) -> bool | None:
+        answer = self._known.get(question)
+        if answer is None:
+            answer = _kept(self._tools, self._facts, question)
+        if answer is not None:
+            self.given[question] = answer
+        return answer
+
+    def record(self) -> list[Any]:
+        """For people who look at the entry."""
+        return msgspec.to_builtins(list(self.given.items()))  # type: ignore[no-any-return]
+
+
+def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, tools: str | None) -> Measured:
+    """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
+    found = []
+    with _measuring, _alone(tools):
+        for question in questions:
+            answer = _kept(tools, facts, question)
+            if answer is None:
+                answer = padding.measure(question, index)
+                log.info("padding %s is %s", question, "faster" if answer else "no faster")
+                keep(tools, facts, question, b"1" if answer else b"0")
+            found.append((question, answer))
+    return found
+
+
+@contextlib.contextmanager
+def _alone(tools: str | None) -> Iterator[None]:
+    """Wait until nobody else measures on this host, as far as that can be known: a figure too many is no failure."""
+    with contextlib.ExitStack() as stack:
+        if tools is not None:
+            try:
+                os.makedirs(tools, mode=0o700, exist_ok=True)
+                lock = filelock.FileLock(os.path.join(tools, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
+                stack.enter_context(lock)
+            except OSError as error:  # full, read-only, or somebody who measures for ever
+                log.warning("measured while others may be: %s", error)
+        yield
+
+
+def _path(tools: str, facts: DeviceFacts, asked: Any) -> str:
+    version: Any = torch.version
+    about = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(asked)]
+    return os.path.join(tools, "measured", hashlib.sha256(repr(about).encode()).hexdigest()[:32])
+
+
+def kept(tools: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
+    """What was found out about `asked` (plain data) on such a device before, if it is kept."""
+    if tools is None:
+        return None
+    try:
+        return blobs.read_private(_path(tools, facts, asked))[0]
+    except (OSError, StoreError):
+        return None
+
+
+def keep(tools: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
+    """Keep what was found out. Raises nothing: it is measured again otherwise."""
+    if tools is None:
+        return
+    try:
+        blobs.write_private(_path(tools, facts, asked), answer)
+    except StoreError as error:
+        log.warning("the next process will measure again: %s", error)
+
+
+def _kept(tools: str | None, facts: DeviceFacts, question: Question) -> bool | None:
+    found = kept(tools, facts, question)
+    return {b"1": True, b"0": False}.get(found) if found is not None else None

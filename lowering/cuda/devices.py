@@ -1,0 +1,240 @@
+"""The CUDA devices of a graph: what its worker is told of them, and where its code runs.
+
+A worker compiles for devices that it does not see. Their facts travel with the request; which of several equal devices
+they are does not, and is said where code is loaded. What only a device can answer while a graph is lowered keeps it
+from travelling so: it is compiled by a worker that sees the devices, which is counted under the reason.
+
+    parent: `placement`  ──▶ facts, in the key and the request ──▶ worker: `answered`
+               └─▶ indices ──▶ load: the code's devices
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import filelock
+import torch
+
+from fxpool import forks
+from fxpool.codecache import blobs, toolchain
+from fxpool.codecache.graph_codec import EncodedGraph
+from fxpool.errors import StoreError
+from fxpool.lowering.cuda.benchmark_cache import Answers
+from fxpool.lowering.request.request import CompileRequest
+from fxpool.torch_compat.cuda import device_facts, device_guard, padding
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+from fxpool.torch_compat.state import configs
+
+log = logging.getLogger("fxpool.lowering")
+
+# Longest wait, in seconds, for another process that makes the same library.
+_PATIENCE = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Devices in the order in which a graph names them.
+
+    `indices` are those of this process, `facts` what is known of each; `current` is the number of the current one.
+    `needed` says why a worker has to see them; empty where it need not.
+    """
+
+    indices: tuple[int, ...] = ()
+    facts: tuple[DeviceFacts, ...] = ()
+    current: int = 0
+    needed: str = ""
+
+    def visible(self) -> str | None:
+        """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
+        return None if self.indices == tuple(range(len(self.indices))) else self.names()
+
+    def names(self) -> str:
+        """The graph's devices, in its order, as ``CUDA_VISIBLE_DEVICES`` names them."""
+        seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)
+
+    def key_part(self) -> dict[str, str]:
+        if not self.facts:
+            return {}
+        rows = {f"cuda_device_{number}": one.described() for number, one in enumerate(self.facts)}
+        return {**rows, "cuda_current": str(self.current), "cuda_needed": self.needed}
+
+
+def placement(encoded: EncodedGraph, default: str | None, tools: str | None) -> Placement:
+    """The CUDA devices of an encoded graph; `default` is the default device in force."""
+    if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
+        return Placement()
+    indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
+    if (encoded.current_named or default is not None or not indices) and here not in indices:
+        indices.append(here)
+    if here in indices:
+        current = indices.index(here)
+    facts = tuple(map(device_facts.capture, indices))
+    if default is not None and torch.device(default).index not in (None, here):
+        return Placement(tuple(indices), facts, current, "default_device")
+    return Placement(tuple(indices), facts, current, _needed(encoded, tools))
+
+
+def _needed(encoded: EncodedGraph, tools: str | None) -> str:
+    if any(constant.device.type != "cpu" for constant in encoded.constants):
+        return "constant"
+    if encoded.attention_open:
+        return "attention"
+    if measured := configs.measures():
+        return measured
+    return "" if toolchain.find_compiler(tools) is not None else "no_compiler"
+
+
+def visible(tools: str | None) -> tuple[DeviceFacts, ...]:
+    """Facts of all devices of this process, if it uses any and they can be answered for."""
+    if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(tools) is None:
+        return ()
+    return tuple(map(device_facts.capture, range(torch.cuda.device_count())))
+
+
+def current() -> int:
+    """The index of this thread's current device."""
+    return torch.cuda.current_device()
+
+
+@contextlib.contextmanager
+def unseen(facts: Sequence[DeviceFacts], current: int, tools: str | None) -> Iterator[None]:
+    """Compile for devices with these facts without seeing them. Does nothing without facts. Errors as `answered`."""
+    if not facts:
+        yield
+        return
+    with _answering(facts, current, _library(tools)):
+        yield
+
+
+@contextlib.contextmanager
+def _answering(facts: Sequence[DeviceFacts], current: int, library: str) -> Iterator[None]:
+    from fxpool.torch_compat.cuda import device_answers
+
+    device_guard.install(library, len(facts), facts[0].capability[0], facts[0].cudnn)
+    with device_answers.answering(facts, current):
+        yield
+
+
+@contextlib.contextmanager
+def answered(request: CompileRequest) -> Iterator[Answers | None]:
+    """In a worker: compile for the request's devices without seeing them. Gives None for a graph without.
+
+    Raises:
+        NotMeasuredError: something is to be measured first.
+        UnansweredError: the library that stands for the devices does not compile here.
+    """
+    facts, tools = request.devices, request.tools
+    if not facts:
+        yield None
+        return
+    answers = Answers(facts[0], request.measured, tools)
+    with configs.entered(request.ambient.configuration):  # it says which compiler
+        library = _library(tools)
+    with _answering(facts, request.current_device, library), padding.asking(answers):
+        yield answers
+
+
+Begun = Callable[["subprocess.Popen[str]"], None]
+
+
+def _library(tools: str | None, begun: Begun | None = None) -> str:
+    """Path of the library that answers torch's C++, made if it is not there. `begun` is given its compiler, which is
+    in a process group of its own then."""
+    version: Any = torch.version
+    tool_facts = sorted(toolchain.toolchain_facts(tools).items())
+    wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
+    name = hashlib.sha256(repr(wanted).encode()).hexdigest()[:32]
+    if tools is not None:
+        directory = os.path.join(tools, "devices")
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
+                return _kept(directory, name) or _made(directory, name, begun)
+        except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
+            log.warning("the library that stands for GPUs is not kept: %s", error)
+    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
+
+
+def library_ahead(tools: str | None) -> None:
+    """Begin to make the library where a cold start has cores to spare; a worker that needs it waits for what is left.
+
+    Does nothing in a process that uses no CUDA device, and nothing where the library is kept.
+    """
+    if tools is None or torch.version.hip or not torch.cuda.is_initialized() or len(os.sched_getaffinity(0)) <= 2:
+        return
+
+    running: list[subprocess.Popen[str]] = []
+    ending = forks.event()
+
+    def begun(compiler: subprocess.Popen[str]) -> None:
+        running.append(compiler)
+        if ending.is_set():
+            end()
+
+    def make() -> None:
+        try:
+            if toolchain.find_compiler(tools) is not None:
+                _library(tools, begun)
+        except Exception as error:  # who needs it says what is wrong
+            log.debug("no library ahead of the first graph: %s", error)
+
+    def end() -> None:
+        """A process that ends does not wait for it."""
+        ending.set()
+        for compiler in running:
+            if compiler.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(compiler.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=make, name="fxpool-devices", daemon=True)
+    thread.start()
+    atexit.register(thread.join)
+    atexit.register(end)  # called before the one above
+
+
+def _kept(directory: str, name: str) -> str | None:
+    path = os.path.join(directory, f"{name}.so")
+    try:
+        digest = blobs.read_private(os.path.join(directory, f"{name}.sha256"))[0].decode()
+        held = hashlib.sha256(blobs.read_private(path)[0]).hexdigest()
+    except (OSError, StoreError, ValueError):
+        return None
+    return path if digest == held else None
+
+
+def _made(directory: str, name: str, begun: Begun | None = None) -> str:
+    compiler = toolchain.require_compiler()
+    path = os.path.join(directory, f"{name}.so")
+    with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
+        source, made = os.path.join(scratch, "devices.cpp"), os.path.join(scratch, "devices.so")
+        with open(source, "w") as file:
+            file.write(device_guard.SOURCE)
+        command = device_guard.command(compiler.path, source, made)
+        running = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=begun is not None
+        )
+        if begun is not None:
+            begun(running)
+        _, complaint = running.communicate()
+        if running.returncode != 0:
+            from fxpool.torch_compat.cuda.device_answers import UnansweredError
+
+            said = f"{' '.join(command)}\n{complaint[-4000:]}"
+            raise UnansweredError(f"torch's C++ for devices, and what would answer does not compile:\n{said}")
+        with open(made, "rb") as library:
+            data = library.read()
+    blobs.write_private(path, data)
+    blobs.write_private(os.path.join(directory, f"{name}.sha256"), hashlib.sha256(data).hexdigest().encode())
+    return path

@@ -1,0 +1,196 @@
+"""A graph's Triton kernels, compiled side by side into one part of its entry.
+
+Each kernel is a sub-job that starts as soon as Inductor has generated its text, compiles all candidate configurations
+for the device that the text names, and touches no GPU. What comes back is plain data: binaries, and the text of the
+function that launches them. Which candidate is fastest is found out where the device is, see `triton_library`.
+
+    generated text ──▶ `TritonLinking.take` ──▶ sub-jobs (Triton, ptxas) ──▶ `TritonLinking.part` ──▶ entry
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxpool.torch_compat.inductor import output_code, preload
+from fxpool.torch_compat.triton import triton_compile
+
+if TYPE_CHECKING:
+    from fxpool.lowering.cpp.kernels import Submit, Units
+
+COMPILE_KERNEL = "fxpool.lowering.cuda.triton_kernels:compile_kernel"
+
+
+class Candidate(msgspec.Struct, array_like=True, frozen=True):
+    """One configuration of a kernel. `code` defines ``launch`` and ``run``; `shared` is bytes, `values` its block sizes
+    by name, for people."""
+
+    binary: bytes
+    symbol: str
+    shared: int
+    code: str
+    told: dict[str, Any]
+
+
+class Kernel(msgspec.Struct, array_like=True, frozen=True):
+    """A kernel, and what choosing between its candidates takes.
+
+    `parameters` are what a wrapper passes by position; those in `written` are copied before a candidate is measured,
+    those in `zeroed` are set to zero. Candidates with more than `spill_limit` registers in memory are not measured.
+    """
+
+    name: str
+    parameters: list[str]
+    written: list[str]
+    zeroed: list[str]
+    optimize_memory: bool
+    spill_limit: int | None
+    candidates: list[Candidate]
+
+
+class KernelSource(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of the sub-job. It may compile `width` candidates at a time."""
+
+    name: str
+    source: str
+    lookup: dict[str, Any]
+    width: int = 1
+
+
+class CompiledKernel(msgspec.Struct, array_like=True, frozen=True):
+    """Answer of the sub-job: a kernel, or why it is none and the files that Triton loads instead."""
+
+    kernel: Kernel | None
+    reason: str = ""
+    files: bytes = b""
+
+
+class PendingKernel:
+    """Stands for a kernel in a generated module. It can't be called where it is compiled."""
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a kernel was called in the process that compiled it")
+
+
+class TritonLinking:
+    """The Triton kernels of one graph in the making. With nothing to submit them to, Inductor keeps them.
+
+    `units` tells how many processes may work at this moment.
+    """
+
+    def __init__(self, submit: Submit | None, units: Units = lambda: 1) -> None:
+        self._submit, self._units = submit, units
+        self._pending: dict[str, tuple[str, Future[bytes]]] = {}
+        self._lookup = triton_compile.lookup_table()
+
+    def collecting(self) -> contextlib.AbstractContextManager[None]:
+        """Around Inductor's work: its kernels come to `take`."""
+        return triton_compile.collecting(self.take) if self._submit is not None else contextlib.nullcontext()
+
+    def take(self, name: str, source: str) -> PendingKernel:
+        """Begin to compile a kernel, unless that was begun before."""
+        key = output_code.kernel_digest([name], source)
+        if key not in self._pending:
+            assert self._submit is not None
+            payload = msgspec.msgpack.encode(KernelSource(name, source, self._lookup, self._units()))
+            self._pending[key] = name, self._submit(COMPILE_KERNEL, payload, name)
+        return PendingKernel()
+
+    def part(self) -> LinkedTriton:
+        """All kernels that were taken. Raises what a sub-job raised."""
+        linked = LinkedTriton()
+        for key, (name, future) in self._pending.items():
+            compiled = msgspec.msgpack.decode(future.result(), type=CompiledKernel)
+            if compiled.kernel is not None:
+                linked.names[key] = attribute(len(linked.kernels))
+                linked.kernels.append(compiled.kernel)
+            else:
+                linked.left[name] = compiled.files
+        return linked
+
+
+class LinkedTriton:
+    """Kernels of a graph; `names` maps digests to what they are called there, `left` has the files of the others."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.names: dict[str, str] = {}
+        self.left: dict[str, bytes] = {}
+
+    def encoded(self) -> bytes | None:
+        return msgspec.msgpack.encode(self.kernels) if self.kernels else None
+
+    def give_files(self, graph: Any) -> None:
+        """Let a graph that is about to be kept bring the files of those kernels that Triton loads."""
+        triton_compile.drop_empty_bundle(graph)
+        for name, files in self.left.items():
+            if f"'{name}'" in graph.source_code:
+                triton_compile.add_files(graph, files)
+
+
+def attribute(number: int) -> str:
+    """What the library calls its kernel of that number."""
+    return f"t{number}"
+
+
+def decode(data: bytes) -> list[Kernel]:
+    """The kernels of `LinkedTriton.encoded`. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(data, type=list[Kernel])
+
+
+def compile_kernel(payload: bytes) -> bytes:
+    """Job: compile one `KernelSource`, answer with a `CompiledKernel`. Raises what Triton raises."""
+    from fxpool.lowering.worker.compiler import scratch_directory
+
+    wanted = msgspec.msgpack.decode(payload, type=KernelSource)
+    preload.settle_assembler()
+    with scratch_directory():
+        try:
+            compiled = triton_compile.compile_kernel(wanted.name, wanted.source, wanted.lookup, wanted.width)
+            answer = CompiledKernel(_kernel(wanted.name, compiled))
+        except triton_compile.NotLaunchableError as error:
+            files = triton_compile.compile_for_triton(wanted.name, wanted.source, wanted.lookup)
+            answer = CompiledKernel(None, str(error), files)
+    return msgspec.msgpack.encode(answer)
+
+
+def _kernel(name: str, compiled: triton_compile.Compiled) -> Kernel:
+    return Kernel(
+        name,
+        list(compiled.candidates[0].parameters),
+        compiled.written,
+        compiled.zeroed,
+        compiled.optimize_memory,
+        compiled.spill_limit,
+        [_candidate(one, compiled.told) for one in compiled.candidates],
+    )
+
+
+def _candidate(one: triton_compile.Candidate, told: dict[str, Any]) -> Candidate:
+    values = ",".join(f"{name}={value}" for name, value in one.values.items())
+    told = {**told, "num_warps": one.warps, "num_stages": one.stages, "kernel_kwargs": values}
+    return Candidate(one.binary, one.symbol, one.shared, _code(one), told)
+
+
+def _code(one: triton_compile.Candidate) -> str:
+    """``launch`` launches. ``run`` does, and looks first whether somebody wants to be told; both at the least cost.
+
+    The names with an underscore are put into its space where the binary is loaded.
+    """
+    parameters = "".join(f"{name}, " for name in one.parameters)
+    arguments = "".join(f"{name}, " for name in one.arguments)
+    x, y, z = one.grid
+    launch = [
+        *one.prefix,
+        f"_launch(_function, {x}, {y}, {z}, {one.warps}, {one.shared}, {one.types!r}, ({arguments}), stream)",
+    ]
+    run = [
+        "if _profiler._is_profiler_enabled or _debug_mode() is not None:",
+        f"    return _observed(launch, _names, _told, ({parameters}), stream)",
+        *launch,
+    ]
+    functions = [(f"def {name}({parameters}stream):", body) for name, body in (("launch", launch), ("run", run))]
+    return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in body) for head, body in functions)

@@ -1,0 +1,114 @@
+"""A graph that killed workers as often as it may is never compiled again under the same key: it runs as it is.
+
+Not in the user's process either: what killed a worker would kill that. One that was ended for its time or its memory is
+tried again by who allows more; what became of that takes the record's place. What the host is short of is no graph's
+doing: such errors are none of `DEADLY`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fxpool import notices, statistics
+from fxpool.codecache import quarantine
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import (
+    JobMemoryError,
+    JobTimeoutError,
+    PoolError,
+    QuarantinedError,
+    StoreError,
+    WorkerDiedError,
+)
+from fxpool.lowering import runtime
+from fxpool.lowering.backend import Attempt
+from fxpool.torch_compat.dynamo import frames
+
+log = logging.getLogger("fxpool.lowering")
+
+#: A job that ended its worker, or had to be ended; or did before.
+DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
+
+_warned: set[str] = set()
+# Keys of graphs that are tried under a larger limit than the one they went over.
+_on_trial: set[str] = set()
+
+
+def check(store: LocalStore | None, key: str | None, label: str) -> None:
+    """Raises QuarantinedError if the graph of a key may not be compiled under the limits in force."""
+    if store is None or key is None:
+        return
+    record = quarantine.find(store.root, key)
+    if record is None:
+        return
+    if record.holds_under(runtime.limits() if record.limit else {}):
+        raise QuarantinedError(
+            label, key=key, error=record.error, log_path=record.log, limit=record.limit, value=record.value
+        )
+    log.info("%s is tried again under a larger limit: %s", label, record.error)
+    statistics.count("quarantine_retries", record.limit)
+    _on_trial.add(key)
+
+
+def passed(store: LocalStore | None, key: str | None) -> None:
+    """A worker compiled the graph of a key: what kept it in quarantine, a smaller limit, is over."""
+    if store is None or key not in _on_trial:
+        return
+    _on_trial.discard(key)
+    try:
+        quarantine.release(store.root, key)
+    except OSError as error:
+        log.warning("the quarantine of a graph that compiles could not be ended: %s", error)
+
+
+def add(store: LocalStore | None, key: str | None, label: str, error: PoolError) -> None:
+    """Keep the graph of a job that had all its attempts from being compiled again, where that can be written."""
+    if store is None or key is None or not isinstance(error, (WorkerDiedError, JobTimeoutError, JobMemoryError)):
+        return
+    if error.attempts < 2:
+        return
+    limit, value = "", 0.0
+    if isinstance(error, JobTimeoutError):
+        limit, value = "timeout", error.seconds
+    elif isinstance(error, JobMemoryError):
+        limit, value = "memory", float(error.limit)
+    if limit:
+        # What the server allows may be less than what this process would: then that is as good as tried, too.
+        value = max(value, runtime.limits()[limit])
+    try:
+        record = quarantine.add(
+            store.root, key, label=label, error=error.message, log=error.log_path, limit=limit, value=value
+        )
+    except StoreError as refused:
+        statistics.count("bypasses", "quarantine_not_kept")
+        log.warning("%s will be compiled by the next process, too: %s", label, refused)
+        return
+    statistics.count("quarantined")
+    # The server's log goes with the server, the copy stays.
+    output = record.log or error.log_path
+    more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
+    error.remedy = (
+        (f"the worker's output is in {output}; " if output else "")
+        + (f"a larger {more} has it tried again, and " if more else "")
+        + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again"
+    )
+    error.args = (f"{error.message}\n  {error.remedy}",)
+
+
+def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
+    """The graph as it is, with one warning per graph. Raises `error` under ``strict``."""
+    if attempt.wanted.strict:
+        raise error
+    reason = "quarantined" if isinstance(error, QuarantinedError) else "worker_died"
+    statistics.count("eager_calls", reason)
+    attempt.how = "eager"
+    attempt.reasons.append(reason)
+    if attempt.key is None or attempt.key not in _warned:
+        if attempt.key is not None:
+            _warned.add(attempt.key)
+        frame = frames.current_frame()
+        of = f" ({frame.name}, {frame.file}:{frame.line})" if frame is not None else ""
+        notices.warn(f"{attempt.label} runs eagerly{of}: {error}")
+    return as_it_is

@@ -1,0 +1,44 @@
+"""What a worker could not do for a graph at one level of the ladder, it is not asked for again: by no later process.
+
+A level that fails costs a compile, and those below it another. What failed there and works further down is remembered
+by the key of that level (`codecache.failed`), as what can't be sent back is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fxpool.codecache import failed
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CannotReturnError, PoolError, StoreError
+from fxpool.lowering import runtime
+from fxpool.lowering.backend import Attempt
+from fxpool.lowering.request.capture import Captured
+
+__all__ = ["refuse", "remember"]
+
+log = logging.getLogger("fxpool.lowering")
+
+# Of the host's, of the cache's, or of this moment: nothing that the next process would meet again.
+_PASSING = (OSError, MemoryError, PoolError, StoreError)
+
+
+def refuse(captured: Captured, store: LocalStore | None) -> None:
+    """Raises CannotReturnError: an earlier compile of this graph at this level failed."""
+    if store is None or captured.key is None:
+        return
+    if reason := failed.find(store.root, captured.key.digest):
+        raise CannotReturnError(reason, "an earlier process has tried")
+
+
+def remember(attempt: Attempt, error: BaseException) -> None:
+    """Keep the graph of `attempt` from being tried at the level that `error` came of, where that can be written."""
+    store = runtime.store() if attempt.wanted.cache else None
+    if store is None or attempt.key is None or isinstance(error, _PASSING):
+        return
+    known = isinstance(error, CannotReturnError)
+    reason = error.reason if known else f"{failed.COMPILE_ERROR}{type(error).__name__}"  # type: ignore[attr-defined]
+    try:
+        failed.add(store.root, attempt.key, reason)
+    except StoreError as refused:
+        log.info("%s will be tried at this level again: %s", attempt.label, refused)

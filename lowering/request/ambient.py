@@ -1,0 +1,186 @@
+"""The state of a process that shapes compiled code, in one record.
+
+Captured once per request, hashed into the key, and re-entered in the worker and in any thread that
+loads an entry. It consists of global switches (`torch_compat.switches`), configuration
+(`torch_compat.configs`), the code that is configured, and a few environment variables that torch reads at every
+compile. What can't be re-entered (`torch_compat.thread_state`) is refused by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fxpool.codecache import configured, programs, toolchain
+from fxpool.errors import CannotTravelError
+from fxpool.torch_compat.state import configs, switches, thread_state
+
+# Read by torch while it generates or compiles, and no part of its configuration modules.
+_IN_KEY = (
+    "ATEN_CPU_CAPABILITY",
+    "TRITON_F32_DEFAULT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "DISABLE_MMA_V3",
+    "TRITON_INTERPRET",
+    "TRITON_USE_META_WS",
+    "PYTORCH_ROCM_ARCH",
+    "CI",  # under it, Inductor leaves out configurations of templates
+)
+_PREFIX_IN_KEY = "TORCHINDUCTOR_"
+# Say where things are or how many processes to use. Configuration that comes from such a variable
+# is captured with the configuration.
+_NOT_IN_KEY = frozenset(
+    ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS",
+     "TORCHINDUCTOR_WORKER_START", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE",
+     "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS")
+)  # fmt: skip
+# Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
+_FOR_WORKERS = ("PATH", "HOME", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+                "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
+                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_CUDA_ARCH_LIST",
+                "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+_BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
+# What begins so goes to workers, too: settings of programs in front of a compiler, and where those are.
+_OF_FRONTS = tuple(programs.FRONTS.values())
+
+
+@dataclasses.dataclass
+class AmbientState:
+    """`switches` and `configuration` are plain; `code` is a pickle of what is configured and not plain, or None.
+
+    `configured` are the same objects in the process that captured them; they do not travel.
+    """
+
+    switches: dict[str, Any]
+    configuration: dict[str, dict[str, Any]]
+    environment: dict[str, str]
+    code: bytes | None = None
+    configured: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "configured": {}}
+
+    def elsewhere(self) -> AmbientState:
+        """For a process that answers for devices instead of seeing them: none of them has this process's index."""
+        hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+        return dataclasses.replace(
+            self,
+            switches={**self.switches, "default_device": without_index(self.switches["default_device"])},
+            environment={**self.environment, **hidden},
+        )
+
+    def with_variables(self, variables: Mapping[str, str | None]) -> AmbientState:
+        """With variables of the environment that a program's code reads while it is traced."""
+        found = {name: value for name, value in variables.items() if value is not None}
+        return dataclasses.replace(self, environment={**self.environment, **found}) if found else self
+
+
+def without_index(device: str | None) -> str | None:
+    """The default device, by kind: what it was given to is in the graph."""
+    return device.partition(":")[0] if device is not None else None
+
+
+def capture(*, before_autograd: bool, tools: str | None = None) -> AmbientState:
+    """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
+
+    `tools` is where answers about the tool chain are kept.
+
+    Raises:
+        CannotTravelError: something is in force that exists in this process only.
+    """
+    if (tied := thread_state.tied_to_thread(before_autograd=before_autograd)) is not None:
+        raise CannotTravelError(*tied)
+    if before_autograd and thread_state.saved_tensor_hooks_compiled():
+        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
+    configuration, code = configs.captured()
+    return AmbientState(switches.capture(), configuration, _environment(tools), _dump_code(code), code)
+
+
+def _environment(tools: str | None) -> dict[str, str]:
+    read = toolchain.variables_read(tools)
+    wanted = [
+        name
+        for name in os.environ
+        if name in _BY_NAME
+        or name in read
+        or (name.startswith((_PREFIX_IN_KEY, "TRITON_", *_OF_FRONTS)) and name not in _NOT_IN_KEY)
+    ]
+    return {name: os.environ[name] for name in sorted(wanted)}
+
+
+def _dump_code(code: dict[str, Any]) -> bytes | None:
+    if not code:
+        return None
+    buffer = io.BytesIO()
+    try:
+        _ByName(buffer).dump(code)
+    except CannotTravelError:
+        raise
+    except Exception as error:  # a pass can be any object
+        raise CannotTravelError("custom_pass", f"{', '.join(code)}: {error}") from error
+    return buffer.getvalue()
+
+
+class _ByName(pickle.Pickler):
+    """Refuses what is defined in the main script, wherever it is met: a worker's main script is another."""
+
+    def persistent_id(self, value: Any) -> None:
+        if hasattr(value, "__qualname__") and getattr(value, "__module__", "") == "__main__":
+            raise CannotTravelError("custom_pass", f"{value.__qualname__} is defined in the main script")
+
+
+def code_digests(state: AmbientState | None = None) -> dict[str, str]:
+    """Name -> digest of what each configured value that is not plain does in this process now; mostly empty.
+
+    In a process that has captured a state, of that. A worker asks without one after `entered`, and compares: what came
+    to it by name is what the program has only if the digests are equal.
+    """
+    return configured.digests(configs.code_values() if state is None else state.configured)
+
+
+def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(ambient, configuration) as they go into a key.
+
+    Only in the process that captured `state`.
+
+    Raises:
+        Bypass: what is configured can't be told from what does something else.
+    """
+    variables = {
+        name: value
+        for name, value in state.environment.items()
+        if name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
+    }
+    ambient = {**state.switches, "environment": variables}
+    ambient["default_device"] = without_index(ambient["default_device"])
+    passes = {name: configured.identity(name, value) for name, value in state.configured.items()}
+    return ambient, {**configs.key_values(state.configuration), "passes": passes}
+
+
+@contextlib.contextmanager
+def entered_by_thread(state: AmbientState) -> Iterator[None]:
+    """Put this thread into the part of `state` that threads have for themselves, in the process that captured it.
+
+    The rest is not touched: other threads run under it. Loading an entry does not depend on it.
+    """
+    with (
+        configs.entered(state.configuration, state.configured),
+        switches.entered(state.switches, thread_only=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def entered(state: AmbientState) -> Iterator[None]:
+    """Put this process and thread into `state`; the environment is the pool's business."""
+    try:
+        code = pickle.loads(state.code) if state.code is not None else None
+    except Exception as error:  # it imports modules of the program's, which may do anything
+        raise CannotTravelError("code_not_importable", f"a custom pass: {type(error).__name__}: {error}") from error
+    with configs.entered(state.configuration, code), switches.entered(state.switches):
+        yield

@@ -1,0 +1,112 @@
+"""One compile as plain data: everything a worker needs, and nothing of the process that asks.
+
+A request is pickled once. Its graph and inputs are the bytes that the key was made of
+(`codecache.graph_codec`); what is not hashed (stack traces, sources, ids) travels beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import torch
+
+from fxpool.codecache.entry import Origin
+from fxpool.codecache.key import GraphKey
+from fxpool.codecache.program_code import SentCode
+from fxpool.lowering.cuda.benchmark_cache import Measured
+from fxpool.lowering.request.ambient import AmbientState
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+from fxpool.torch_compat.dynamo import tensors, tracing
+
+AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
+FX = "fx"  # a graph that AOTAutograd made
+
+#: the pool's name for the job that compiles a request
+COMPILE_JOB = "fxpool.lowering.worker.jobs:compile_job"
+#: the job that finds out what this host's tool chain can do, on a host that was not asked before
+PREPARE_JOB = "fxpool.lowering.worker.jobs:prepare_job"
+
+#: the reason of a graph whose code is another in the worker
+CODE_DIFFERS = "code_differs"
+
+#: the priority of jobs that nobody waits for; who waits asks with 0
+BACKGROUND = -1
+
+
+@dataclasses.dataclass
+class CompileRequest:
+    """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
+    where there is none, None travels.
+
+    `code` is what of the program's code the worker's has to be equal to; None where that can't be told.
+
+    `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
+    one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to. `values`
+    are those of the symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values
+    of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers
+    for instead of seeing them, in the graph's order, `current_device` is the number of the current one, and `measured`
+    answers what lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
+    `timing` what one that times candidates is to; None where there is no device. `origin` is for people who look at the
+    entry.
+    """
+
+    level: str
+    label: str
+    graph: bytes
+    inputs: bytes
+    debug: list[Any]
+    constants: list[torch.Tensor]
+    symbols: list[str]
+    shapes: bytes | None
+    ambient: AmbientState
+    sources: list[Any]
+    parameter_sources: dict[str, Any]
+    from_dynamo: bool
+    compile_id: list[Any] | None
+    aot_id: int
+    arguments: dict[str, Any]
+    modules: list[str]
+    libraries: list[str]
+    code: SentCode | None
+    key: GraphKey | None = None
+    store: str | None = None
+    tools: str | None = None
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unfit: list[str] = dataclasses.field(default_factory=list)
+    hints: dict[str, Any] = dataclasses.field(default_factory=dict)
+    devices: tuple[DeviceFacts, ...] = ()
+    current_device: int = 0
+    visible: str | None = None
+    measured: Measured = dataclasses.field(default_factory=list)
+    timing: str | None = None
+    host_key: GraphKey | None = None
+    origin: Origin | None = None
+
+    def key_of(self, has_cpp: bool) -> GraphKey | None:
+        """What an entry is published under; `has_cpp` is whether there are C++ kernels in it."""
+        return self.host_key if has_cpp and self.key is not None and self.host_key is not None else self.key
+
+    def dump(self) -> bytes:
+        names = list(self.parameter_sources)
+        sources = tracing.dump_sources([*self.sources, *self.parameter_sources.values()])
+        travelling = dataclasses.replace(
+            self,
+            sources=[sources, len(self.sources)],
+            parameter_sources={"": names},
+            ambient=self.ambient.elsewhere() if self.devices else self.ambient,
+        )
+        with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
+            return pickle.dumps(travelling, protocol=5)
+
+    @staticmethod
+    def load(data: bytes) -> CompileRequest:
+        request = pickle.loads(data)
+        if not isinstance(request, CompileRequest):
+            raise TypeError(f"not a compile request: {type(request).__name__}")
+        (dumped, count), names = request.sources, request.parameter_sources[""]
+        sources = tracing.load_sources(dumped)
+        request.sources = sources[:count]
+        request.parameter_sources = dict(zip(names, sources[count:], strict=True))
+        return request

@@ -1,0 +1,398 @@
+"""Compile a request in this process: rebuild the graph, run AOTAutograd and Inductor, link, pack.
+
+Runs in a worker for mode ``subprocess`` and in the asker's process for ``serialize``. Lowering is
+torch's; everything around it here is about handing it the same graph, under the same state, as
+the asking process has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from fxpool import statistics
+from fxpool.codecache import graph_decoder, toolchain
+from fxpool.codecache.cacheable import Bypass
+from fxpool.codecache.program_code import SentCode
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
+from fxpool.lowering import runtime
+from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact.artifact import COMPILER_CHANGED, Artifact, publish
+from fxpool.lowering.cpp import host_facts, kernels
+from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
+from fxpool.lowering.request import ambient
+from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.request import AOT, CODE_DIFFERS, CompileRequest
+from fxpool.lowering.worker import wrapper
+from fxpool.torch_compat.cpp import commands
+from fxpool.torch_compat.dynamo import shape_env, tensors, tracing
+from fxpool.torch_compat.inductor import aot, inner, output_code
+from fxpool.torch_compat.operators import inductor_registrations, operators, otherwise
+from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.triton import triton_compile
+
+log = logging.getLogger("fxpool.lowering")
+
+
+def compile_request(
+    request: CompileRequest,
+    submit: kernels.Submit,
+    units: kernels.Units,
+    *,
+    patient: bool = True,
+    apart: bool = False,
+    phase: Callable[[str], None] = lambda name: None,
+) -> Artifact:
+    """The artifact of a request. Kernels are compiled through `submit`, in up to `units()` units at a time.
+
+    Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise. `phase` is told what
+    is done.
+
+    On a host whose tool chain nobody has asked yet, `patient` does that first; otherwise the CPU is taken at its word,
+    and asked only if the compiler disagrees.
+
+    Raises:
+        CannotTravelError: this process has other code than the program that asks.
+        CannotReturnError: the result, a guard or another effect has no form outside this process.
+        Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
+    """
+    phase("loading what it needs")
+    others = load_code(request.modules, request.libraries, request.code)
+    try:
+        return _compile(request, submit, units, patient, apart, phase, others)
+    except _NotAsClaimed:
+        log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
+        return _compile(request, submit, units, True, apart, phase, others)
+
+
+class _NotAsClaimed(Exception):
+    """The compiler refused kernels for what the CPU says of itself."""
+
+
+def _compile(
+    request: CompileRequest,
+    submit: kernels.Submit,
+    units: kernels.Units,
+    patient: bool,
+    apart: bool,
+    phase: Callable[[str], None],
+    others: Sequence[Otherwise],
+) -> Artifact:
+    started = time.perf_counter()
+    env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
+    fake_mode = tensors.new_fake_mode(env)
+    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=patient)
+    with (
+        ambient.entered(request.ambient),
+        toolchain.failures_explained(request.tools),  # in there: which compilers are tried is configuration
+        host_facts.known(request.tools, claims=not patient) as claimed,
+        tracing.worker_context(fake_mode, request.compile_id) as context,
+    ):
+        compare_configured(request.code)
+        decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
+        build = _aot if request.level == AOT else _inner
+        triton = TritonLinking(submit if apart and triton_compile.may_collect() else None, units)
+        phase("lowering")
+        with unless_met(others), _restart_caught() as asked, commands.collecting(linking.take), triton.collecting():
+            made = build(request, decoder)
+        if asked:
+            return _restart(request, asked, started)
+        lowered = time.perf_counter()
+        phase("kernels")
+        linked = triton.part()
+        result, recorded = made.pack(context, _name(request), linking.names, linked, range(len(request.devices)))
+        found = effects.encoded_guards(env, set(request.symbols))
+        try:
+            library = linking.library()
+        except kernels.CppCompileError as error:
+            if claimed:
+                raise _NotAsClaimed from error
+            raise
+        unkept = _why_unkept(request, library)
+    ended = time.perf_counter()
+    return Artifact(
+        request.level,
+        result,
+        library,
+        linked.encoded(),
+        found,
+        recorded,
+        ended - started,
+        unkept=unkept,
+        unprepared=linking.without_header,
+        phases={"lowering": lowered - started, "kernels": ended - lowered},
+    )
+
+
+def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
+    """No code: the next process that comes here is told at once to trace again."""
+    return Artifact(request.level, b"", None, None, [], effects.restart(asked), time.perf_counter() - started)
+
+
+def _name(request: CompileRequest) -> str:
+    """What a graph's wrapper is called in tracebacks."""
+    name = request.key.digest[:16] if request.key is not None else request.label
+    return "fxpool " + name.replace(" ", "_")
+
+
+def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> Sequence[Otherwise]:
+    """Import the modules and load the libraries that register what a graph names.
+
+    Returns operators that the asker would have compiled otherwise (see `unless_met`).
+    Raises CannotTravelError: one can't be loaded in this process, or it is other code than the asker's.
+    """
+    for library in libraries:
+        try:
+            operators.load_library(library)
+        except (OSError, RuntimeError) as error:
+            raise CannotTravelError("code_not_importable", f"{library}: {error}") from error
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a module of the program's, which may do anything
+            detail = f"{module}: {type(error).__name__}: {error}"
+            raise CannotTravelError("code_not_importable", detail) from error
+    if modules or libraries:
+        inductor_registrations.forget_what_was_gathered()
+    if code is None:
+        return []
+    other, operators_otherwise = code.difference()
+    if other:
+        raise CannotTravelError(CODE_DIFFERS, other)
+    return operators_otherwise
+
+
+@contextlib.contextmanager
+def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
+    """Around a compile. Raises CannotTravelError: it came to one of the operators that its asker compiles otherwise."""
+    with otherwise.watched(others) as met:
+        try:
+            yield
+        except Exception as error:
+            if what := met():
+                raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}") from error
+            raise
+        if what := met():
+            raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}")
+
+
+def compare_configured(code: SentCode | None) -> None:
+    """Raises CannotTravelError: what options name, and are in force here, is other code than the asker's."""
+    if code is not None and (other := code.other_configured(ambient.code_digests())):
+        raise CannotTravelError(CODE_DIFFERS, other)
+
+
+@contextlib.contextmanager
+def _restart_caught() -> Iterator[list[str]]:
+    asked: list[str] = []
+    try:
+        yield asked
+    except Exception as error:
+        sources = tracing.restart_request(error)
+        if not sources:
+            raise
+        asked.extend(sources)
+
+
+def _sources(travelled: Sequence[Any]) -> list[Any]:
+    """Sources of inputs; position identifies those that did not travel."""
+    return [
+        source if source is not None else tracing.positional_source(number) for number, source in enumerate(travelled)
+    ]
+
+
+class _Result:
+    """A bundled AOTAutograd result, not yet linked; `sources` are those of its inputs, lifted parameters first."""
+
+    def __init__(self, result: Any, sources: list[Any]) -> None:
+        self._result, self._sources = result, sources
+
+    def pack(
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
+
+        Raises:
+            CannotReturnError: there is no result, it does not pickle, or an effect can't be replayed.
+        """
+        result = self._result
+        if result is None:
+            raise CannotReturnError("no_result", "AOTAutograd made nothing that can be kept")
+        for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
+            if not output_code.is_compiled_graph(graph):
+                raise CannotReturnError("output_code", type(graph).__name__)
+            _link(graph, f"<{name} {part}>", names, triton, indices)
+        output_code.link_result(result)
+        mutated = aot.mutated_inputs(result)
+        written = list(range(len(self._sources))) if mutated is None else mutated
+        return _pickled(aot.dump_result, result), effects.record(context, self._sources, written)
+
+
+class _Output:
+    """Inductor's output for a graph after AOTAutograd, not yet linked."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def pack(
+        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
+    ) -> tuple[bytes, dict[str, Any]]:
+        """As `_Result.pack`; such a graph has no effects."""
+        if not output_code.is_compiled_graph(self._output):
+            raise CannotReturnError("output_code", type(self._output).__name__)
+        graph = inner.travelling(self._output)
+        _link(graph, f"<{name}>", names, triton, indices)
+        return _pickled(inner.dump, graph), {}
+
+
+def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]) -> None:
+    triton.give_files(graph)
+    output_code.compiled_for(graph, indices)
+    try:
+        linked = wrapper.link(graph.source_code, name, names, triton.names, indices)
+    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
+        log.warning("the wrapper of %s is not linked: %s", name, error)
+    else:
+        output_code.link(graph, linked)
+
+
+def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
+    try:
+        return dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
+
+
+def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Result:
+    inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
+    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
+    sources = _sources(request.sources)
+    parameter_sources = dict(
+        zip(request.parameter_sources, _sources(list(request.parameter_sources.values())), strict=True)
+    )
+    if request.from_dynamo:
+        aot.attach_dynamo_metadata(gm, sources, parameter_sources)
+    with tracing.aot_id_is(request.aot_id):
+        compiled = aot.compile_graph(gm, inputs, keep_result=True)
+    if compiled.result is not None and request.from_dynamo:
+        aot.as_from_real_inputs(compiled.result)
+    lifted = [parameter_sources.get(name) for name in aot.parameters_and_buffers(gm)]
+    return _Result(compiled.result, [*lifted, *sources])
+
+
+def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Output:
+    values, _ = msgspec.msgpack.decode(request.inputs)
+    inputs = [decoder.value(value) for value in values]
+    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
+    return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)))
+
+
+def compile_live(
+    captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: kernels.Units
+) -> Artifact:
+    """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
+    started = time.perf_counter()
+    request = captured.request
+    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=True)
+    with toolchain.failures_explained(request.tools), host_facts.known(request.tools):
+        with _restart_caught() as asked, commands.collecting(linking.take):
+            made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
+        if asked:
+            return _restart(request, asked, started)
+        indices = captured.placement.indices
+        result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton(), indices)
+        found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
+        library = linking.library()
+        unkept = _why_unkept(request, library)
+    seconds = time.perf_counter() - started
+    return Artifact(request.level, result, library, None, found, recorded, seconds, unkept)
+
+
+@contextlib.contextmanager
+def local_kernels() -> Iterator[tuple[kernels.Submit, kernels.Units]]:
+    """Compile kernels from threads of this process, one compiler per core it may use."""
+    units = len(os.sched_getaffinity(0))
+    submit, end = kernels.in_threads(units)
+    try:
+        yield submit, lambda: units
+    finally:
+        end()
+
+
+def _why_unkept(request: CompileRequest, library: bytes | None) -> str:
+    """Says so if the compiler of C++ kernels is another than the one of the key: a graph may have waited long.
+
+    Only while the request's state is in force, which names the compiler.
+    """
+    key = request.key_of(library is not None)
+    if library is None or key is None:
+        return ""
+    try:
+        return "" if key.holds("toolchain", toolchain.key_facts(request.tools)) else COMPILER_CHANGED
+    except Bypass:
+        return COMPILER_CHANGED
+
+
+def publish_if_kept(
+    artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
+) -> None:
+    """Publish what may be kept; a store that can't be written is a bypass, not an error."""
+    key = request.key_of(artifact.library is not None)
+    if key is None or store is None:
+        return
+    if artifact.unkept:
+        bypass("compiler_changed")
+        return
+    try:
+        publish(
+            artifact,
+            key,
+            store,
+            label=request.label,
+            created=time.time(),
+            torch=str(torch.__version__),
+            origin=request.origin,
+        )
+    except StoreError as error:
+        artifact.unkept = str(error)
+        bypass("store_write_failed")
+        runtime.say_not_kept(error)
+    else:
+        statistics.count("entries_written")
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[str]:
+    """A place for the files Inductor writes while it compiles; gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fxpool-scratch-", ignore_cleanup_errors=True) as directory,
+        in_directory(directory),
+    ):
+        yield directory
+
+
+@contextlib.contextmanager
+def in_directory(directory: str) -> Iterator[None]:
+    """Have Inductor and Triton keep their files there."""
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    commands.inductor_directory(directory)
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(directory, "triton")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
