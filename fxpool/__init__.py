@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
 
-__version__ = "0.1.0"
-
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: a program that only trains should not pay for the parser of a settings file.

@@ -16,7 +16,7 @@ from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering import failed_levels, runtime
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.artifact import Parts
-from fxpool.lowering.backend import FINAL, Attempt
+from fxpool.lowering.attempt import FINAL, Attempt
 from fxpool.lowering.eager_fallback import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured

@@ -23,7 +23,7 @@ from fxpool.errors import (
     WorkerDiedError,
 )
 from fxpool.lowering import runtime
-from fxpool.lowering.backend import Attempt
+from fxpool.lowering.attempt import Attempt
 from fxpool.torch_compat.dynamo import frames
 
 log = logging.getLogger("fxpool.lowering")

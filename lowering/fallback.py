@@ -33,7 +33,7 @@ from fxpool.lowering.artifact.artifact import (
     parts_of_artifact,
     parts_of_entry,
 )
-from fxpool.lowering.backend import FINAL, Attempt
+from fxpool.lowering.attempt import FINAL, Attempt
 from fxpool.lowering.eager_fallback import DEADLY, run_eagerly
 from fxpool.lowering.options import Options
 from fxpool.lowering.request import capture

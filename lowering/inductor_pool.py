@@ -41,6 +41,7 @@ from fxpool.errors import (
     UnsupportedTorchError,
 )
 from fxpool.lowering import runtime
+from fxpool.lowering.request.placement import current_device, visible_devices
 from fxpool.lowering.request.request import CODE_DIFFERS
 from fxpool.torch_compat import versions
 
@@ -302,7 +303,6 @@ class GraphPool:
 
         Raises PoolError, and CannotTravelError for a process whose state exists here only.
         """
-        from fxpool.lowering.cuda import devices
         from fxpool.lowering.request import ambient, capture
         from fxpool.torch_compat.cpp import instruction_sets
 
@@ -316,10 +316,10 @@ class GraphPool:
             code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state), after_autograd=True)
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
-        facts = devices.visible(tools) if not seen else ()
+        facts = visible_devices(tools) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
-        current = devices.current() if facts else 0
+        current = current_device() if facts else 0
         payload = pickle.dumps((graph, modules, libraries, code, state, known, facts, current, tools))
         sent = _to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts))
         statistics.count("borrowed", "fx")

@@ -8,7 +8,7 @@ of Inductor's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fxpool import config
@@ -75,8 +75,6 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
     *prefixes, base = own["mode"].split("+")
     stages: tuple[dict[str, Any], ...] = ()
     if "progressive" in prefixes:
-        from fxpool.lowering.background.stages import merged  # of no use to a hit in another mode
-
         stages = merged(own["stages"], inductor)
     return Options(
         base, own["strict"], own["cache"], inductor, "async" in prefixes, stages, own["stage_calls"] if stages else 0
@@ -98,3 +96,30 @@ def _compile_mode(text: str, known: Any) -> str:
     if "+" in text:
         return config.override(config.current(), {"mode": text}).mode
     raise UnknownNameError("mode", text, known)
+
+
+def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Inductor's options of each stage, the call's among them. A stage that adds nothing to the one before is left out.
+
+    Raises:
+        ConfigurationError: an unknown option or mode, or a value of a wrong type.
+    """
+    found: list[dict[str, Any]] = []
+    for number, stage in enumerate(stages):
+        options = {**common, **_checked(stage, f"stage {number}")}
+        if not found or options != found[-1]:
+            found.append(options)
+    return tuple(found)
+
+
+def _checked(stage: str | Mapping[str, Any], where: str) -> dict[str, Any]:
+    if isinstance(stage, str):
+        if stage not in configs.mode_names():
+            raise UnknownNameError(f"mode of {where}", stage, configs.mode_names())
+        return configs.mode_options(stage)
+    try:
+        return dict(configs.check_inductor_option(name, value) for name, value in stage.items())
+    except KeyError as error:
+        raise UnknownNameError(f"option of {where}", error.args[0], configs.inductor_option_names()) from None
+    except TypeError as error:
+        raise ConfigurationError(f"{where}: {error}") from None

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from fxpool import __version__
 from fxpool.errors import ProtocolError
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import PROTOCOL_VERSION, Channel, check_peer
+from fxpool.version import __version__
 
 __all__ = ["links", "status", "stop"]
 

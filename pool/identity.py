@@ -14,8 +14,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from fxpool import __version__, installed
+from fxpool import installed
 from fxpool.pool.protocol import PROTOCOL_VERSION
+from fxpool.version import __version__
 
 __all__ = ["digest"]
 

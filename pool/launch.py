@@ -26,12 +26,13 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool import __version__, forks
+from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool import messages as m
 from fxpool.pool import runtime_dir
 from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
 from fxpool.pool.protocol import PROTOCOL_VERSION, check_peer, encode
+from fxpool.version import __version__
 
 __all__ = ["LOG", "READY", "Found", "find_or_start", "link_of", "start"]
 

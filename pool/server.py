@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from fxpool import __version__
 from fxpool.errors import ProtocolError
 from fxpool.pool import memory, predecessor, processes, runtime_dir
 from fxpool.pool import messages as m
@@ -39,6 +38,7 @@ from fxpool.pool.outcomes import Client
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.pool.watch import Limits
 from fxpool.pool.zygote_link import ZygoteLink
+from fxpool.version import __version__
 
 __all__ = ["Server", "main"]
 

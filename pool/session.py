@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import __version__, descriptors, forks
+from fxpool import descriptors, forks
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
 from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, encode
+from fxpool.version import __version__
 
 if TYPE_CHECKING:
     from fxpool.pool.client import PoolClient

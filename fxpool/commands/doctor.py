@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-import fxpool
 from fxpool.commands.output import FOUND_WRONG, width, wrapped
 from fxpool.doctor.findings import FAIL, OK, WARN, Finding, examine
+from fxpool.version import __version__
 
 __all__ = ["doctor"]
 
@@ -37,7 +37,7 @@ def doctor(as_json: bool) -> None:
         checks = [*host.CHECKS, *trial.checks()]
         found: list[Finding] = []
         if not as_json:
-            click.echo(wrapped("", f"fxpool {fxpool.__version__} on {_host()}", width()))
+            click.echo(wrapped("", f"fxpool {__version__} on {_host()}", width()))
         for finding in examine(checks):
             found.append(finding)
             if not as_json:
@@ -45,7 +45,7 @@ def doctor(as_json: bool) -> None:
     counts = {state: sum(one.state == state for one in found) for state in (OK, WARN, FAIL)}
     seconds = time.monotonic() - started
     if as_json:
-        facts: dict[str, Any] = {"fxpool": fxpool.__version__, "host": _host(), "seconds": round(seconds, 1), **counts}
+        facts: dict[str, Any] = {"fxpool": __version__, "host": _host(), "seconds": round(seconds, 1), **counts}
         click.echo(json.dumps({**facts, "checks": [asdict(one) for one in found]}))
     else:
         warnings = f"{counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}"

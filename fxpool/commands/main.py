@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import click
 
-import fxpool
 from fxpool.commands import cache, device, doctor, server
 from fxpool.commands.output import Commands, console
+from fxpool.version import __version__
 
 __all__ = ["main"]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(fxpool.__version__, prog_name="fxpool", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="fxpool", message="%(prog)s %(version)s")
 def main() -> None:
     """A compile service for torch.compile: torch.compile(model, backend="fxpool")."""
 

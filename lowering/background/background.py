@@ -23,7 +23,7 @@ from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
 from fxpool.lowering import runtime
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.artifact import Parts
-from fxpool.lowering.backend import Attempt
+from fxpool.lowering.attempt import Attempt
 from fxpool.lowering.background.swap import Swap, Version
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured

@@ -7,47 +7,20 @@ timed and found slower than the stage before is marked in the cache directory, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fxpool.codecache import slower
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import CannotTravelError, ConfigurationError, StoreError, UnknownNameError
-from fxpool.lowering.backend import Attempt
+from fxpool.errors import CannotTravelError, StoreError
+from fxpool.lowering.attempt import Attempt
 from fxpool.lowering.background.background import Stage
 from fxpool.lowering.request.capture import Captured
 from fxpool.torch_compat.state import configs
 
-__all__ = ["merged", "of_call"]
+__all__ = ["of_call"]
 
 log = logging.getLogger("fxpool.lowering")
-
-
-def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Inductor's options of each stage, the call's among them. A stage that adds nothing to the one before is left out.
-
-    Raises:
-        ConfigurationError: an unknown option or mode, or a value of a wrong type.
-    """
-    found: list[dict[str, Any]] = []
-    for number, stage in enumerate(stages):
-        options = {**common, **_checked(stage, f"stage {number}")}
-        if not found or options != found[-1]:
-            found.append(options)
-    return tuple(found)
-
-
-def _checked(stage: str | Mapping[str, Any], where: str) -> dict[str, Any]:
-    if isinstance(stage, str):
-        if stage not in configs.mode_names():
-            raise UnknownNameError(f"mode of {where}", stage, configs.mode_names())
-        return configs.mode_options(stage)
-    try:
-        return dict(configs.check_inductor_option(name, value) for name, value in stage.items())
-    except KeyError as error:
-        raise UnknownNameError(f"option of {where}", error.args[0], configs.inductor_option_names()) from None
-    except TypeError as error:
-        raise ConfigurationError(f"{where}: {error}") from None
 
 
 def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[Stage]:

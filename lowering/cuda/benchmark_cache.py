@@ -22,6 +22,7 @@ import torch
 from fxpool import forks
 from fxpool.codecache import blobs
 from fxpool.errors import StoreError
+from fxpool.lowering.request.request import Measured
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import Question
@@ -31,9 +32,6 @@ log = logging.getLogger("fxpool.lowering")
 # Longest wait, in seconds, for another process that measures.
 _PATIENCE = 120.0
 _measuring = forks.lock(__name__, "_measuring")
-
-#: Questions with their answers.
-Measured = list[tuple[Question, bool]]
 
 
 class Answers:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
@@ -28,11 +27,10 @@ import torch
 
 from fxpool import forks
 from fxpool.codecache import blobs, toolchain
-from fxpool.codecache.graph_codec import EncodedGraph
 from fxpool.errors import StoreError
 from fxpool.lowering.cuda.benchmark_cache import Answers
 from fxpool.lowering.request.request import CompileRequest
-from fxpool.torch_compat.cuda import device_facts, device_guard, padding
+from fxpool.torch_compat.cuda import device_guard, padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.state import configs
 
@@ -40,72 +38,6 @@ log = logging.getLogger("fxpool.lowering")
 
 # Longest wait, in seconds, for another process that makes the same library.
 _PATIENCE = 120.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Devices in the order in which a graph names them.
-
-    `indices` are those of this process, `facts` what is known of each; `current` is the number of the current one.
-    `needed` says why a worker has to see them; empty where it need not.
-    """
-
-    indices: tuple[int, ...] = ()
-    facts: tuple[DeviceFacts, ...] = ()
-    current: int = 0
-    needed: str = ""
-
-    def visible(self) -> str | None:
-        """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
-        return None if self.indices == tuple(range(len(self.indices))) else self.names()
-
-    def names(self) -> str:
-        """The graph's devices, in its order, as ``CUDA_VISIBLE_DEVICES`` names them."""
-        seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)
-
-    def key_part(self) -> dict[str, str]:
-        if not self.facts:
-            return {}
-        rows = {f"cuda_device_{number}": one.described() for number, one in enumerate(self.facts)}
-        return {**rows, "cuda_current": str(self.current), "cuda_needed": self.needed}
-
-
-def placement(encoded: EncodedGraph, default: str | None, tools: str | None) -> Placement:
-    """The CUDA devices of an encoded graph; `default` is the default device in force."""
-    if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
-        return Placement()
-    indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
-    if (encoded.current_named or default is not None or not indices) and here not in indices:
-        indices.append(here)
-    if here in indices:
-        current = indices.index(here)
-    facts = tuple(map(device_facts.capture, indices))
-    if default is not None and torch.device(default).index not in (None, here):
-        return Placement(tuple(indices), facts, current, "default_device")
-    return Placement(tuple(indices), facts, current, _needed(encoded, tools))
-
-
-def _needed(encoded: EncodedGraph, tools: str | None) -> str:
-    if any(constant.device.type != "cpu" for constant in encoded.constants):
-        return "constant"
-    if encoded.attention_open:
-        return "attention"
-    if measured := configs.measures():
-        return measured
-    return "" if toolchain.find_compiler(tools) is not None else "no_compiler"
-
-
-def visible(tools: str | None) -> tuple[DeviceFacts, ...]:
-    """Facts of all devices of this process, if it uses any and they can be answered for."""
-    if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(tools) is None:
-        return ()
-    return tuple(map(device_facts.capture, range(torch.cuda.device_count())))
-
-
-def current() -> int:
-    """The index of this thread's current device."""
-    return torch.cuda.current_device()
 
 
 @contextlib.contextmanager

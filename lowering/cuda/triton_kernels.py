@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fxpool.lowering.scratch import scratch_directory
 from fxpool.torch_compat.inductor import output_code, preload
 from fxpool.torch_compat.triton import triton_compile
 
@@ -143,8 +144,6 @@ def decode(data: bytes) -> list[Kernel]:
 
 def compile_kernel(payload: bytes) -> bytes:
     """Job: compile one `KernelSource`, answer with a `CompiledKernel`. Raises what Triton raises."""
-    from fxpool.lowering.worker.compiler import scratch_directory
-
     wanted = msgspec.msgpack.decode(payload, type=KernelSource)
     preload.settle_assembler()
     with scratch_directory():

@@ -17,8 +17,8 @@ from fxpool.codecache import cacheable, graph_codec, guards, key, program_code, 
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
-from fxpool.lowering.cuda import devices
 from fxpool.lowering.request import ambient, overlap
+from fxpool.lowering.request.placement import Placement, placement_of
 from fxpool.lowering.request.request import AOT, FX, CompileRequest
 from fxpool.torch_compat.dynamo import frames, shape_env, tracing
 from fxpool.torch_compat.inductor import aot
@@ -45,7 +45,7 @@ class Captured:
     lifted: list[torch.Tensor]
     sources: list[Any]
     layout: overlap.Layout
-    placement: devices.Placement
+    placement: Placement
     stays: CannotTravelError | None = None
     bypass: cacheable.Bypass | None = None
     describe: Callable[[], key.GraphKey] | None = None
@@ -249,7 +249,7 @@ def _finish(
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(values)
     shapes = _dump_shapes(env) if encoded.symbols and env is not None else None
-    placement = devices.placement(encoded, state.switches["default_device"], tools)
+    placement = placement_of(encoded, state.switches["default_device"], tools)
     request = CompileRequest(
         level=level,
         label=label,
@@ -317,7 +317,7 @@ def key_parts(
     layout: overlap.Layout,
     env: Any | None,
     state: ambient.AmbientState,
-    placement: devices.Placement,
+    placement: Placement,
     tools: str | None,
 ) -> dict[str, Any]:
     """The components of a key, by name, as plain data or bytes.

@@ -15,10 +15,13 @@ import torch
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.program_code import SentCode
-from fxpool.lowering.cuda.benchmark_cache import Measured
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+from fxpool.torch_compat.cuda.padding import Question
 from fxpool.torch_compat.dynamo import tensors, tracing
+
+#: Questions that only a device can answer, with their answers.
+Measured = list[tuple[Question, bool]]
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made

@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +37,7 @@ from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, inner, output_code
-from fxpool.torch_compat.operators import inductor_registrations, operators, otherwise
+from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.otherwise import Otherwise
 from fxpool.torch_compat.triton import triton_compile
 
@@ -164,7 +163,7 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
             detail = f"{module}: {type(error).__name__}: {error}"
             raise CannotTravelError("code_not_importable", detail) from error
     if modules or libraries:
-        inductor_registrations.forget_what_was_gathered()
+        otherwise.forget_what_was_gathered()
     if code is None:
         return []
     other, operators_otherwise = code.difference()
@@ -370,29 +369,3 @@ def publish_if_kept(
         runtime.say_not_kept(error)
     else:
         statistics.count("entries_written")
-
-
-@contextlib.contextmanager
-def scratch_directory() -> Iterator[str]:
-    """A place for the files Inductor writes while it compiles; gone afterwards."""
-    with (
-        tempfile.TemporaryDirectory(prefix="fxpool-scratch-", ignore_cleanup_errors=True) as directory,
-        in_directory(directory),
-    ):
-        yield directory
-
-
-@contextlib.contextmanager
-def in_directory(directory: str) -> Iterator[None]:
-    """Have Inductor and Triton keep their files there."""
-    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    commands.inductor_directory(directory)
-    os.environ["TRITON_CACHE_DIR"] = os.path.join(directory, "triton")
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

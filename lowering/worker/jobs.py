@@ -22,6 +22,7 @@ from fxpool.lowering.cpp import host_facts, kernels, precompiled_header
 from fxpool.lowering.cuda import autotune, devices, triton_kernels
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.scratch import scratch_directory
 from fxpool.lowering.worker import compiler as compiling
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers
@@ -49,7 +50,7 @@ def compile_job(payload: bytes) -> bytes:
         job.phase("standing in for devices")
     try:
         with (
-            compiling.scratch_directory(),
+            scratch_directory(),
             devices.answered(request) as measured,
             autotune.tuned(request, _submit) as tuned,
         ):
@@ -110,7 +111,7 @@ def prepare_job(payload: bytes) -> bytes:
     request = CompileRequest.load(payload)
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"
-    with job.in_the_background(), compiling.scratch_directory(), ambient.entered(request.ambient):
+    with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
         host_facts.find(request.tools)
         with host_facts.known(request.tools):  # the facts may have been kept, and the header be another
             precompiled_header.command(request.tools)

@@ -22,7 +22,7 @@ import torch
 
 from fxpool.codecache import system, toolchain
 from fxpool.lowering.cuda.triton_kernels import PendingKernel
-from fxpool.lowering.worker import compiler as compiling
+from fxpool.lowering.scratch import scratch_directory
 from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cuda import device_answers, no_devices
 from fxpool.torch_compat.cuda.common_devices import COMMON
@@ -104,7 +104,7 @@ def _apart() -> Iterator[Any]:
 def _kept_apart(fake_mode: Any) -> Iterator[None]:
     toolchain.settle()  # what Inductor remembers from now on is of the compiler that most jobs have
     with (
-        compiling.scratch_directory(),
+        scratch_directory(),
         tracing.worker_context(fake_mode, None),
         instruction_sets.instruction_sets_known(instruction_sets.candidates()),
         commands.collecting(lambda kernels, last: None),

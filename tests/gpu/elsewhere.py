@@ -66,15 +66,15 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
     from fxpool.codecache.key import GraphKey
     from fxpool.lowering import runtime
     from fxpool.lowering.artifact.artifact import decode_answer
-    from fxpool.lowering.cuda import devices
     from fxpool.lowering.fallback import _place
     from fxpool.lowering.request import capture
+    from fxpool.lowering.request.placement import Placement
     from fxpool.lowering.request.request import COMPILE_JOB
     from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
     with open(facts_path) as file:
         facts = msgspec.convert(json.loads(file.readline()), DeviceFacts, strict=False)
-    placement = devices.Placement((0,), (facts,))
+    placement = Placement((0,), (facts,))
     original = capture.key_parts
     parts: list[dict[str, Any]] = []
 

@@ -15,9 +15,8 @@ from torch._subclasses import FakeTensorMode
 
 from fxpool.codecache import key
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
-from fxpool.lowering.cuda import devices
-from fxpool.lowering.cuda.devices import Placement
-from fxpool.lowering.request import capture
+from fxpool.lowering.request import capture, placement
+from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda import attention, device_answers, device_facts
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.state import configs
@@ -48,7 +47,7 @@ def encoded(*named: torch.device | str) -> EncodedGraph:
 
 
 def placed(*named: torch.device | str, default: str | None = None) -> Placement:
-    return devices.placement(encoded(*named), default, None)
+    return placement.placement_of(encoded(*named), default, None)
 
 
 def test_devices_are_numbered_as_the_graph_names_them() -> None:
@@ -120,7 +119,7 @@ def attending(*before: Any, known: bool = True) -> EncodedGraph:
 )
 def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -> None:
     def needed(graph: EncodedGraph) -> str:
-        return devices.placement(graph, None, None).needed
+        return placement.placement_of(graph, None, None).needed
 
     plain = attending()
     (row,) = [row for row in plain.description[1] if row[0] == "call_function"]
@@ -135,8 +134,8 @@ def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -
 def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed(torch.device("cuda", 0), default="cuda:2").needed == "default_device"
     graph = dataclasses.replace(encoded(torch.device("cuda", 0)), constants=[torch.ones(1, device="meta")])
-    assert devices.placement(graph, None, None).needed == "constant"
-    monkeypatch.setattr(devices.toolchain, "find_compiler", lambda tools: None)
+    assert placement.placement_of(graph, None, None).needed == "constant"
+    monkeypatch.setattr(placement.toolchain, "find_compiler", lambda tools: None)
     assert placed(torch.device("cuda", 0)).needed == "no_compiler"
 
 

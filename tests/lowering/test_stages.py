@@ -17,7 +17,7 @@ from fxpool.codecache.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering import options
 from fxpool.lowering.artifact import load
-from fxpool.lowering.background import background, stages
+from fxpool.lowering.background import background
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -276,13 +276,13 @@ def test_the_default_stages_end_with_max_autotune(shared_pool: Path, cache: Path
 
 
 def test_stages_are_made_of_the_call_s_options_and_their_own() -> None:
-    assert stages.merged([{}, {"max_autotune": True}], {}) == ({}, {"max_autotune": True})
-    assert stages.merged(["default", {"max-autotune": True}], {"epilogue_fusion": True}) == (
+    assert options.merged([{}, {"max_autotune": True}], {}) == ({}, {"max_autotune": True})
+    assert options.merged(["default", {"max-autotune": True}], {"epilogue_fusion": True}) == (
         {"epilogue_fusion": True},
         {"epilogue_fusion": True, "max_autotune": True},
     )
-    assert stages.merged([{}, {"max_autotune": True}], {"max_autotune": True}) == ({"max_autotune": True},), "no news"
-    assert stages.merged(["max-autotune-no-cudagraphs"], {})[0]["max_autotune"] is True
+    assert options.merged([{}, {"max_autotune": True}], {"max_autotune": True}) == ({"max_autotune": True},), "no news"
+    assert options.merged(["max-autotune-no-cudagraphs"], {})[0]["max_autotune"] is True
 
 
 @pytest.mark.parametrize(

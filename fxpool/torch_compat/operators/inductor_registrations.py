@@ -25,7 +25,7 @@ import torch
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 from fxpool.torch_compat.operators.registrations import foreign_functions
 
-__all__ = ["Tables", "forget_what_was_gathered", "of_operator", "of_the_program", "tables", "watch"]
+__all__ = ["Tables", "of_operator", "of_the_program", "tables", "watch"]
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
@@ -58,16 +58,6 @@ def of_operator(name: str) -> Otherwise | None:
     """The operator that a registration of `of_the_program` is for, if it does nothing where that is not met."""
     table, _, rest = name.partition("[")
     return Otherwise(_ASKED_FOR[table], rest[:-1], name) if table in _ASKED_FOR else None
-
-
-def forget_what_was_gathered() -> None:
-    """Have Inductor and fake tensors look into their tables anew: something may have been registered since."""
-    gather: Any = getattr(sys.modules.get(_DECOMPOSITION), "fast_random_decomps", None)
-    if gather is not None:
-        gather.cache_clear()
-    fake = sys.modules.get("torch._subclasses.fake_tensor")
-    if fake is not None:
-        fake.FakeTensorMode.cache_clear()
 
 
 # ---------------------------------------------------------------- tables of functions

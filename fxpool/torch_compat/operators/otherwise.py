@@ -12,12 +12,13 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 
-__all__ = ["DECOMPOSED", "LOWERED", "How", "MetError", "Otherwise", "watched"]
+__all__ = ["DECOMPOSED", "LOWERED", "How", "MetError", "Otherwise", "forget_what_was_gathered", "watched"]
 
 How = Literal["lowered", "decomposed"]
 LOWERED: How = "lowered"
@@ -73,7 +74,7 @@ def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
                     replaced.append((table, key, table.get(key, _ABSENT)))
                     table[key] = _telling(table.get(key), one.what, met)
         if replaced:
-            _forget_what_was_gathered()
+            forget_what_was_gathered()
         yield first_met
     finally:
         for table, key, before in reversed(replaced):
@@ -82,7 +83,7 @@ def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
             else:
                 table[key] = before
         if replaced:
-            _forget_what_was_gathered()
+            forget_what_was_gathered()
 
 
 def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
@@ -104,7 +105,11 @@ def _found(operator: str) -> Any:
     return found
 
 
-def _forget_what_was_gathered() -> None:
-    from fxpool.torch_compat.operators import inductor_registrations
-
-    inductor_registrations.forget_what_was_gathered()
+def forget_what_was_gathered() -> None:
+    """Have Inductor and fake tensors look into their tables anew: something may have been registered since."""
+    gather: Any = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
+    if gather is not None:
+        gather.cache_clear()
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None:
+        fake.FakeTensorMode.cache_clear()

@@ -1,0 +1,38 @@
+"""Directories for what Inductor and Triton write while they compile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+from fxpool.torch_compat.cpp import commands
+
+__all__ = ["in_directory", "scratch_directory"]
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[str]:
+    """A place for the files Inductor writes while it compiles; gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fxpool-scratch-", ignore_cleanup_errors=True) as directory,
+        in_directory(directory),
+    ):
+        yield directory
+
+
+@contextlib.contextmanager
+def in_directory(directory: str) -> Iterator[None]:
+    """Have Inductor and Triton keep their files there."""
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    commands.inductor_directory(directory)
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(directory, "triton")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
