@@ -54,7 +54,7 @@ def use(backend: str, size: str) -> dict[str, Any]:
     import torch
 
     import fxpool
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     pool = runtime.pool()
     pool.start(wait=True)

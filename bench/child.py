@@ -104,7 +104,7 @@ def _witness(backend: str) -> dict[str, Any]:
 
 def served(what: str, backend: str, size: str) -> dict[str, Any]:
     if backend == "fxpool":
-        from fxpool.lowering import runtime
+        from fxpool.lowering.core import runtime
 
         pool = runtime.pool()
         pool.start(wait=True)
@@ -118,8 +118,8 @@ def hit() -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from fxpool.codecache import graph_codec, key, program_code
-    from fxpool.lowering import runtime
     from fxpool.lowering.artifact import lookup
+    from fxpool.lowering.core import runtime
     from fxpool.lowering.request import ambient, capture
 
     found: dict[str, Any] = {}
@@ -226,7 +226,7 @@ def _compiles(names: list[str], size: str) -> dict[str, Any]:
 
 
 def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     ours, theirs = os.pipe()
     pid = os.fork()

@@ -106,7 +106,7 @@ def roundtrip(backend: str) -> dict[str, Any]:
             return _times(lambda: theirs.submit(operator.add, 1, 1).result(), JOBS)
         finally:
             theirs.shutdown()
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     pool = runtime.pool()
     _settle(pool)
@@ -114,7 +114,7 @@ def roundtrip(backend: str) -> dict[str, Any]:
 
 
 def fork() -> dict[str, Any]:
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     pool = runtime.pool()
     _settle(pool)
@@ -149,7 +149,7 @@ def _settle(pool: Any) -> None:
 def footprint(size: str) -> dict[str, Any]:
     import psutil
 
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
     from fxpool.pool import memory
 
     pool = runtime.pool()
@@ -233,7 +233,7 @@ def ends() -> dict[str, Any]:
 
 
 def killed(size: str) -> dict[str, Any]:
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     os.environ["FXPOOL_POOL"] = "host"
     os.environ["FXPOOL_IDLE_TIMEOUT"] = "1"
@@ -252,7 +252,7 @@ def _first_call_with(who: str, size: str) -> float:
     import torch
 
     from fxpool.demo.child import build
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     store = runtime.store()
     assert store is not None

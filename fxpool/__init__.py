@@ -88,7 +88,7 @@ def stats() -> dict[str, Any]:
     result = statistics.snapshot()
     result["store"] = _store_sizes()
     result["cache_disk_bytes"] = _disk_bytes()
-    background = _imported("fxpool.lowering.background.background")
+    background = _imported("fxpool.lowering.background.compiles")
     result["background"] = background.report() if background is not None else []
     return result
 
@@ -113,7 +113,7 @@ def _disk_bytes() -> int:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    service = _imported("fxpool.lowering.runtime")
+    service = _imported("fxpool.lowering.core.runtime")
     if service is not None:
         service.close()
 
@@ -126,7 +126,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
-    background = _imported("fxpool.lowering.background.background")
+    background = _imported("fxpool.lowering.background.compiles")
     found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
     return found
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxpool.errors import UnsupportedTorchError
-from fxpool.lowering import options as call_options
-from fxpool.lowering.attempt import Attempt
+from fxpool.lowering.core import options as call_options
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.torch_compat import versions
 from fxpool.watch import configured
 
@@ -28,7 +28,7 @@ def fxpool_backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph; returns what Dynamo calls in its place.
 
-    `mode` and `options` are those of ``torch.compile``; see `fxpool.lowering.options`.
+    `mode` and `options` are those of ``torch.compile``; see `fxpool.lowering.core.options`.
 
     Raises:
         UnsupportedTorchError: torch, Python or the platform is outside the supported range.
@@ -39,7 +39,8 @@ def fxpool_backend(
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
-    from fxpool.lowering import fallback, runtime
+    from fxpool.lowering.core import runtime
+    from fxpool.lowering.fallback import chain
     from fxpool.torch_compat.operators import inductor_registrations
 
     inductor_registrations.watch()
@@ -50,8 +51,8 @@ def fxpool_backend(
     configured.attach()
     attempt = Attempt(_label(), wanted)
     try:
-        with attempt.timed("total"), fallback.options_in_force(wanted):
-            return fallback.descend(gm, example_inputs, attempt)
+        with attempt.timed("total"), chain.options_in_force(wanted):
+            return chain.descend(gm, example_inputs, attempt)
     finally:
         attempt.record()
         if attempt.how != "async":  # its thread tells

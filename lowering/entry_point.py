@@ -12,7 +12,7 @@ from fxpool.torch_compat import versions
 from fxpool.torch_compat.dynamo import backend_table
 
 if versions.current_refusal() is None:
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     runtime.start_ahead()
 

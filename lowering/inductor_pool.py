@@ -40,9 +40,9 @@ from fxpool.errors import (
     ProtocolError,
     UnsupportedTorchError,
 )
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
+from fxpool.lowering.request.compile_request import CODE_DIFFERS
 from fxpool.lowering.request.placement import current_device, visible_devices
-from fxpool.lowering.request.request import CODE_DIFFERS
 from fxpool.torch_compat import versions
 
 log = logging.getLogger("fxpool.lowering")
@@ -127,7 +127,7 @@ def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False)
 def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
     """Count that the pool does not compile something, and say so once per reason. Raises `error` under ``strict``, and
     if it is of something that killed its workers: it would do the same to this process."""
-    from fxpool.lowering.eager_fallback import DEADLY
+    from fxpool.lowering.fallback.eager import DEADLY
 
     if config.current().strict or isinstance(error, DEADLY):
         raise error

@@ -174,7 +174,7 @@ def _show_entry(entry: Entry) -> None:
 
 def _show_code(entry: Entry, store: LocalStore) -> None:
     """As Python: each module under a comment with the name it has in tracebacks."""
-    from fxpool.lowering.artifact.artifact import generated_code
+    from fxpool.lowering.artifact.entry_parts import generated_code
 
     for name, text in generated_code(entry, store):
         click.echo(f"# {name}\n{text}")

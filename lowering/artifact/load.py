@@ -8,7 +8,7 @@ from typing import Any
 from fxpool import statistics
 from fxpool.errors import CannotReturnError, CorruptEntryError
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.artifact import Parts
+from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlap
 from fxpool.lowering.request.capture import Captured
 from fxpool.torch_compat.dynamo import tracing

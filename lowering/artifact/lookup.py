@@ -16,12 +16,12 @@ from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering import runtime
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.artifact import Parts, Reference, parts_of_entry
+from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entry
 from fxpool.lowering.artifact.load import GuardsDoNotHold
+from fxpool.lowering.core import runtime
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.request.compile_request import CompileRequest
 
 log = logging.getLogger("fxpool.lowering")
 

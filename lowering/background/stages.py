@@ -13,8 +13,8 @@ from typing import Any
 from fxpool.codecache import slower
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotTravelError, StoreError
-from fxpool.lowering.attempt import Attempt
-from fxpool.lowering.background.background import Stage
+from fxpool.lowering.background.compiles import Stage
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.capture import Captured
 from fxpool.torch_compat.state import configs
 

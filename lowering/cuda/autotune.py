@@ -27,7 +27,7 @@ from fxpool.errors import WorkerDiedError
 from fxpool.lowering.cuda import benchmark_cache
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.ambient import AmbientState
-from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.state import configs, switches
 from fxpool.torch_compat.triton import autotuning, benchmarks, triton_compile
 from fxpool.torch_compat.triton.autotuning import Fused, Question

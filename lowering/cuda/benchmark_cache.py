@@ -22,7 +22,7 @@ import torch
 from fxpool import forks
 from fxpool.codecache import blobs
 from fxpool.errors import StoreError
-from fxpool.lowering.request.request import Measured
+from fxpool.lowering.request.compile_request import Measured
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import Question

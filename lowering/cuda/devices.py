@@ -29,7 +29,7 @@ from fxpool import forks
 from fxpool.codecache import blobs, toolchain
 from fxpool.errors import StoreError
 from fxpool.lowering.cuda.benchmark_cache import Answers
-from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.cuda import device_guard, padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.state import configs

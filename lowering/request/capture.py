@@ -18,8 +18,8 @@ from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import ambient, overlap
+from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest
 from fxpool.lowering.request.placement import Placement, placement_of
-from fxpool.lowering.request.request import AOT, FX, CompileRequest
 from fxpool.torch_compat.dynamo import frames, shape_env, tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.operators import registrations

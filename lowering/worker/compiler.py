@@ -25,14 +25,14 @@ from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.program_code import SentCode
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
-from fxpool.lowering import runtime
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.artifact import COMPILER_CHANGED, Artifact, publish
+from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact, publish
+from fxpool.lowering.core import runtime
 from fxpool.lowering.cpp import host_facts, kernels
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.request import AOT, CODE_DIFFERS, CompileRequest
+from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import shape_env, tensors, tracing

@@ -17,12 +17,12 @@ import torch
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import lookup
-from fxpool.lowering.artifact.artifact import Answer, Reference, encode_answer, publish
+from fxpool.lowering.artifact.entry_parts import Answer, Reference, encode_answer, publish
+from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cpp import host_facts, kernels, precompiled_header
 from fxpool.lowering.cuda import autotune, devices, triton_kernels
 from fxpool.lowering.request import ambient
-from fxpool.lowering.request.request import CompileRequest
-from fxpool.lowering.scratch import scratch_directory
+from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from fxpool.codecache import system, toolchain
+from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cuda.triton_kernels import PendingKernel
-from fxpool.lowering.scratch import scratch_directory
 from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cuda import device_answers, no_devices
 from fxpool.torch_compat.cuda.common_devices import COMMON

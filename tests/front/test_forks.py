@@ -262,7 +262,7 @@ def _call_here(pool: Any) -> None:
 
 
 def _work(_: Path) -> Any:
-    from fxpool.lowering.background.background import _Work
+    from fxpool.lowering.background.compiles import _Work
     from fxpool.lowering.background.swap import Version
 
     work = _Work.__new__(_Work)
@@ -281,17 +281,17 @@ def _load_library() -> None:
 
 
 def _load_in_background() -> None:
-    from fxpool.lowering.background import background
+    from fxpool.lowering.background import compiles
 
-    with background._loading:
+    with compiles._loading:
         pass  # what is done under it takes a graph, which a child of this process has no time for
 
 
 def _end_background() -> None:
-    from fxpool.lowering.background import background
+    from fxpool.lowering.background import compiles
 
-    background._end()
-    background._ending.clear()  # this process goes on
+    compiles._end()
+    compiles._ending.clear()  # this process goes on
 
 
 def _end_borrowing() -> None:
@@ -308,7 +308,7 @@ def _measure() -> None:
 
 
 def _use_store() -> None:
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     runtime.store()
 
@@ -361,13 +361,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
-    "lowering/background/background.py:_ending": _of_module(
-        "fxpool.lowering.background.background", "_ending", _end_background
+    "lowering/background/compiles.py:_ending": _of_module(
+        "fxpool.lowering.background.compiles", "_ending", _end_background
     ),
-    "lowering/background/background.py:_loading": _of_module(
-        "fxpool.lowering.background.background", "_loading", _load_in_background
+    "lowering/background/compiles.py:_loading": _of_module(
+        "fxpool.lowering.background.compiles", "_loading", _load_in_background
     ),
-    "lowering/background/background.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
+    "lowering/background/compiles.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
     "lowering/inductor_pool.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
     "lowering/inductor_pool.py:_ending": _of_module("fxpool.lowering.inductor_pool", "_ending", _end_borrowing),
     "lowering/cuda/devices.py:library_ahead.ending": _of_event,
@@ -375,7 +375,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "lowering/cuda/benchmark_cache.py:_measuring": _of_module(
         "fxpool.lowering.cuda.benchmark_cache", "_measuring", _measure
     ),
-    "lowering/runtime.py:_lock": _of_module("fxpool.lowering.runtime", "_lock", _use_store),
+    "lowering/core/runtime.py:_lock": _of_module("fxpool.lowering.core.runtime", "_lock", _use_store),
     "lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
     "lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
     "lowering/background/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),

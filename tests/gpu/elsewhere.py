@@ -64,12 +64,12 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
 
     import fxpool
     from fxpool.codecache.key import GraphKey
-    from fxpool.lowering import runtime
-    from fxpool.lowering.artifact.artifact import decode_answer
-    from fxpool.lowering.fallback import _place
+    from fxpool.lowering.artifact.entry_parts import decode_answer
+    from fxpool.lowering.core import runtime
+    from fxpool.lowering.fallback.chain import _place
     from fxpool.lowering.request import capture
+    from fxpool.lowering.request.compile_request import COMPILE_JOB
     from fxpool.lowering.request.placement import Placement
-    from fxpool.lowering.request.request import COMPILE_JOB
     from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
     with open(facts_path) as file:

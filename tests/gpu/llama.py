@@ -41,7 +41,7 @@ def child(asked: dict[str, Any]) -> None:
     import torch
 
     if asked.get("server"):
-        from fxpool.lowering import runtime
+        from fxpool.lowering.core import runtime
 
         runtime.pool().start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything

@@ -77,7 +77,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
-        from fxpool.lowering.artifact.artifact import generated_code
+        from fxpool.lowering.artifact.entry_parts import generated_code
 
         stats = fxpool.stats()
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}

@@ -104,12 +104,12 @@ def child(asked: dict[str, Any]) -> None:
     name, _, how = asked["model"].partition("@")
     if how == "fx":  # as for a graph that can't travel before AOTAutograd
         from fxpool.errors import CannotTravelError
-        from fxpool.lowering import fallback
+        from fxpool.lowering.fallback import chain
 
         def no_direct_way(*args: Any) -> Any:
             raise CannotTravelError("asked")
 
-        fallback._direct = no_direct_way
+        chain._direct = no_direct_way
     if how == "install":  # stock Inductor, on fxpool's pool
         import fxpool
 
@@ -127,7 +127,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
-        from fxpool.lowering.artifact.artifact import generated_code
+        from fxpool.lowering.artifact.entry_parts import generated_code
 
         stats = fxpool.stats()
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}

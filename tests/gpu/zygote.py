@@ -98,7 +98,7 @@ def main() -> None:
 def measure(out: str | None) -> list[str]:
     import torch
 
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     pool = runtime.pool()
     pool.start(wait=True)

@@ -58,10 +58,10 @@ def own_background(nothing_lowered_here: None, monkeypatch: pytest.MonkeyPatch) 
     """`fxpool.wait` knows this test's graphs only, which are over when it ends."""
     import torch
 
-    from fxpool.lowering.background import background
+    from fxpool.lowering.background import compiles
 
     # What another test's graphs left is of no interest (a failure's traceback may hold them).
-    monkeypatch.setattr(background, "_swaps", weakref.WeakSet())
+    monkeypatch.setattr(compiles, "_swaps", weakref.WeakSet())
     torch._dynamo.reset()
     yield
     fxpool.wait(60)

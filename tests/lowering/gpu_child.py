@@ -25,12 +25,12 @@ from capturing import captured
 import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import runtime
-from fxpool.lowering.artifact.artifact import TRITON, decode_answer, generated_code
+from fxpool.lowering.artifact.entry_parts import TRITON, decode_answer, generated_code
+from fxpool.lowering.core import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
 from fxpool.lowering.cuda.devices import Placement
-from fxpool.lowering.fallback import _place
-from fxpool.lowering.request.request import COMPILE_JOB, CompileRequest
+from fxpool.lowering.fallback.chain import _place
+from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.padding import Question
 

@@ -170,7 +170,7 @@ def restored() -> dict[str, Any]:
 
 def kill_workers(how_often: int) -> None:
     """From now on, kill workers as soon as they run a graph."""
-    from fxpool.lowering import runtime
+    from fxpool.lowering.core import runtime
 
     seen: set[int] = set()
 

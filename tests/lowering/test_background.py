@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 import fxpool
 from fxpool.codecache import guards
 from fxpool.errors import ConfigurationError, JobTimeoutError, QuarantinedError, WorkerDiedError
-from fxpool.lowering import runtime
 from fxpool.lowering.artifact import load
-from fxpool.lowering.background import background
+from fxpool.lowering.background import compiles
 from fxpool.lowering.background.swap import Swap, Version
+from fxpool.lowering.core import runtime
 from fxpool.torch_compat.dynamo import shape_env
 
 sys.path.insert(0, str(HERE))
@@ -354,7 +354,7 @@ def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(sha
     assert (stats["compiles"]["worker"], stats["entries_written"], stats["fallbacks"]) == (2, 2, {})
     # And another process finds both.
     torch._dynamo.reset()
-    background._swaps.clear()
+    compiles._swaps.clear()
     run = compiled(total, dynamic=True)
     x = torch.randn(4, 5000)
     torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
@@ -420,7 +420,7 @@ from deadly import deadly
 x = torch.ones(6, 8)
 torch.compile(lambda x: deadly(x.sin(), "hang").cos(), backend="fxpool")(x)
 deadline = time.monotonic() + 60
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
 while not runtime.pool().status().get("running") and time.monotonic() < deadline:
     time.sleep(0.05)
 print([one["state"] for one in fxpool.wait(0)], flush=True)

@@ -19,7 +19,7 @@ from processes import HERE, run_python
 
 import fxpool
 from fxpool import notices, statistics
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
 
 NOBODY = 65534
 

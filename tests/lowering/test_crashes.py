@@ -22,7 +22,7 @@ from processes import HERE
 import fxpool
 from fxpool.codecache import quarantine
 from fxpool.errors import ServerLostError
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
 from fxpool.pool import hosts
 
 sys.path.insert(0, str(HERE))

@@ -13,7 +13,7 @@ import zoo
 
 import fxpool
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
 from fxpool.torch_compat.inductor import aot
 

@@ -13,7 +13,7 @@ import torch
 
 import fxpool
 from fxpool.codecache import quarantine
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
 
 X = torch.randn(6, 8)
 

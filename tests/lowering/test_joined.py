@@ -12,9 +12,10 @@ import torch
 import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import fallback, runtime
 from fxpool.lowering.artifact import lookup
-from fxpool.lowering.artifact.artifact import Reference
+from fxpool.lowering.artifact.entry_parts import Reference
+from fxpool.lowering.core import runtime
+from fxpool.lowering.fallback import chain
 from fxpool.pool import Job
 
 
@@ -78,7 +79,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
 ) -> None:
     """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
     flights = []
-    submit = fallback._submit
+    submit = chain._submit
 
     def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
         flights.append(flight)
@@ -88,8 +89,8 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     def hold(guards: Any, values: Any) -> bool:
         return len(flights) != 1
 
-    monkeypatch.setattr(fallback, "_submit", joined)
-    monkeypatch.setattr(fallback.effects, "guards_hold", hold)
+    monkeypatch.setattr(chain, "_submit", joined)
+    monkeypatch.setattr(chain.effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.lowering import runtime
+from fxpool.lowering.core import runtime
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import fxpool
 from fxpool.codecache import slower
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
-from fxpool.lowering import options
 from fxpool.lowering.artifact import load
-from fxpool.lowering.background import background
+from fxpool.lowering.background import compiles
+from fxpool.lowering.core import options
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -66,7 +66,7 @@ def anew() -> None:
     """As another process would begin."""
     fxpool.wait(100)
     torch._dynamo.reset()
-    background._swaps.clear()
+    compiles._swaps.clear()
 
 
 def test_stage_by_stage_behind_an_eager_graph(shared_pool: Path, cache: Path, held: dict[int, threading.Event]) -> None:

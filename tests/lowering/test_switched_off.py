@@ -19,12 +19,12 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, fxpool
-    from fxpool.lowering import fallback, runtime
+    from fxpool.lowering.fallback import chain; from fxpool.lowering.core import runtime
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
     def compiled_here(gm, *rest, **more):
         fxpool.statistics.count("compiles", "in_process")
         return gm.forward
-    fallback._here = compiled_here
+    chain._here = compiled_here
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
     x = torch.ones(3)
     for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):
@@ -139,11 +139,11 @@ def test_a_filter_that_makes_warnings_errors_fails_no_compile(tmp_path: Path) ->
     (tmp_path / "open").chmod(0o777)
     program = """
 import warnings, torch, fxpool
-from fxpool.lowering import fallback
+from fxpool.lowering.fallback import chain
 class Compiled:
     def __init__(self, gm, inputs, keep_result):
         self.callable = gm.forward
-fallback.aot.compile_graph = Compiled  # no store: there is no key, and nothing is kept
+chain.aot.compile_graph = Compiled  # no store: there is no key, and nothing is kept
 x = torch.ones(3)
 compiled = torch.compile(lambda x: x.relu() + 1, backend="fxpool")
 with warnings.catch_warnings():

@@ -23,7 +23,7 @@ from processes import HERE
 from fxpool import statistics
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering.artifact import artifact
+from fxpool.lowering.artifact import entry_parts
 from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel
 from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
 from fxpool.lowering.worker import wrapper
@@ -304,8 +304,8 @@ def test_choices_join_the_entry(device: Device, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     data = msgspec.msgpack.encode([kernel(b"slow", b"fast")])
     entry = Entry(key="ab" * 32, effects={"level": "aot", "mutated_inputs": [1]})
-    entry = store.publish(entry, {artifact.RESULT: b"r", artifact.TRITON: data})
-    parts = artifact.parts_of_entry(entry, store)
+    entry = store.publish(entry, {entry_parts.RESULT: b"r", entry_parts.TRITON: data})
+    parts = entry_parts.parts_of_entry(entry, store)
     mine = parts.triton()
     assert parts.triton() is mine  # backward and forward share them
     mine.t0.run("a", 4, stream=9)
@@ -313,7 +313,7 @@ def test_choices_join_the_entry(device: Device, tmp_path: Path) -> None:
 
     (again,) = store.entries(entry.key)
     assert store.complete(again)
-    parts = artifact.parts_of_entry(again, store)
+    parts = entry_parts.parts_of_entry(again, store)
     assert parts.effects == {"mutated_inputs": [1]}
     device.measured.clear()
     parts.triton().t0.run("a", 4, stream=9)

@@ -16,7 +16,7 @@ import torch
 from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
-from fxpool.lowering.artifact.artifact import decided
+from fxpool.lowering.artifact.entry_parts import decided
 from fxpool.torch_compat.state import configs
 from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 

@@ -21,11 +21,11 @@ from gpu_child import architecture, for_device
 
 import fxpool
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering import runtime
-from fxpool.lowering.artifact.artifact import TRITON, decode_answer, generated_code
+from fxpool.lowering.artifact.entry_parts import TRITON, decode_answer, generated_code
+from fxpool.lowering.core import runtime
 from fxpool.lowering.cuda import triton_kernels
-from fxpool.lowering.fallback import _place
-from fxpool.lowering.request.request import COMPILE_JOB, CompileRequest
+from fxpool.lowering.fallback.chain import _place
+from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 
 DEVICE = "NVIDIA H200"
 

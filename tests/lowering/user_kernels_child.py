@@ -34,7 +34,7 @@ from fxpool.codecache import graph_decoder
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.request import CompileRequest
+from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
 from fxpool.torch_compat.dynamo import shape_env, tensors
 
@@ -297,7 +297,7 @@ def compiled(place: Path) -> dict[str, Any]:
 
     import fxpool
     from fxpool.codecache.store import LocalStore
-    from fxpool.lowering.artifact.artifact import TRITON, generated_code
+    from fxpool.lowering.artifact.entry_parts import TRITON, generated_code
     from fxpool.lowering.cuda import triton_kernels
 
     module = importlib.import_module(MODULE)

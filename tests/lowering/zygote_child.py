@@ -22,9 +22,9 @@ from capturing import captured
 from gpu_child import attention, convolution, for_device
 
 import fxpool
-from fxpool.lowering import runtime
-from fxpool.lowering.fallback import _place
-from fxpool.lowering.runtime import _IDLE
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import _IDLE
+from fxpool.lowering.fallback.chain import _place
 
 MODELS = {"convolution": convolution, "attention": attention}
 PATIENCE = 240.0

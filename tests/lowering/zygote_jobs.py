@@ -37,7 +37,7 @@ def compile_and_count(data: bytes) -> bytes:
     """
     from torch._inductor import pattern_matcher
 
-    from fxpool.lowering.artifact.artifact import decode_answer
+    from fxpool.lowering.artifact.entry_parts import decode_answer
     from fxpool.lowering.worker import jobs
     from fxpool.torch_compat.inductor import aot
 

@@ -11,8 +11,8 @@ import logging
 from fxpool.codecache import failed
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, PoolError, StoreError
-from fxpool.lowering import runtime
-from fxpool.lowering.attempt import Attempt
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.capture import Captured
 
 __all__ = ["refuse", "remember"]

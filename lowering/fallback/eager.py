@@ -22,8 +22,8 @@ from fxpool.errors import (
     StoreError,
     WorkerDiedError,
 )
-from fxpool.lowering import runtime
-from fxpool.lowering.attempt import Attempt
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.torch_compat.dynamo import frames
 
 log = logging.getLogger("fxpool.lowering")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fxpool import notices, statistics
 from fxpool.errors import NoCompilerError
-from fxpool.lowering.options import Options
+from fxpool.lowering.core.options import Options
 from fxpool.watch import events
 
 __all__ = ["FINAL", "Attempt"]

@@ -22,7 +22,7 @@ from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.cpp.library import Library
-from fxpool.lowering.request.request import AOT
+from fxpool.lowering.request.compile_request import AOT
 from fxpool.torch_compat.cuda.padding import Question
 
 if TYPE_CHECKING:

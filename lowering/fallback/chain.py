@@ -23,9 +23,8 @@ from fxpool import config, statistics
 from fxpool.codecache import toolchain
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError, ServerLostError
-from fxpool.lowering import eager_fallback, failed_levels, runtime
 from fxpool.lowering.artifact import effects, load, lookup
-from fxpool.lowering.artifact.artifact import (
+from fxpool.lowering.artifact.entry_parts import (
     COMPILER_CHANGED,
     Parts,
     Reference,
@@ -33,19 +32,21 @@ from fxpool.lowering.artifact.artifact import (
     parts_of_artifact,
     parts_of_entry,
 )
-from fxpool.lowering.attempt import FINAL, Attempt
-from fxpool.lowering.eager_fallback import DEADLY, run_eagerly
-from fxpool.lowering.options import Options
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.attempt import FINAL, Attempt
+from fxpool.lowering.core.options import Options
+from fxpool.lowering.fallback import eager, failed_levels
+from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
+from fxpool.lowering.request.compile_request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 from fxpool.watch import events
 
 if TYPE_CHECKING:
-    from fxpool.lowering.background.background import Stage
+    from fxpool.lowering.background.compiles import Stage
     from fxpool.torch_compat.cuda.padding import Question
 
 log = logging.getLogger("fxpool.lowering")
@@ -84,7 +85,7 @@ def descend(gm: Any, inputs: Sequence[Any], attempt: Attempt) -> Callable[..., A
     except Exception as error:  # AOTAutograd's or Inductor's own: the rungs below decide what it means
         attempt.step_down(f"compile_error:{type(error).__name__}", error)
         cause = error
-    from fxpool.lowering import aot_graphs
+    from fxpool.lowering.fallback import aot_graphs
 
     try:
         attempt.level = "fx"
@@ -160,7 +161,7 @@ def _by_stages(
     loader: Callable[[Captured], Callable[[Parts], Any]],
 ) -> Callable[..., Any]:
     """The best stage that is there; the better ones, or all of them, are compiled in the background."""
-    from fxpool.lowering.background import background
+    from fxpool.lowering.background import compiles
 
     served, at = None, len(stages)
     with attempt.timed("lookup"):
@@ -169,7 +170,7 @@ def _by_stages(
             served = _served(stages[at].captured, attempt, loader(stages[at].captured), misses=at == 0)
     attempt.stage = stages[at].number
     if served is None:
-        eager_fallback.check(store, attempt.key, attempt.label)
+        eager.check(store, attempt.key, attempt.label)
         if attempt.wanted.asynchronous:
             at = -1
         else:
@@ -188,13 +189,13 @@ def _by_stages(
     def compile_it(stage: Stage, later: Attempt, loaded: Callable[[Parts], Any]) -> Any:
         if stage.captured.key is not None:
             later.key = stage.captured.key.digest
-            eager_fallback.check(store, later.key, later.label)
+            eager.check(store, later.key, later.label)
         return _in_worker(stage.captured, later, store, loaded)
 
     def find_it(stage: Stage, later: Attempt, loaded: Callable[[Parts], Any]) -> Any | None:
         return _served(stage.captured, later, loaded, misses=False)
 
-    return background.begin(gm, rest, attempt, background.Compile(compile_it, find_it), served)
+    return compiles.begin(gm, rest, attempt, compiles.Compile(compile_it, find_it), served)
 
 
 def _to_be_compiled(captured: Captured) -> None:
@@ -211,7 +212,7 @@ def compile_captured(captured: Captured, attempt: Attempt, loaded: Callable[[Par
         served = _served(captured, attempt, loaded)
     if served is not None:
         return served
-    eager_fallback.check(store, attempt.key, attempt.label)
+    eager.check(store, attempt.key, attempt.label)
     _to_be_compiled(captured)
     if attempt.wanted.mode == "subprocess" and config.current().pool != "off":
         return _in_worker(captured, attempt, store, loaded)
@@ -283,7 +284,7 @@ def _once(
             try:
                 data, joined = _submit(request, attempt, flight)
             except DEADLY as error:
-                eager_fallback.add(store, attempt.key, attempt.label, error)
+                eager.add(store, attempt.key, attempt.label, error)
                 raise
             except CannotTravelError as error:
                 _remember_other_code(captured, error)
@@ -298,7 +299,7 @@ def _once(
         elif answer.unanswered:
             _let_see(captured, answer.unanswered)
         else:
-            eager_fallback.passed(store, attempt.key)
+            eager.passed(store, attempt.key)
             break
     made = answer.reference or answer.artifact
     if made is None:
@@ -397,7 +398,7 @@ def _asked(request: CompileRequest, payload: bytes, attempt: Attempt, flight: st
     pool = runtime.pool()
     follow = None
     if events.listening():
-        from fxpool.lowering.job_progress import Following
+        from fxpool.lowering.core.job_progress import Following
 
         follow = Following(attempt.label, attempt.stage, pool)
     job = pool.submit(
@@ -469,7 +470,7 @@ def _here(
     served = _served(captured, attempt, loaded) if not looked else None
     if served is not None:
         return served
-    eager_fallback.check(store, attempt.key, attempt.label)
+    eager.check(store, attempt.key, attempt.label)
     from fxpool.lowering.worker import compiler as compiling
 
     captured.to_be_compiled()

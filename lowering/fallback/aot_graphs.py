@@ -13,11 +13,12 @@ from typing import Any
 from fxpool import statistics
 from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
-from fxpool.lowering import failed_levels, runtime
 from fxpool.lowering.artifact import load
-from fxpool.lowering.artifact.artifact import Parts
-from fxpool.lowering.attempt import FINAL, Attempt
-from fxpool.lowering.eager_fallback import DEADLY, run_eagerly
+from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.attempt import FINAL, Attempt
+from fxpool.lowering.fallback import failed_levels
+from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
 from fxpool.torch_compat.dynamo import frames, tracing

@@ -20,14 +20,14 @@ from typing import Any
 
 from fxpool import forks, notices, statistics
 from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
-from fxpool.lowering import runtime
 from fxpool.lowering.artifact import load
-from fxpool.lowering.artifact.artifact import Parts
-from fxpool.lowering.attempt import Attempt
+from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.background.swap import Swap, Version
+from fxpool.lowering.core import runtime
+from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.request import BACKGROUND
+from fxpool.lowering.request.compile_request import BACKGROUND
 from fxpool.torch_compat.dynamo import shape_env, tracing
 from fxpool.watch import events
 
