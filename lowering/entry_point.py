@@ -11,10 +11,17 @@ from fxpool.lowering import backend
 from fxpool.torch_compat import versions
 from fxpool.torch_compat.dynamo import backend_table
 
+
+def _library_ahead(tools: str | None) -> None:
+    from fxpool.lowering.cuda import devices  # of no use where a server is there already
+
+    devices.library_ahead(tools)
+
+
 if versions.current_refusal() is None:
     from fxpool.lowering.core import runtime
 
-    runtime.start_ahead()
+    runtime.start_ahead(_library_ahead)
 
 
 def __getattr__(name: str) -> Any:

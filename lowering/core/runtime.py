@@ -16,6 +16,7 @@ import logging
 import os
 import site
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config, descriptors, forks, notices, statistics
@@ -113,12 +114,13 @@ def limits() -> dict[str, float]:
     return {"timeout": settings.job_timeout, "memory": float(found)}
 
 
-def start_ahead() -> None:
+def start_ahead(meanwhile: Callable[[str | None], None]) -> None:
     """Start the pool before the first graph comes, if the first graph can only be a miss.
 
     Called when the backend is asked for by its name: importing Dynamo and tracing a model take as long as a zygote
     takes to be ready. Says nothing of what is wrong; the first graph does. Where nobody waits for workers
-    (``async+``) and there is no core to spare, they are started when the first call is over.
+    (``async+``) and there is no core to spare, they are started when the first call is over. `meanwhile` is called
+    before, with the toolchain directory.
     """
     global _ahead
     try:
@@ -129,9 +131,7 @@ def start_ahead() -> None:
             return
         directory = store()
         if all(one.is_empty() for one in stores()):
-            from fxpool.lowering.cuda import devices
-
-            devices.library_ahead(tools_directory(directory))
+            meanwhile(tools_directory(directory))
             with _lock:
                 first = _pool is None  # another thread's may be wanted already
                 started = pool()

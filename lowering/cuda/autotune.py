@@ -24,6 +24,7 @@ import msgspec
 
 from fxpool.codecache.key import canonical
 from fxpool.errors import WorkerDiedError
+from fxpool.lowering.core.scratch import in_directory
 from fxpool.lowering.cuda import benchmark_cache
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.ambient import AmbientState
@@ -180,7 +181,6 @@ def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
 
 def compile_candidate(payload: bytes) -> bytes:
     """Job: compile a candidate for who will time it. Raises what Triton raises."""
-    from fxpool.lowering.worker.compiler import in_directory
     from fxpool.torch_compat.inductor import preload
 
     wanted = msgspec.msgpack.decode(payload, type=_Source)
@@ -192,7 +192,6 @@ def compile_candidate(payload: bytes) -> bytes:
 
 def time_candidates(payload: bytes) -> bytes:
     """Job: time what the payload asks for on this process's device; answers with `Times`."""
-    from fxpool.lowering.worker.compiler import in_directory
     from fxpool.pool import current_job
     from fxpool.torch_compat.inductor import preload
 
