@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fxpool import demo_processes
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
@@ -137,3 +139,10 @@ def test_states_of_the_machine(bench: Any, tmp_path: Path, monkeypatch: pytest.M
     assert states("warm") == ["call []", "call ['graph']", "call ['graph']"]
     assert states("bare") == ["call []", "call []"]
     assert states("warm") == ["call []", "call ['graph']", "call ['graph']"]
+
+
+def test_a_hit_is_timed_part_by_part(tmp_path: Path) -> None:
+    command = [str(BENCH / "child.py"), "hit", "--backend", "fxpool"]
+    timed = demo_processes.run_child(command, demo_processes.child_environment(tmp_path), "hit", limit=240.0)
+    assert timed["nodes"] >= 600 and 0 < timed["key_seconds"] < timed["hit_seconds"]
+    assert timed["stats"]["compiles"]["in_process"] == 0
