@@ -130,7 +130,7 @@ def hit() -> dict[str, Any]:
             assert store is not None
             tools = runtime.tools_directory(store)
             captured = capture.capture(gm, inputs, label="graph", store=store.root, tools=tools)
-            lookup.serve(captured, service.stores(), lambda parts: seen.append(parts))
+            lookup.serve(captured, runtime.stores(), lambda parts: seen.append(parts))
             return captured
 
         seen: list[Any] = []

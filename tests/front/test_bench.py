@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fxpool import demo_processes
+from fxpool.demo import processes
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -143,6 +143,6 @@ def test_states_of_the_machine(bench: Any, tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_hit_is_timed_part_by_part(tmp_path: Path) -> None:
     command = [str(BENCH / "child.py"), "hit", "--backend", "fxpool"]
-    timed = demo_processes.run_child(command, demo_processes.child_environment(tmp_path), "hit", limit=240.0)
+    timed = processes.run_child(command, processes.child_environment(tmp_path), "hit", limit=240.0)
     assert timed["nodes"] >= 600 and 0 < timed["key_seconds"] < timed["hit_seconds"]
     assert timed["stats"]["compiles"]["in_process"] == 0
