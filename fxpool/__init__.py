@@ -39,6 +39,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fxpool.version import __version__
+
 if TYPE_CHECKING:
     import os
     from typing import IO

@@ -16,20 +16,50 @@
 
 Every arrow is a socket whose end means the death of who was behind it, so nobody keeps a copy of another's end.
 
-    client       PoolClient: submit, status, close          messages     what is said
-    job          Job: result, cancel, callbacks             protocol     frames, and who the peer is
-    session      a connection to a server                   connection   frames in asyncio
-    launch       starts a server, or finds the host's       exceptions   an exception and its frames, across
-    identity     whose server is whose                      logs         records and warnings, across
-    config       PoolConfig                                 limits       how many workers: affinity, CPU quota
-    server       clients, the zygote, the server's end      runtime_dir  where sockets and logs lie
-    dispatcher   jobs and workers: does what is decided     outcomes     what an asker is told of a job's end
-    scheduler    decisions: a state machine, no I/O         hosts        a look at this host's servers
-    bounds       what a job may take, while it runs         records      logs on their way, to who reads them
-    zygote       the process that forks                     processes    death signals, orphans, groups
-    causes       why a worker ended, in a sentence
-    zygote_link  the server's end of it                     worker       runs a job; current_job()
-    predecessor  the end of one that hung                   ending       the end of any, for `fxpool stop`
+The caller's process:
+
+    client             PoolClient: submit, status, close
+    job                Job: result, cancel, callbacks
+    session            a connection to a server, from finding or starting that to the end of either
+    launch             starts a server of the caller's own, or finds or starts the host's
+    identity           which environment a host's server belongs to
+    config             PoolConfig: what a pool is started with
+    hosts              a look at this host's servers from outside
+    ending             ends one of them, whether it answers or not
+
+The server:
+
+    server             clients, the zygote, the server's end
+    dispatcher         jobs and workers: does what is decided
+    scheduler          decisions: a state machine, no I/O
+    scheduler_state    what it knows of jobs and workers
+    decisions          actions for the server to carry out, outcomes for callers
+    outcomes           records of jobs and workers, and what a caller is told of a job's end
+    bounds             what a job may take while it runs
+    watch              compares that with what it takes
+    limits             how many workers: affinity, CPU quota, memory
+    memory             what jobs take and the host has
+    causes             why a worker ended, in a sentence
+    records            logs on their way to the clients that read them
+    steps              what becomes of jobs, for clients that watch them
+    report             what `fxpool status` tells of jobs
+    predecessor        the end of a server that hung
+    zygote_link        the server's end of the zygote
+
+Zygote and workers:
+
+    zygote             the process that forks
+    worker             runs a job; current_job()
+
+What both ends of a socket use:
+
+    messages           what is said: one Struct per message, one union per direction
+    protocol           frames, and who the peer is
+    connection         frames in asyncio
+    exceptions         an exception and its frames, from a worker to its caller
+    logs               records and warnings, likewise
+    runtime_dir        where sockets and logs lie
+    processes          death signals, adoption of orphans, killing groups
 """
 
 from __future__ import annotations

@@ -1,0 +1,152 @@
+"""Which module imports which, read from the sources; circles in it, and a picture of the packages.
+
+    python docs/import_graph.py          writes docs/architecture/imports.md
+
+Imports inside functions count. Those for type checkers only don't, as they are none at run time, and neither do those
+of the front door (`fxpool/__init__.py`), which hands out names of all packages and is imported before each of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["FRONT_DOOR", "ROOMS", "circles", "imports", "modules", "package_of", "packages", "picture", "sources"]
+
+ROOT = Path(__file__).parents[1]
+#: Where each folder of the repository is installed; fxpool first, because the others lie in it.
+ROOMS = {
+    "fxpool": "fxpool",
+    "pool": "fxpool/pool",
+    "lowering": "fxpool/lowering",
+    "codecache": "fxpool/codecache",
+}
+#: Modules whose imports are no dependency of their package's.
+FRONT_DOOR = frozenset(("fxpool", "fxpool.__main__"))
+PICTURE = ROOT / "docs" / "architecture" / "imports.md"
+
+Graph = dict[str, set[str]]
+
+
+def sources(folder: str) -> list[Path]:
+    """The Python files under a folder of the repository."""
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name; packages by theirs."""
+    found = {}
+    for folder, place in ROOMS.items():
+        for path in sources(folder):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((*place.split("/"), *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+def package_of(module: str, known: Mapping[str, Path]) -> str:
+    """The package that a module is in; a package is in itself."""
+    return module if known[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def imports(known: Mapping[str, Path]) -> Graph:
+    """By module: which of the others it imports when it is imported, or in a function."""
+    return {name: set(_imported(name, path, known)) for name, path in known.items()}
+
+
+def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    for full in _names(ast.parse(path.read_text())):
+        while full and full not in known:
+            full = full.rpartition(".")[0]
+        if full and full != name:
+            yield full
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from _names(node)
+
+
+def packages(graph: Graph, known: Mapping[str, Path]) -> Graph:
+    """The same between packages, the front door left out."""
+    found: Graph = {package_of(name, known): set() for name in graph}
+    for name, targets in graph.items():
+        if name not in FRONT_DOOR:
+            here = package_of(name, known)
+            found[here] |= {package_of(target, known) for target in targets} - {here}
+    return found
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Groups of which every member leads to every other (Tarjan's strongly connected components of two and more)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        path.append(name)
+        for target in sorted(graph.get(name, ())):
+            if target not in number:
+                visit(target)
+                lowest[name] = min(lowest[name], lowest[target])
+            elif target in path:
+                lowest[name] = min(lowest[name], number[target])
+        if lowest[name] == number[name]:
+            group = path[path.index(name) :]
+            del path[path.index(name) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in sorted(graph):
+        if name not in number:
+            visit(name)
+    return found
+
+
+def picture(graph: Graph) -> str:
+    """Packages and what they import, as a Mermaid flowchart; what is reached through another package has no arrow."""
+    lines = ["flowchart TD"]
+    names = {name: f"n{number}" for number, name in enumerate(sorted(graph))}
+    lines += [f'    {names[name]}["{name}"]' for name in sorted(graph)]
+    reached = {name: _reached(graph, name) for name in graph}
+    for name in sorted(graph):
+        for target in sorted(graph[name]):
+            if not any(target in reached[other] for other in graph[name] - {target}):
+                lines.append(f"    {names[name]} --> {names[target]}")
+    return "\n".join(lines) + "\n"
+
+
+def _reached(graph: Graph, name: str) -> set[str]:
+    found: set[str] = set()
+    left = [name]
+    while left:
+        for target in graph.get(left.pop(), ()):
+            if target not in found:
+                found.add(target)
+                left.append(target)
+    return found
+
+
+def page() -> str:
+    """The page of the documentation."""
+    known = modules()
+    graph = packages(imports(known), known)
+    return (
+        "# Imports between packages\n\n"
+        "Made by `python docs/import_graph.py` from the sources. An arrow leads from a package to one that it imports;\n"
+        "what it also reaches through another has none. There is no circle: `tests/front/test_rooms.py` sees to that.\n\n"
+        f"```mermaid\n{picture(graph)}```\n"
+    )
+
+
+if __name__ == "__main__":
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_text(page())

@@ -1,0 +1,68 @@
+"""The house: no circle of imports, who may import whom, and a map of each package that is complete."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "import_graph.py"
+
+
+@pytest.fixture(scope="module")
+def rooms() -> Iterator[Any]:
+    spec = importlib.util.spec_from_file_location("import_graph", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["import_graph"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["import_graph"]
+
+
+def test_circles_are_found(rooms: Any) -> None:
+    assert rooms.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "d"}}) == [["b", "c"]]
+    assert rooms.circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_module_imports_itself_through_others(rooms: Any) -> None:
+    graph = rooms.imports(rooms.modules())
+    assert graph["fxpool.lowering.backend"], "imports in functions count"
+    assert not rooms.circles(graph)
+
+
+def test_no_package_imports_itself_through_others(rooms: Any) -> None:
+    known = rooms.modules()
+    assert not rooms.circles(rooms.packages(rooms.imports(known), known))
+
+
+def test_the_picture_is_of_these_sources(rooms: Any) -> None:
+    assert rooms.PICTURE.read_text() == rooms.page(), "run: python docs/import_graph.py"
+
+
+def named_in(docstring: str) -> list[str]:
+    """The names of a map: the first word of a line with more than one space after it."""
+    return re.findall(r"^ {0,4}(\w+) {2,}\S", docstring, re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", ["codecache", "pool", "lowering", "fxpool"])
+def test_a_package_s_map_names_what_is_in_it(folder: str) -> None:
+    wrong = {}
+    for init in sorted((ROOT / folder).rglob("__init__.py")):
+        if init == ROOT / "fxpool" / "__init__.py":
+            continue  # the front door's names its rooms
+        there = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        there |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        named = named_in(ast.get_docstring(ast.parse(init.read_text()), clean=False) or "")
+        if sorted(named) != sorted(there):
+            missing, other = sorted(there - set(named)), sorted(set(named) - there)
+            twice = sorted({name for name in named if named.count(name) > 1})
+            wrong[str(init.parent.relative_to(ROOT))] = f"missing {missing}, not there {other}, twice {twice}"
+    assert not wrong, "\n".join(f"{package}: {what}" for package, what in wrong.items())
