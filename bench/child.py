@@ -197,7 +197,7 @@ def ready(size: str) -> dict[str, Any]:
     import gc
     import importlib
 
-    importlib.import_module("fxpool.lowering.worker.jobs")
+    importlib.import_module("fxpool.lowering.worker.jobs").import_compiler()
     importlib.import_module("fxpool.lowering.worker.warmup").rehearse()
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
     importlib.import_module("transformers.models.bert.modeling_bert")

@@ -1,6 +1,6 @@
 """Which module imports which, read from the sources; circles in it, and a picture of the packages.
 
-    python docs/import_graph.py          writes docs/architecture/imports.md
+    python docs/import_graph.py    writes docs/architecture/imports.md
 
 Imports inside functions count. Those for type checkers only don't, as they are none at run time, and neither do those
 of the front door (`fxpool/__init__.py`), which hands out names of all packages and is imported before each of them.
@@ -141,8 +141,8 @@ def page() -> str:
     graph = packages(imports(known), known)
     return (
         "# Imports between packages\n\n"
-        "Made by `python docs/import_graph.py` from the sources. An arrow leads from a package to one that it imports;\n"
-        "what it also reaches through another has none. There is no circle: `tests/front/test_rooms.py` sees to that.\n\n"
+        "Made by `python docs/import_graph.py` from the sources. An arrow leads from a package to one that it\n"
+        "imports; what it also reaches through another has none. There is no circle (`tests/front/test_rooms.py`).\n\n"
         f"```mermaid\n{picture(graph)}```\n"
     )
 

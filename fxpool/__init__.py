@@ -115,9 +115,9 @@ def _disk_bytes() -> int:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    service = _imported("fxpool.lowering.core.runtime")
-    if service is not None:
-        service.close()
+    runtime = _imported("fxpool.lowering.core.runtime")
+    if runtime is not None:
+        runtime.close()
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What torch finds under the name "fxpool" among its backends.
 
-Imported when a program asks for the backend by that name and by nothing else, so that asking is what starts a pool.
+A program asks for this module's `fxpool_backend` by that name and by nothing else: asking starts a pool.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from fxpool.torch_compat import versions
 from fxpool.torch_compat.dynamo import backend_table
 
 
-def _library_ahead(tools: str | None) -> None:
-    from fxpool.lowering.cuda import devices  # of no use where a server is there already
-
-    devices.library_ahead(tools)
-
-
-if versions.current_refusal() is None:
-    from fxpool.lowering.core import runtime
-
-    runtime.start_ahead(_library_ahead)
-
-
 def __getattr__(name: str) -> Any:
     # Asked for in each thread that looks the backend up, and registers next what it gets.
     if name != "fxpool_backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if versions.current_refusal() is None:
+        # Not with an unsupported torch, which may lack names that this needs.
+        from fxpool.lowering.core import runtime
+
+        runtime.start_ahead(_library_ahead)
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
+
+
+def _library_ahead(tools: str | None) -> None:
+    from fxpool.lowering.cuda import devices  # of no use where a server is there already
+
+    devices.library_ahead(tools)

@@ -28,7 +28,8 @@ class PoolConfig:
     `memory_mark` (0.0 to 1.0) of that is in use.
 
     `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it
-    had none for `idle_timeout` seconds. Empty: a server of this client's own.
+    had none for `idle_timeout` seconds. Empty: a server of this client's own. `preload` are modules that the zygote
+    imports before it forks, or functions (``module:function``) that it calls.
     """
 
     workers: int | None = None

@@ -66,7 +66,10 @@ class Zygote:
         gc.disable()  # it would look through a million objects again and again, to free a few
         try:
             for name in order.preload:
-                importlib.import_module(name)
+                module, _, function = name.partition(":")
+                imported = importlib.import_module(module)
+                if function:
+                    getattr(imported, function)()
         except BaseException:
             failure = f"a preload module failed:\n{traceback.format_exc()[-_REASON_KEPT:]}{_limits_in_force()}"
         threads = self.process.num_threads()

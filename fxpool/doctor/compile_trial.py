@@ -1,7 +1,7 @@
 """The part of `fxpool doctor` that compiles: one process has a graph compiled by a worker, the next one finds it.
 
-Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of JSON. Its
-caches are temporary ones; its server is its own, in the runtime directory of the user's, which is what is tried.
+Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of
+JSON. Its caches are temporary; its server is its own, in the user's runtime directory, which is what is tried.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fxpool.lowering")
 
-_PRELOAD = ("fxpool.lowering.worker.jobs",)
+_PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
 # What a zygote does when nobody asks for anything, the most useful first.
 _IDLE = ",".join(
     f"fxpool.lowering.worker.warmup:{name}" for name in ("warm", "rehearse_devices", "rehearse", "rehearse_training")
@@ -52,6 +52,7 @@ _stores: dict[str, LocalStore | None] = {}
 _bases: dict[str, LocalStore | None] = {}
 _prepared: set[str] = set()
 _ahead = False
+_asked_ahead = False  # each thread that looks the backend up asks
 
 
 def pool() -> PoolClient:
@@ -120,9 +121,13 @@ def start_ahead(meanwhile: Callable[[str | None], None]) -> None:
     Called when the backend is asked for by its name: importing Dynamo and tracing a model take as long as a zygote
     takes to be ready. Says nothing of what is wrong; the first graph does. Where nobody waits for workers
     (``async+``) and there is no core to spare, they are started when the first call is over. `meanwhile` is called
-    before, with the toolchain directory.
+    before, with the toolchain directory. Does something once per process.
     """
-    global _ahead
+    global _ahead, _asked_ahead
+    with _lock:
+        if _asked_ahead:
+            return
+        _asked_ahead = True
     try:
         settings = config.current()
         if settings.pool == "off" or not settings.mode.endswith("subprocess"):

@@ -133,4 +133,6 @@ def _submit(function: str, payload: bytes, label: str, devices: str = "") -> Fut
     return job.submit(function, payload, label=label, reuse=reuse, retries=0, environment=sees, alone=True)
 
 
-preload.import_compiler()
+def import_compiler() -> None:
+    """Called in the zygote, before it forks: import all that a compile needs."""
+    preload.import_compiler()

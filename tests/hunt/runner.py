@@ -34,8 +34,8 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
-    "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.core.runtime fxpool.lowering.artifact.effects "
-    "fxpool.pool.client fxpool.codecache.toolchain"
+    "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
+    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.toolchain"
 )
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
 # Precompiles the header and asks the tool chain what it can do, once.

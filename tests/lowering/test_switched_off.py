@@ -19,7 +19,8 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, fxpool
-    from fxpool.lowering.fallback import chain; from fxpool.lowering.core import runtime
+    from fxpool.lowering.core import runtime
+    from fxpool.lowering.fallback import chain
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
     def compiled_here(gm, *rest, **more):
         fxpool.statistics.count("compiles", "in_process")
@@ -112,7 +113,7 @@ def test_what_a_process_without_workers_compiles_is_kept_for_the_next(tmp_path: 
 
 
 def test_a_server_whose_zygote_can_t_start() -> None:
-    said, stats = run('service._PRELOAD = ("no_such_module",)')
+    said, stats = run('runtime._PRELOAD = ("no_such_module",)')
     assert "without its workers" in said and "No module named 'no_such_module'" in said and "FXPOOL_POOL=off" in said
     assert stats["switched_off"] == {"pool_unavailable": 2}
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
