@@ -86,13 +86,16 @@ _REMEDIES = {
     "EROFS": "the disk is read-only: set FXPOOL_CACHE_DIR to a directory that can be written",
     "EACCES": "set FXPOOL_CACHE_DIR to a directory that you can write to",
     "EPERM": "set FXPOOL_CACHE_DIR to a directory that you can write to",
+    "EMFILE": "allow more open files (ulimit -n)",
+    "ENFILE": "the host has too many open files: allow more (fs.file-max)",
 }
+_REMEDY = "set FXPOOL_CACHE_DIR to a directory that can be written"
 
 
 def write_error(what: str, error: OSError) -> StoreWriteError:
     """The StoreWriteError that stands for an OSError, with the errno by name and what to do about it."""
     reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=_REMEDIES.get(reason, ""))
+    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=_REMEDIES.get(reason, _REMEDY))
 
 
 @functools.cache

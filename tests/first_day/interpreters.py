@@ -93,7 +93,7 @@ ROWS = [
     ),
     Row(name="directory closed to others", prepare=_closed_directory, needs=(root,)),
     Row(name="directory that can't be written", shell='chmod 0500 . && exec "$@"', needs=(no_root,)),
-    Row(name="a symlink to the program", shell="ln -sf main.py ../link.py && exec {python} ../link.py"),
+    Row(name="a symlink to the program", shell='ln -sf "$PWD/main.py" ../link.py && exec {python} ../link.py'),
     Row(
         name="in a directory with a space and an umlaut",
         files={"a näme/main.py": PLAIN},

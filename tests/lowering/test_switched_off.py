@@ -71,6 +71,12 @@ def test_a_cache_that_can_t_be_written(options: str, why: str, mounted: Any) -> 
     assert stats["compiles"] == {"worker": 2, "in_process": 0}
 
 
+def test_a_cache_that_can_t_be_made() -> None:
+    said, stats = run(FXPOOL_CACHE_DIR="/proc/nowhere/fxpool")
+    assert "can't create" in said and "ENOENT" in said and "set FXPOOL_CACHE_DIR" in said
+    assert stats["switched_off"]
+
+
 @pytest.mark.parametrize("how", ["a link", "a file", "open to others", "somebody else's"])
 def test_a_runtime_directory_that_may_not_be_used(how: str, tmp_path: Path) -> None:
     place = tmp_path / "runtime"
