@@ -357,6 +357,7 @@ def publish_if_kept(
         return
     if artifact.unkept:
         bypass("compiler_changed")
+        service.say_compiler_changed()
         return
     try:
         publish(
