@@ -36,11 +36,11 @@ _IMPURE: dict[str, Any] = {
     # NumPy says of most that it publishes that it is of "numpy".
     "numpy": {"load", "loadtxt", "genfromtxt", "fromregex", "fromfile", "memmap", "DataSource"},
     "numpy.lib._npyio_impl": ..., "numpy.lib.npyio": ..., "numpy.lib.format": {"open_memmap", "read_array"},
-    "torch": {"from_file", "initial_seed", "seed"}, "torch.jit._serialization": {"load"}, "torch.hub": ...,
+    "torch": {"_VariableFunctionsClass.from_file"}, "torch.jit._serialization": {"load"}, "torch.hub": ...,
     "torch.random": {"initial_seed", "seed", "get_rng_state"},
     "configparser": ..., "sqlite3": ..., "_sqlite3": ..., "shelve": ..., "dbm": ..., "urllib": ..., "http": ...,
     "ftplib": ..., "zipfile": ..., "tarfile": ..., "gzip": ..., "bz2": ..., "lzma": ..., "codecs": {"open"},
-    "fileinput": ..., "wave": ..., "xml": {"parse", "iterparse"}, "xml.etree.ElementTree": {"parse", "iterparse"},
+    "fileinput": ..., "wave": ..., "xml.etree.ElementTree": {"parse", "iterparse"},
     "netrc": ..., "mimetypes": ..., "zoneinfo": ..., "resource": ..., "sysconfig": ..., "site": ..., "select": ...,
     "signal": {"getsignal"}, "pwd": ..., "grp": ..., "asyncio": ...,
 }  # fmt: skip

@@ -488,6 +488,8 @@ READERS = {
     "configparser": "import configparser\ndef f(): return configparser.ConfigParser().read('k')",
     "gzip.open": "import gzip\ndef f(): return gzip.open('k')",
     "sqlite3.connect": "import sqlite3\ndef f(): return sqlite3.connect('k')",
+    "torch.from_file": "import torch\ndef f(): return torch.from_file('k', size=1)",
+    "xml": "import xml.etree.ElementTree as e\ndef f(): return e.parse('k')",
     "urlopen": "from urllib.request import urlopen\ndef f(): return urlopen('k')",
     "imported in the function": "def f():\n    import random\n    return random.random()",
     "a part imported in the function": "def f():\n    from time import time\n    return time()",
