@@ -32,7 +32,17 @@ _IMPURE: dict[str, Any] = {
     "importlib": ..., "runpy": ..., "inspect": ..., "gc": ..., "getpass": ..., "multiprocessing": ...,
     "pickle": {"load", "loads", "Unpickler"}, "_pickle": {"load", "loads", "Unpickler"},
     "json": {"load"}, "sys": ..., "torch.serialization": {"load"}, "numpy.random": ..., "numpy.random.mtrand": ...,
-    "numpy.lib._npyio_impl": {"load", "loadtxt", "genfromtxt", "fromregex"}, "linecache": ..., "pkgutil": ...,
+    "linecache": ..., "pkgutil": ...,
+    # NumPy says of most that it publishes that it is of "numpy".
+    "numpy": {"load", "loadtxt", "genfromtxt", "fromregex", "fromfile", "memmap", "DataSource"},
+    "numpy.lib._npyio_impl": ..., "numpy.lib.npyio": ..., "numpy.lib.format": {"open_memmap", "read_array"},
+    "torch": {"_VariableFunctionsClass.from_file"}, "torch.jit._serialization": {"load"}, "torch.hub": ...,
+    "torch.random": {"initial_seed", "seed", "get_rng_state"},
+    "configparser": ..., "sqlite3": ..., "_sqlite3": ..., "shelve": ..., "dbm": ..., "urllib": ..., "http": ...,
+    "ftplib": ..., "zipfile": ..., "tarfile": ..., "gzip": ..., "bz2": ..., "lzma": ..., "codecs": {"open"},
+    "fileinput": ..., "wave": ..., "xml.etree.ElementTree": {"parse", "iterparse"},
+    "netrc": ..., "mimetypes": ..., "zoneinfo": ..., "resource": ..., "sysconfig": ..., "site": ..., "select": ...,
+    "signal": {"getsignal"}, "pwd": ..., "grp": ..., "asyncio": ...,
 }  # fmt: skip
 # Of modules that do both, what only computes, or gives nothing back.
 _PURE_OF_OS = frozenset(("fspath", "fsencode", "fsdecode", "kill", "abort", "_exit"))
@@ -43,8 +53,14 @@ _PURE_OF_SYS = frozenset(("getsizeof", "intern", "getrefcount", "exc_info", "get
 
 def reads(value: Any) -> str:
     """What a function or class of the standard library, NumPy or torch reads of its process; empty if nothing."""
-    module = str(getattr(value, "__module__", None) or getattr(getattr(value, "__self__", None), "__name__", "") or "")
+    owner = getattr(value, "__self__", None)
+    module = getattr(value, "__module__", None)
     name = str(getattr(value, "__qualname__", getattr(value, "__name__", "")))
+    if not module and owner is not None and not isinstance(owner, types.ModuleType):
+        # A method of a class or an object that somebody publishes as a function: random.random, datetime.now.
+        kind = owner if isinstance(owner, type) else type(owner)
+        module, name = kind.__module__, kind.__qualname__
+    module = str(module or getattr(owner, "__name__", "") or "")
     if module in ("os", "posix", "nt"):
         return "" if name in _PURE_OF_OS else f"os.{name}"
     if module == "posixpath":

@@ -40,6 +40,12 @@ _VARIABLES = re.compile(
 _OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
 _WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
 _COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
+# What a shell only writes to, a log: `>> "$log"` and `tee -a file`, and what the variable there is set to.
+_SHELL = re.compile(r"^#!.*\b(?:sh|bash|dash|ksh|zsh|ash)\b")
+_WRITTEN = re.compile(
+    r"""(?:(?:\d|&)?>>?\|?|\btee\s+(?:-\w+\s+)*)\s*(?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""",
+)
+_ONE_VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
 # A script that names more is none that a person wrote to run a compiler.
 _MOST_FILES = 200
 _LONGEST_TEXT = 256 << 10
@@ -115,6 +121,8 @@ class _Look:
         if len(text) >= _LONGEST_TEXT:
             self.unknown = f"{os.path.basename(path)} is too long to be read"
         text = _COMMENT.sub("", text)
+        if _SHELL.match(text):
+            text = _without_what_it_writes(text)
         named = {name for found in _VARIABLES.findall(text) for name in found if name}
         self.variables |= named - _OF_THE_SHELL
         words = {os.path.expandvars(os.path.expanduser(word)) for word in _words(text)}
@@ -147,6 +155,16 @@ class _Look:
             if os.access(candidate, os.X_OK) and os.path.basename(os.path.realpath(candidate)) not in FRONTS:
                 self.at(candidate, places)
                 return
+
+
+def _without_what_it_writes(text: str) -> str:
+    """A shell script's text without names of files that stand for output only: they change each time it runs."""
+    logs = {found[1] for one in _WRITTEN.finditer(text) if (found := _ONE_VARIABLE.match(one["to"]))}
+    text = _WRITTEN.sub(" ", text)
+    for name in logs:
+        if not re.search(rf"\$\{{?{name}\b", text):
+            text = re.sub(rf"""(^|[\s;&(]){name}=("[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]*)""", r"\1", text)
+    return text
 
 
 def _words(text: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -133,6 +134,7 @@ def _imported(
     except (ImportError, ValueError):
         full = ""
     if top_level(full) in NAMED_BY_VERSION:
+        yield from _imported_of_libraries(function, full, wanted)
         return
     module = sys.modules.get(full)
     if module is None:
@@ -141,6 +143,31 @@ def _imported(
         yield f"import {full}", module
     for attribute in wanted:
         yield f"import {full}.{attribute}", getattr(module, attribute, sys.modules.get(f"{full}.{attribute}", MISSING))
+
+
+def _imported_of_libraries(
+    function: types.FunctionType, full: str, wanted: tuple[str, ...]
+) -> Iterator[tuple[str, Any]]:
+    """Of torch, NumPy and the standard library: what is named and reads the process. The rest counts by their version.
+
+    Which attributes of a module are meant, nobody says: any that the function names.
+    """
+    for attribute in wanted:
+        yield from _readers(function, f"{full}.{attribute}", getattr(sys.modules.get(full), attribute, None))
+    if not wanted:
+        for name in dict.fromkeys((top_level(full), full)):
+            yield from _readers(function, name, sys.modules.get(name))
+
+
+def _readers(function: types.FunctionType, name: str, value: Any, deep: int = 2) -> Iterator[tuple[str, Any]]:
+    if process_state.is_environment(value):
+        yield f"import {name}", os.getenv  # what is asked for is not seen from here
+    elif isinstance(value, types.ModuleType):
+        named = {each for code in _codes(function.__code__) for each in code.co_names}
+        for attribute in sorted(named) if deep else ():
+            yield from _readers(function, f"{name}.{attribute}", getattr(value, attribute, None), deep - 1)
+    elif callable(value) and process_state.reads(value):
+        yield f"import {name}", value
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

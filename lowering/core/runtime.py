@@ -287,6 +287,16 @@ def say_not_kept(why: object) -> None:
     )
 
 
+def say_compiler_changed() -> None:
+    """Say once that what another compiler compiled than the one of the key is not kept."""
+    notices.switched_off(
+        "compiler_changed",
+        "did not keep what it compiled: the C++ compiler, or a file that a script in its place names, was changed "
+        "while a graph was compiled. If that is so every time, such a script writes to a file that it names in another "
+        "way than by > and >>: set CXX to the compiler itself",
+    )
+
+
 def counted_as(error: PoolError) -> str:
     """The name under which doing without the pool is counted."""
     return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"

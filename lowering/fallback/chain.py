@@ -320,7 +320,9 @@ def _once(
         if answer.artifact.unkept and captured.key is not None and request.store is not None:
             changed = answer.artifact.unkept == COMPILER_CHANGED
             attempt.bypass("compiler_changed" if changed else "store_write_failed")
-            if not changed:
+            if changed:
+                runtime.say_compiler_changed()
+            else:
                 runtime.say_not_kept(answer.artifact.unkept)
         found = loaded(parts_of_artifact(answer.artifact))
     else:

@@ -352,6 +352,7 @@ def publish_if_kept(
         return
     if artifact.unkept:
         bypass("compiler_changed")
+        runtime.say_compiler_changed()
         return
     try:
         publish(

@@ -77,6 +77,36 @@ def test_a_file_that_a_script_reads_counts(place: Path, text: str) -> None:
     assert identify(str(wrapper), None).digest != before.digest
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'echo "$*" >> "{place}/log" && exec g++ "$@"',
+        "echo $* >>{place}/log; exec g++ $*",
+        'LOG={place}/log\necho $* >> "${{LOG}}"\nexec g++ $*',
+        "echo $* | tee -a {place}/log; exec g++ $*",
+        "exec g++ $* 2>{place}/log",
+    ],
+)
+def test_a_file_that_a_script_only_writes_to_does_not_count(place: Path, text: str) -> None:
+    """Or it would be another compiler after each compile, and nothing be kept."""
+    place = place.rename(place.with_name("mytools"))
+    (place / "log").write_text("first")
+    wrapper = script(place / "c++", text.format(place=place))
+    before = identify(str(wrapper), None)
+    (place / "log").write_text("second")
+    assert identify(str(wrapper), None) == before
+    script(wrapper, text.format(place=place).replace("g++", "g++ -O1"))
+    assert identify(str(wrapper), None).digest != before.digest
+
+
+def test_a_file_that_a_script_writes_and_reads_counts(place: Path) -> None:
+    place = place.rename(place.with_name("mytools"))
+    wrapper = script(place / "c++", f"FLAGS={place}/flags\n[ -e $FLAGS ] || echo -DX=1 > $FLAGS\ng++ @$FLAGS $*")
+    before = identify(str(wrapper), None)
+    (place / "flags").write_text("-DX=2")
+    assert identify(str(wrapper), None).digest != before.digest
+
+
 def test_the_compiler_behind_scripts_counts(place: Path) -> None:
     shutil.copy(shutil.which("true") or "", place / "gcc-of-ours")
     wrapper = script(place / "c++", 'exec "$(dirname "$0")/second" "$@"')

@@ -477,3 +477,47 @@ def test_objects_of_a_programs_classes_count_by_their_attributes():
         assert digest_callable(function) != before
     with pytest.raises(UndigestableError):
         digest_callable(module.i)  # there is more to a dictionary than its attributes
+
+
+READERS = {
+    "numpy.load": "import numpy\ndef f(): return numpy.load('k.npy')",
+    "numpy.fromfile": "import numpy as np\ndef f(): return np.fromfile('k')",
+    "numpy.random.rand": "import numpy as np\ndef f(): return np.random.rand()",
+    "random.random": "import random\ndef f(): return random.random()",
+    "datetime.now": "import datetime\ndef f(): return datetime.datetime.now()",
+    "configparser": "import configparser\ndef f(): return configparser.ConfigParser().read('k')",
+    "gzip.open": "import gzip\ndef f(): return gzip.open('k')",
+    "sqlite3.connect": "import sqlite3\ndef f(): return sqlite3.connect('k')",
+    "torch.from_file": "import torch\ndef f(): return torch.from_file('k', size=1)",
+    "xml": "import xml.etree.ElementTree as e\ndef f(): return e.parse('k')",
+    "urlopen": "from urllib.request import urlopen\ndef f(): return urlopen('k')",
+    "imported in the function": "def f():\n    import random\n    return random.random()",
+    "a part imported in the function": "def f():\n    from time import time\n    return time()",
+    "numpy imported in the function": "import numpy\ndef f():\n    import numpy as np\n    return np.load('k')",
+    "its part imported in the function": "import numpy\ndef f():\n    import numpy as np\n    return np.random.rand()",
+    "the environment in the function": "def f():\n    import os\n    return os.environ['K']",
+    "its part in the function": "def f():\n    from os import environ\n    return environ['K']",
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_what_reads_the_process_has_no_digest(how: str) -> None:
+    namespace: dict[str, object] = {"__name__": "a_reader"}
+    exec(READERS[how], namespace)
+    with pytest.raises(UndigestableError):
+        digest_callable(namespace["f"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(x):\n    import numpy as np\n    return np.sin(x) + np.pi",
+        "def f(x):\n    import os\n    return os.path.join(x, 'a')",
+        "def f(x):\n    import math\n    return math.exp(x)",
+        "def f(x):\n    import torch\n    return torch.nn.functional.relu(x)",
+    ],
+)
+def test_what_only_computes_has_one(text: str) -> None:
+    namespace: dict[str, object] = {"__name__": "a_reader"}
+    exec(text, namespace)
+    assert digest_callable(namespace["f"]) == digest_callable(namespace["f"])

@@ -190,7 +190,7 @@ note.register_effect(torch.library.EffectType.ORDERED if hasattr(torch.library, 
 def piece(x):
     note(x)
     return x.sin() * VALUE
-""", main="import ops\ndef state():\n    return list(ops.LINES)\n", training=False),
+""", main="import ops\ndef state():\n    return list(ops.LINES)\n", training=False, stock=True),
     Piece("operator_torch_dispatch", _CUSTOM.format(body="x.sin()") + """
 from sub import Wrapped
 @op.register_torch_dispatch(Wrapped)

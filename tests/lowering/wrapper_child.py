@@ -17,5 +17,6 @@ if __name__ == "__main__":
     result = torch.compile(scaled, backend="fxpool")(torch.ones(2))
     counted = fxpool.stats()
     fxpool.close()
-    found = {name: counted[name] for name in ("hits", "misses", "fallbacks", "bypasses", "entries_written")}
+    names = ("hits", "misses", "fallbacks", "bypasses", "switched_off", "entries_written")
+    found = {name: counted[name] for name in names}
     print(json.dumps({"result": result.tolist(), **found}))
