@@ -23,12 +23,15 @@ Where a line of code belongs, in three rooms behind this front door:
     fxpool.lowering    How does a graph become something callable?
                        Capture, compile in a worker, link, load. Uses the other two.
 
-Every private name of torch is used in `fxpool.torch_compat` and nowhere else. The front door itself is
-`config` (settings and their precedence), `statistics` (counters), `errors`, and the command line: `cli` with
-`cache_commands`, `server_commands`, `device_command`, `doctor` (`doctor_host`, `doctor_compile`) and `demo`
-(`demo_child`, `demo_processes`, `demo_server`); `command_line` has what they share, `quantities` how times and sizes
-are written and read. What only shows never fails what it shows: `events` (who watches), `display`, `trace`, `notices`
-(logs and warnings), and `descriptors` (standard streams that are closed).
+Every private name of torch is used in `fxpool.torch_compat` and nowhere else. Around the rooms:
+
+    config        settings and their precedence          commands    the command line, a module per group of commands
+    statistics    what `stats()` counts                  doctor      checks of all that fxpool needs
+    errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool beside stock Inductor
+    installed     `install()` and `uninstall()`          watch       who is told what happens: display, trace
+    notices       warnings and logs                      forks       locks and state that a fork leaves usable
+    descriptors   standard streams that are closed       quantities  how times and sizes are written and read
+    version       the version, in its one place          torch_compat
 
 Importing this module imports neither torch nor anything else that takes time.
 """
@@ -39,14 +42,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fxpool.version import __version__
-
 if TYPE_CHECKING:
     import os
     from typing import IO
 
     from fxpool import errors
     from fxpool.config import configure
+    from fxpool.version import __version__
     from fxpool.watch.display import Progress
 
 __all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
@@ -54,6 +56,10 @@ __all__ = ["__version__", "close", "configure", "errors", "install", "progress",
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: a program that only trains should not pay for the parser of a settings file.
+    if name == "__version__":
+        from fxpool.version import __version__
+
+        return __version__
     if name == "configure":
         from fxpool.config import configure
 

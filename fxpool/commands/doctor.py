@@ -29,7 +29,7 @@ def doctor(as_json: bool) -> None:
     Each line says what was found, and what to do where something is amiss. Nothing of yours is changed: the compile has
     temporary caches. Status 1 if something fails, 0 if not.
     """
-    from fxpool.doctor.findings import compile_trial, host
+    from fxpool.doctor import compile_trial, host
 
     started = time.monotonic()
     # Slow, and nobody else waits for it meanwhile: begun first, told last.

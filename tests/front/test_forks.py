@@ -332,6 +332,13 @@ def _in_process() -> None:
         pass
 
 
+def _attach() -> None:
+    from fxpool.watch import configured
+
+    configured._attached = ()  # what the settings ask for is attached when they change
+    configured.attach()
+
+
 def _uninstall() -> None:
     from fxpool.torch_compat.inductor import hooks
 
@@ -345,6 +352,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/display.py:Terminal._news": _of_object(_terminal, "_news", lambda one: one.close()),
     "fxpool/watch/display.py:Terminal._over": _of_object(_terminal, "_over", lambda one: one.close()),
     "fxpool/watch/events.py:_lock": _of_module("fxpool.watch.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
+    "fxpool/watch/configured.py:_lock": _of_module("fxpool.watch.configured", "_lock", _attach),
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
     "fxpool/commands/server.py:serve.ended": _of_event,
     "fxpool/statistics.py:_lock": _of_module("fxpool.statistics", "_lock", lambda: statistics.count("hits")),
