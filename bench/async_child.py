@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from fxpool.demo.child import SIZES, LoweringCounter, build, call
+from fxpool.pool import JobSpec
 
 GRAPHS = 16
 LIMIT_SECONDS = 600.0
@@ -54,12 +55,12 @@ def use(backend: str, size: str) -> dict[str, Any]:
     import torch
 
     import fxpool
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     pool = runtime.pool()
     pool.start(wait=True)
     time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
-    pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     torch.manual_seed(0)
     model = build("gpt2", size).eval()
     tokens = torch.randint(0, 1000, (2, 64))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpool.demo.child import SIZES, LoweringCounter, build, measure
+from fxpool.pool import JobSpec
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
 CHUNK_SECONDS = 0.02  # far above the clock's resolution, far below a scheduling hiccup's effect on the median
@@ -104,12 +105,12 @@ def _witness(backend: str) -> dict[str, Any]:
 
 def served(what: str, backend: str, size: str) -> dict[str, Any]:
     if backend == "fxpool":
-        from fxpool.lowering.core import runtime
+        from fxpool.lowering.core.runtime import runtime
 
         pool = runtime.pool()
         pool.start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
-        pool.submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+        pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     return measure("gpt2", what, backend, size)
 
 
@@ -119,7 +120,7 @@ def hit() -> dict[str, Any]:
 
     from fxpool.codecache import graph_codec, key, program_code
     from fxpool.lowering.artifact import lookup
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.request import ambient, capture
 
     found: dict[str, Any] = {}
@@ -128,8 +129,8 @@ def hit() -> dict[str, Any]:
         def once() -> Any:
             store = runtime.store()
             assert store is not None
-            tools = runtime.tools_directory(store)
-            captured = capture.capture(gm, inputs, label="graph", store=store.root, tools=tools)
+            toolchain_dir = runtime.toolchain_directory(store)
+            captured = capture.capture(gm, inputs, label="graph", store=store.root, toolchain_dir=toolchain_dir)
             lookup.serve(captured, runtime.stores(), lambda parts: seen.append(parts))
             return captured
 
@@ -156,7 +157,7 @@ def hit() -> dict[str, Any]:
                     captured.env,
                     state,
                     captured.placement,
-                    captured.request.tools,
+                    captured.request.toolchain_dir,
                 )
             )
 
@@ -226,7 +227,7 @@ def _compiles(names: list[str], size: str) -> dict[str, Any]:
 
 
 def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     ours, theirs = os.pipe()
     pid = os.fork()

@@ -106,22 +106,24 @@ def roundtrip(backend: str) -> dict[str, Any]:
             return _times(lambda: theirs.submit(operator.add, 1, 1).result(), JOBS)
         finally:
             theirs.shutdown()
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
+    from fxpool.pool import JobSpec
 
     pool = runtime.pool()
     _settle(pool)
-    return _times(lambda: pool.submit("builtins:bytes", b"", label="empty", reuse=True).result(), JOBS)
+    return _times(lambda: pool.submit("builtins:bytes", b"", JobSpec(label="empty", reuse=True)).result(), JOBS)
 
 
 def fork() -> dict[str, Any]:
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
+    from fxpool.pool import JobSpec
 
     pool = runtime.pool()
     _settle(pool)
     forks = []
 
     def call() -> None:
-        pool.submit("builtins:bytes", b"", label="empty").result()
+        pool.submit("builtins:bytes", b"", JobSpec(label="empty")).result()
         forks.append(pool.status()["fork_seconds"])
 
     found = _times(call, FORKED_JOBS)
@@ -143,13 +145,13 @@ def _settle(pool: Any) -> None:
     """Until the zygote has done what it does in its idle time."""
     pool.start(wait=True)
     time.sleep(0.5)
-    pool.submit("builtins:bytes", b"", label="nothing").result()
+    pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()
 
 
 def footprint(size: str) -> dict[str, Any]:
     import psutil
 
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.pool import memory
 
     pool = runtime.pool()
@@ -205,9 +207,9 @@ def ends() -> dict[str, Any]:
         # A cache of its own: each process compiles.
         place = {"FXPOOL_CACHE_DIR": os.path.join(os.environ["FXPOOL_CACHE_DIR"], f"{mode}-{number}")}
         os.makedirs(place["FXPOOL_CACHE_DIR"], mode=0o700)
-        tools = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
-        if os.path.isdir(tools):
-            os.symlink(tools, os.path.join(place["FXPOOL_CACHE_DIR"], "toolchain"))
+        toolchain_dir = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
+        if os.path.isdir(toolchain_dir):
+            os.symlink(toolchain_dir, os.path.join(place["FXPOOL_CACHE_DIR"], "toolchain"))
         environment = {**os.environ, **place, "FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "5"}
         command = [sys.executable, "-c", ENDING, backend, mode]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -233,7 +235,7 @@ def ends() -> dict[str, Any]:
 
 
 def killed(size: str) -> dict[str, Any]:
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     os.environ["FXPOOL_POOL"] = "host"
     os.environ["FXPOOL_IDLE_TIMEOUT"] = "1"
@@ -252,7 +254,7 @@ def _first_call_with(who: str, size: str) -> float:
     import torch
 
     from fxpool.demo.child import build
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     store = runtime.store()
     assert store is not None

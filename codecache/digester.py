@@ -19,7 +19,7 @@ import types
 from typing import Any
 
 from fxpool.codecache import process_state, torch_objects
-from fxpool.codecache.references import (
+from fxpool.codecache.code_references import (
     MISSING,
     NAMED_BY_VERSION,
     Named,

@@ -22,7 +22,7 @@ from fxpool.codecache.blobs import BlobRef
 from fxpool.codecache.guards import digest as guards_digest
 from fxpool.errors import CorruptEntryError, StoreError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _MAGIC = re.compile(rb"fxpool-entry ([0-9]{1,9})\n")
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -89,14 +89,14 @@ class Metadata(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What the cache knows about one graph compiled under one set of guards.
 
-    `guards` is a list of encoded guards (`codecache.guards.encode`), `effects` is plain data that only `lowering`
-    understands, `blobs` maps a role to the blob that plays it.
+    `guards` is a list of encoded guards (`codecache.guards.encode`), `content` is plain data that only its writer
+    understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it.
     """
 
     key: str
     components: list[Component] = msgspec.field(default_factory=list)
     guards: list[Any] = msgspec.field(default_factory=list)
-    effects: Any = None
+    content: Any = None
     blobs: dict[str, BlobRef] = msgspec.field(default_factory=dict)
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     format_version: int = FORMAT_VERSION
@@ -121,7 +121,7 @@ def is_hex_digest(text: str) -> bool:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The bytes of an entry. Raises StoreError if its guards, effects or metadata are not plain data."""
+    """The bytes of an entry. Raises StoreError if its guards, content or metadata are not plain data."""
     try:
         body = _encoder.encode(entry)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -20,7 +20,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from fxpool.codecache import answers
+from fxpool.codecache import probe_cache
 
 __all__ = ["FRONTS", "Program", "identify", "is_script"]
 
@@ -217,23 +217,23 @@ def _text(path: str) -> bytes | None:
 
 def _digest(path: str, root: str | None) -> str:
     """Digest of a program's content, kept as long as it is the same file. Raises OSError."""
-    identity = answers.identity_of(path)
-    known = _digests.get(identity) or (answers.read(root, ["content"], identity) or {}).get("digest")
+    identity = probe_cache.identity_of(path)
+    known = _digests.get(identity) or (probe_cache.read(root, ["content"], identity) or {}).get("digest")
     if known is None:
         whole = hashlib.sha256()
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 whole.update(block)
         known = whole.hexdigest()
-        if os.stat(path).st_ctime > time.time() - _SETTLED or answers.identity_of(path) != identity:
+        if os.stat(path).st_ctime > time.time() - _SETTLED or probe_cache.identity_of(path) != identity:
             return known
-        answers.write(root, ["content"], identity, {"digest": known})
+        probe_cache.write(root, ["content"], identity, {"digest": known})
     _digests[identity] = known
     return known
 
 
-_digests: dict[answers.Identity, str] = {}
-_asked: dict[answers.Identity, dict[str, str]] = {}
+_digests: dict[probe_cache.Identity, str] = {}
+_asked: dict[probe_cache.Identity, dict[str, str]] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
@@ -242,15 +242,15 @@ def _passes(compiler: str, root: str | None) -> list[str]:
     Where it looks for them is kept. What lies there is looked at each time: another assembler that was put there, or
     into a directory earlier on the path, leaves the compiler's own file as it is.
     """
-    identity = answers.identity_of(compiler)
+    identity = probe_cache.identity_of(compiler)
     question = ["where passes are", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
-    kept = _asked.get((*question, *identity)) or answers.read(root, question, identity)
+    kept = _asked.get((*question, *identity)) or probe_cache.read(root, question, identity)
     if kept is None:
         kept = {name: _said([compiler, f"-print-prog-name={name}"]).strip() for name in _PASSES}
         kept["places"] = os.pathsep.join(_places_of_passes(compiler))
         for library in _own_libraries(compiler):
             kept[os.path.basename(library)] = library
-        answers.write(root, question, identity, kept)
+        probe_cache.write(root, question, identity, kept)
     _asked[(*question, *identity)] = kept
     found = {said for said in kept.values() if os.path.isabs(said)}
     found.update(_as_a_compiler_finds(name, kept.get("places", "").split(os.pathsep)) for name in _PASSES)

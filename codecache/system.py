@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from fxpool import installed
-from fxpool.codecache import answers, programs
+from fxpool.codecache import probe_cache, programs
 
 Facts = dict[str, "str | int"]
 
@@ -90,7 +90,7 @@ def _torch_file() -> str:
 def installed_facts(root: str | None = None) -> dict[str, str]:
     """What is installed of the code that compiles. Found out once for a process and the children that it forks."""
     if not _installed:
-        _installed.update(installed.facts(answers.Kept(root)))
+        _installed.update(installed.facts(probe_cache.Kept(root)))
     return dict(_installed)
 
 

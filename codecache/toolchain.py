@@ -1,7 +1,7 @@
 """The C++ compiler that Inductor would use, as facts for the key.
 
 Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
-next one (see `answers`). A script or a `ccache` in the compiler's place says nothing about what it will run,
+next one (see `probe_cache`). A script or a `ccache` in the compiler's place says nothing about what it will run,
 so these are asked in every process. A version is what a program says of itself: what it is and runs counts by content
 besides (`programs`).
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxpool import forks
-from fxpool.codecache import answers, cacheable, programs
+from fxpool.codecache import cacheable, probe_cache, programs
 from fxpool.errors import NoCompilerError
 
 #: variables that lead the compiler to other headers, libraries or programs, or change its output
@@ -40,7 +40,7 @@ class Compiler:
     target: str
 
 
-_known: dict[tuple[str, answers.Identity], tuple[str, str]] = {}
+_known: dict[tuple[str, probe_cache.Identity], tuple[str, str]] = {}
 _known_lock = forks.lock(__name__, "_known_lock")
 
 
@@ -162,7 +162,7 @@ def _candidates() -> list[str]:
 def _ask(path: str, root: str | None) -> tuple[str, str] | None:
     """(version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
     try:
-        identity = answers.identity_of(path)
+        identity = probe_cache.identity_of(path)
         followed = _is_followed(path)
     except OSError:
         return None
@@ -175,7 +175,7 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
     if answer is None:
         answer = _run(path)
         if answer is not None:
-            answers.write(kept, ["compiler", name], identity, {"version": answer[0], "target": answer[1]})
+            probe_cache.write(kept, ["compiler", name], identity, {"version": answer[0], "target": answer[1]})
     if answer is not None:
         with _known_lock:
             _known[name, identity] = answer
@@ -185,19 +185,19 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
 def _is_followed(path: str) -> bool:
     """Whether a program is one that runs a compiler which is another."""
     try:
-        return _is_such(answers.identity_of(path))
+        return _is_such(probe_cache.identity_of(path))
     except OSError:
         return False
 
 
 @functools.lru_cache(maxsize=64)
-def _is_such(identity: answers.Identity) -> bool:
+def _is_such(identity: probe_cache.Identity) -> bool:
     real = str(identity[0])
     return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
 
 
-def _read(root: str | None, name: str, identity: answers.Identity) -> tuple[str, str] | None:
-    found = answers.read(root, ["compiler", name], identity)
+def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[str, str] | None:
+    found = probe_cache.read(root, ["compiler", name], identity)
     return (found["version"], found["target"]) if found and found.keys() >= {"version", "target"} else None
 
 

@@ -15,7 +15,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from fxpool.codecache.references import is_named_by_version, top_level, version_of
+from fxpool.codecache.code_references import is_named_by_version, top_level, version_of
 from fxpool.codecache.source_files import digest_file
 
 #: begins the names of parts of an operator that no graph is made of

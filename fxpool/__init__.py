@@ -26,7 +26,7 @@ Where a line of code belongs, in three rooms behind this front door:
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. Around the rooms:
 
     config        settings and their precedence          commands    the command line, a module per group of commands
-    statistics    what `stats()` counts                  doctor      checks of all that fxpool needs
+    counters      what `stats()` counts                  doctor      checks of all that fxpool needs
     errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool beside stock Inductor
     installed     `install()` and `uninstall()`          watch       who is told what happens: display, trace
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
@@ -91,9 +91,9 @@ def stats() -> dict[str, Any]:
     `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
     be used.
     """
-    from fxpool import statistics
+    from fxpool import counters
 
-    result = statistics.snapshot()
+    result = counters.snapshot()
     result["store"] = _store_sizes()
     result["cache_disk_bytes"] = _disk_bytes()
     background = _imported("fxpool.lowering.background.compiles")

@@ -69,7 +69,7 @@ class Settings:
     job_memory: int | None
     """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
     (`fxpool.pool.memory` says what of a small one)."""
-    memory_mark: float
+    memory_high_watermark: float
     """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
@@ -282,7 +282,7 @@ _TABLE: dict[str, _Row] = {
     "strict": _Row(_as_bool, lambda: False),
     "job_timeout": _Row(_as_seconds, lambda: 3600.0),
     "job_memory": _Row(_as_job_memory, lambda: None),
-    "memory_mark": _Row(_as_part, lambda: 0.9),
+    "memory_high_watermark": _Row(_as_part, lambda: 0.9),
     "idle_timeout": _Row(_as_seconds, lambda: 120.0),
     "runtime_dir": _Row(_as_path, lambda: None),
     "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),

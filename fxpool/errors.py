@@ -94,7 +94,7 @@ _SHORTAGES = {
     "EMFILE": "raise its limit of open files (`ulimit -n`) where the server is started",
     "ENFILE": "the host's table of open files is full (fs.file-max)",
     "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of its cgroup) where the server is started",
-    "ENOMEM": "the host has no memory left: FXPOOL_WORKERS and FXPOOL_MEMORY_MARK set how much workers take",
+    "ENOMEM": "the host has no memory left: FXPOOL_WORKERS and FXPOOL_MEMORY_HIGH_WATERMARK set how much workers take",
     "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to another disk",
     "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to another disk",
     "EROFS": "set FXPOOL_RUNTIME_DIR to a directory that can be written",

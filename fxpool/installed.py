@@ -48,7 +48,7 @@ class Package:
 
 
 class Kept(Protocol):
-    """Where answers are kept for the next process, as `codecache.answers` does."""
+    """Where answers are kept for the next process, as `codecache.probe_cache` does."""
 
     def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None: ...
     def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None: ...

@@ -1,6 +1,6 @@
 """What fxpool says of its own accord, log records and warnings: it never fails what it is about.
 
-    log = notices.logger("fxpool.lowering")     a logger whose handlers may raise
+    log = notices.logger(__name__)            a logger whose handlers may raise
     notices.warn("graph 3 runs eagerly: ...")   a warning; where a filter makes it an error, a log record
     notices.switched_off("cache_directory_refused", "compiles without a cache: ...", about="/data/cache")
 
@@ -22,7 +22,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from fxpool import forks, statistics
+from fxpool import counters, forks
 
 __all__ = ["PREFIX", "forget", "logger", "once", "switched_off", "warn"]
 
@@ -122,7 +122,7 @@ def once(what: str, text: str) -> None:
 
 def switched_off(reason: str, text: str, *, about: str = "") -> None:
     """Count `reason`, and warn of it the first time in this process. `text` says what is off and what to do."""
-    statistics.count("switched_off", reason)
+    counters.count("switched_off", reason)
     if _is_first(reason, about):
         warn(text)
 

@@ -1,6 +1,6 @@
 """The backend: ``torch.compile(model, backend="fxpool")``.
 
-Called by Dynamo for each graph. Looks the graph up, has it compiled on a miss, and steps down where
+Called by Dynamo for each graph. Looks the graph up, has it compiled on a miss, and falls back where
 a graph can't take the direct way: from the graph as Dynamo made it, to the graphs AOTAutograd makes
 of it, to an ordinary compile in this process. Each step is counted under a reason; with ``strict``
 it is an error instead.
@@ -14,7 +14,7 @@ from typing import Any
 
 from fxpool.errors import UnsupportedTorchError
 from fxpool.lowering.core import options as call_options
-from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.torch_compat import versions
 from fxpool.watch import configured
 
@@ -39,24 +39,24 @@ def fxpool_backend(
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.fallback import chain
     from fxpool.torch_compat.operators import inductor_registrations
 
     inductor_registrations.watch()
 
-    wanted = call_options.parse(mode, options)
-    if wanted.mode != "subprocess":
+    parsed = call_options.parse(mode, options)
+    if parsed.mode != "subprocess":
         runtime.end_start_ahead()
     configured.attach()
-    attempt = Attempt(_label(), wanted)
+    attempt = Attempt(_label(), parsed)
     try:
-        with attempt.timed("total"), chain.options_in_force(wanted):
-            return chain.descend(gm, example_inputs, attempt)
+        with attempt.timed("total"), chain.options_in_force(parsed):
+            return chain.compile_with_fallback(gm, example_inputs, attempt)
     finally:
         attempt.record()
-        if attempt.how != "async":  # its thread tells
-            attempt.tell()
+        if attempt.outcome is not Outcome.ASYNC:  # its thread tells
+            attempt.report()
 
 
 def _label() -> str:

@@ -18,14 +18,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if versions.current_refusal() is None:
         # Not with an unsupported torch, which may lack names that this needs.
-        from fxpool.lowering.core import runtime
+        from fxpool.lowering.core.runtime import runtime
 
         runtime.start_ahead(_library_ahead)
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
 
 
-def _library_ahead(tools: str | None) -> None:
+def _library_ahead(toolchain_dir: str | None) -> None:
     from fxpool.lowering.cuda import devices  # of no use where a server is there already
 
-    devices.library_ahead(tools)
+    devices.library_ahead(toolchain_dir)

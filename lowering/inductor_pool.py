@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import pickle
 import textwrap
@@ -29,7 +28,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fxpool import config, forks, notices, statistics
+from fxpool import config, counters, forks, notices
 from fxpool.codecache import program_code, toolchain
 from fxpool.codecache.undigestable import UndigestableError
 from fxpool.errors import (
@@ -40,12 +39,13 @@ from fxpool.errors import (
     ProtocolError,
     UnsupportedTorchError,
 )
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core import pool_environment, switched_off
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
 from fxpool.lowering.request.placement import current_device, visible_devices
 from fxpool.torch_compat import versions
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 KERNEL_JOB = "fxpool.lowering.inductor_pool:run_kernel"
 GRAPH_JOB = "fxpool.lowering.inductor_pool:run_graph"
@@ -53,7 +53,18 @@ GRAPH_JOB = "fxpool.lowering.inductor_pool:run_graph"
 # Not for workers: they have no pool of their own, and are to compile what they are given themselves.
 _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
 
-_ending = forks.event()
+
+class _Interpreter:
+    """Whether the interpreter is `ending`: what Inductor sends then is compiled nowhere."""
+
+    def __init__(self) -> None:
+        self.ending = forks.event()
+
+    def after_fork_in_child(self) -> None:
+        pass  # the event is the child's own
+
+    def reset(self) -> None:
+        self.ending.clear()
 
 
 class _DeviceNeededError(Exception):
@@ -89,7 +100,7 @@ def install() -> None:
 
     # Another thread may be at it, and is waited for there.
     if hooks.install(KernelPool(_to_pool), GraphPool(), fxpool_backend):
-        atexit.register(_ending.set)
+        atexit.register(runtime.part(_Interpreter).ending.set)
 
 
 def uninstall() -> None:
@@ -97,7 +108,7 @@ def uninstall() -> None:
     from fxpool.torch_compat.inductor import hooks
 
     hooks.uninstall()
-    atexit.unregister(_ending.set)
+    atexit.unregister(runtime.part(_Interpreter).ending.set)
 
 
 # ------------------------------------------------------------------------------ in the process that asks
@@ -107,21 +118,14 @@ def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False)
     """Send a job to this process's pool; with `unseen` no GPU is to be seen there. Raises PoolError."""
     if config.current().pool == "off":
         raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
+    from fxpool.lowering.core import job_place
     from fxpool.torch_compat.inductor import hooks
 
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
     environment["TORCHINDUCTOR_CACHE_DIR"] = hooks.cache_directory()
     if unseen:
-        environment |= dict.fromkeys(runtime.DEVICES, "")
-    return runtime.pool().submit(
-        function,
-        payload,
-        label=label,
-        environment=runtime.job_environment(environment),
-        sys_path=runtime.import_path(),
-        cwd=runtime.working_directory(),
-        **runtime.bounds(),
-    )
+        environment |= dict.fromkeys(pool_environment.DEVICES, "")
+    return runtime.pool().submit(function, payload, job_place.spec(label, environment))
 
 
 def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
@@ -136,10 +140,10 @@ def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this proc
     else:
         reason = error.counted if isinstance(error, PoolUnavailableError) else type(error).__name__
     counted = f"borrowed:{reason}"
-    statistics.count("fallbacks", counted)
+    counters.count("fallbacks", counted)
     why = error.detail if isinstance(error, CannotTravelError) and error.detail else error.message
     if isinstance(error, (PoolUnavailableError, ProtocolError)):
-        runtime.say_without_pool(error, f"what Inductor sends {otherwise}")
+        switched_off.say_without_pool(error, f"what Inductor sends {otherwise}")
     else:
         notices.once(
             counted, f"no worker compiles this, it {otherwise} (said once, counted as {counted!r}): {_line(why)}"
@@ -163,7 +167,7 @@ def _value(answer: bytes) -> Any:
     if isinstance(value, _OtherCode):
         raise CannotTravelError(CODE_DIFFERS, value)
     if made is None:
-        statistics.count("fallbacks", "borrowed:device_needed")
+        counters.count("fallbacks", "borrowed:device_needed")
         raise _DeviceNeededError(value)
     if not made:
         raise hooks.job_error(value)
@@ -196,7 +200,7 @@ class KernelPool:
         except PoolError as error:
             self._without_pool(error, here, future)
         else:
-            statistics.count("borrowed", "triton")
+            counters.count("borrowed", "triton")
             sent.add_done_callback(functools.partial(self._take, here, future))
         return future
 
@@ -211,7 +215,7 @@ class KernelPool:
     def _without_pool(self, error: PoolError, here: Callable[[], None], future: Future[Any]) -> None:
         """In a thread, because some of those who wait, wait for a callback."""
         try:
-            if _ending.is_set():
+            if runtime.part(_Interpreter).ending.is_set():
                 raise error  # nobody waits any more
             _step_down(error)
             threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
@@ -272,13 +276,13 @@ class GraphPool:
 
         def without_pool(error: FxpoolError) -> None:
             try:
-                if not _ending.is_set():
+                if not runtime.part(_Interpreter).ending.is_set():
                     _step_down(error, otherwise="stays as it is")
             except FxpoolError as refused:
                 if config.current().strict:
                     future.set_exception(refused)
                 else:  # what runs meanwhile goes on
-                    statistics.count("fallbacks", f"borrowed:{type(refused).__name__}")
+                    counters.count("fallbacks", f"borrowed:{type(refused).__name__}")
                     log.warning("a graph is not compiled: %s", refused)
 
         def take(sent: _Sent) -> None:
@@ -309,20 +313,22 @@ class GraphPool:
         modules, libraries, stays = capture.needed(dependencies)
         if stays is not None:
             raise stays
-        tools = runtime.tools_directory(runtime.store())
+        toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
             of_graph = program_code.of(dependencies, after_autograd=True)
-            state = ambient.capture(before_autograd=False, tools=tools).with_variables(of_graph.environment)
+            state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir).with_variables(
+                of_graph.environment
+            )
             code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state), after_autograd=True)
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
-        facts = visible_devices(tools) if not seen else ()
+        facts = visible_devices(toolchain_dir) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
         current = current_device() if facts else 0
-        payload = pickle.dumps((graph, modules, libraries, code, state, known, facts, current, tools))
+        payload = pickle.dumps((graph, modules, libraries, code, state, known, facts, current, toolchain_dir))
         sent = _to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts))
-        statistics.count("borrowed", "fx")
+        counters.count("borrowed", "fx")
         return sent
 
 
@@ -350,7 +356,7 @@ def run_graph(payload: bytes) -> bytes:
     from fxpool.torch_compat.cpp import instruction_sets
     from fxpool.torch_compat.inductor import hooks, preload
 
-    graph, modules, libraries, code, state, known, facts, current, tools = pickle.loads(payload)
+    graph, modules, libraries, code, state, known, facts, current, toolchain_dir = pickle.loads(payload)
     try:
         others = compiling.load_code(modules, libraries, code)
     except CannotTravelError as error:
@@ -364,10 +370,10 @@ def run_graph(payload: bytes) -> bytes:
 
     hooks.take_in_worker(KernelPool(send), 1 + job.slots_free())
     with ambient.entered(state), contextlib.ExitStack() as stack:
-        toolchain.settle(tools)
+        toolchain.settle(toolchain_dir)
         if known is not None:
             stack.enter_context(instruction_sets.instruction_sets_known(known))
-        stack.enter_context(devices.unseen(facts, current, tools))
+        stack.enter_context(devices.unseen(facts, current, toolchain_dir))
         try:
             compiling.compare_configured(code)
             with compiling.unless_met(others):

@@ -41,7 +41,7 @@ The server:
     memory             what jobs take and the host has
     causes             why a worker ended, in a sentence
     records            logs on their way to the clients that read them
-    steps              what becomes of jobs, for clients that watch them
+    job_events         what becomes of jobs, for clients that watch them
     report             what `fxpool status` tells of jobs
     predecessor        the end of a server that hung
     zygote_link        the server's end of the zygote
@@ -68,7 +68,8 @@ from fxpool.pool.client import PoolClient
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.exceptions import RemoteError
 from fxpool.pool.job import Job
+from fxpool.pool.job_spec import JobSpec
 from fxpool.pool.limits import default_workers
 from fxpool.pool.worker import JobContext, current_job
 
-__all__ = ["Job", "JobContext", "PoolClient", "PoolConfig", "RemoteError", "current_job", "default_workers"]
+__all__ = ["Job", "JobContext", "JobSpec", "PoolClient", "PoolConfig", "RemoteError", "current_job", "default_workers"]

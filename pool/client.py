@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from fxpool.pool import logs
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
+from fxpool.pool.job_spec import JobSpec
 from fxpool.pool.session import Session, again
 
 __all__ = ["PoolClient"]
@@ -90,60 +91,42 @@ class PoolClient:
         self,
         function: str,
         payload: bytes,
+        spec: JobSpec,
         *,
-        label: str,
-        environment: Mapping[str, str | None] | None = None,
-        sys_path: Sequence[str] = (),
-        cwd: str | None = None,
-        timeout: float | None = None,
-        memory: int | None = None,
-        retries: int = 1,
-        priority: int = 0,
-        flight: str = "",
-        reuse: bool = False,
-        spare: bool = False,
-        on_step: Callable[[m.Step], object] | None = None,
+        on_event: Callable[[m.JobEvent], object] | None = None,
     ) -> Job:
         """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
 
-        `environment` is applied over the zygote's (None removes a variable), `sys_path` is put before its import path,
-        `cwd` None is a directory of the pool's, with nothing in it that a job should look at.
-        `timeout` is the wall limit in seconds of one attempt, `memory` that of its processes in bytes; `retries` is how
-        many ends of workers are forgiven. Of waiting jobs those of higher `priority` are begun first.
-        Jobs of equal `flight` have equal results: one that is asked for while another is under way waits for that.
-        `reuse` says that the job leaves its process as it found it: it may run in a worker that others like it ran in.
-        `spare` says that the job is for all who come later, not for this process: the server begins it in time to
-        spare, and goes on with it when this process has left.
-        `on_step` is told what becomes of the job and of its sub-jobs (`messages.Step`), in the connection's thread.
-        Returns at once. Raises ValueError for a limit that is none, PoolUnavailableError if no server can be started,
-        ProtocolError if `payload` is over the cap of a frame.
+        `on_event` is told what becomes of the job and of its sub-jobs, in the connection's thread. Returns at once.
+
+        Raises:
+            PoolUnavailableError: no server can be started.
+            ProtocolError: `payload` is over the cap of a frame.
         """
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ValueError(f"a limit of {timeout} s")
         levels, disabled = logs.level_map()
 
         def make(number: int) -> m.Submit:
             return m.Submit(
-                number,
-                function,
-                label,
-                dict(environment or {}),
-                list(sys_path),
-                cwd,
-                timeout,
-                retries,
-                priority,
-                levels,
-                disabled,
-                flight,
-                memory,
-                reuse,
-                on_step is not None,
-                spare=spare,
+                job=number,
+                function=function,
+                label=spec.label,
+                environment=dict(spec.environment),
+                sys_path=list(spec.sys_path),
+                cwd=spec.cwd,
+                timeout=spec.timeout,
+                retries=spec.retries,
+                priority=spec.priority,
+                levels=levels,
+                disabled=disabled,
+                flight=spec.flight,
+                memory=spec.memory,
+                reuse=spec.reuse,
+                watched=on_event is not None,
+                spare=spec.spare,
             )
 
         for _ in range(3):
-            job = self._session().submit(self, label, make, payload, on_step)
+            job = self._session().submit(self, spec.label, make, payload, on_event)
             if job is not None:
                 return job
         raise PoolUnavailableError("the server ended as often as it was started")

@@ -25,7 +25,7 @@ class PoolConfig:
 
     Limits: of a job that names none, `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
     (bytes of all its processes; None: `memory.default_limit`); no job is begun while more than
-    `memory_mark` (0.0 to 1.0) of that is in use.
+    `memory_high_watermark` (0.0 to 1.0) of that is in use.
 
     `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it
     had none for `idle_timeout` seconds. Empty: a server of this client's own. `preload` are modules that the zygote
@@ -41,7 +41,7 @@ class PoolConfig:
     start_timeout: float = 120.0
     job_timeout: float | None = 3600.0
     job_memory: int | None = None
-    memory_mark: float = 0.9
+    memory_high_watermark: float = 0.9
     host: str = ""
     idle_timeout: float = 120.0
 
@@ -60,7 +60,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     start_timeout: float
     job_timeout: float | None
     job_memory: int | None
-    memory_mark: float
+    memory_high_watermark: float
     runtime_root: str
     link: str = ""  # where clients of the host look for its socket
     idle_timeout: float = 120.0

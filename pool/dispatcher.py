@@ -22,11 +22,11 @@ from fxpool.pool import messages as m
 from fxpool.pool import outcomes, processes, report
 from fxpool.pool.bounds import Bounds
 from fxpool.pool.connection import Connection
+from fxpool.pool.job_events import JobEvents
 from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker
 from fxpool.pool.protocol import encode
 from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
-from fxpool.pool.steps import Steps
 from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
@@ -52,7 +52,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 # With so many more jobs than slots it pays to make the zygote's workers start warmer, though it forks none meanwhile.
 _MANY = 3
 
-log = logging.getLogger("fxpool.pool.server")
+log = logging.getLogger(__name__)
 
 #: Sends a message to the zygote, with a socket for it if there is one; nothing happens without a zygote.
 ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
@@ -76,7 +76,7 @@ class Dispatcher:
         self._to_zygote = to_zygote
         self._logs = JobLogs(directory / "logs")
         self._jobs: dict[int, Work] = {}
-        self._steps = Steps()
+        self._job_events = JobEvents()
         self._records = Records(self.counters)
         self._hurried = False
         self._numbers = 0
@@ -95,7 +95,7 @@ class Dispatcher:
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
-        self._steps.watch(work)
+        self._job_events.watch(work)
         self._submit(work, client.keys)
         joined = self.scheduler.job_of(work.key)
         if joined is not None and joined != work.key:
@@ -104,8 +104,8 @@ class Dispatcher:
             for worker in self._workers.values():
                 if worker.job == joined and worker.pid is not None:
                     self._bounds.keep([worker])
-                    client.connection.send(m.Started(ask.job, worker.pid, worker.attempt))
-                    self._steps.tell([work], work, "begun", worker.begun, worker.pid)
+                    client.connection.send(m.Started(job=ask.job, worker=worker.pid, attempt=worker.attempt))
+                    self._job_events.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
         if job in client.keys:
@@ -122,9 +122,9 @@ class Dispatcher:
         self._jobs[work.key] = work
         work.asked = self.loop.time()
         keys[work.ask.job] = work.key
-        if self._steps:
+        if self._job_events:
             above = [work] if work.worker is None else self._listening(work.worker.job)
-            self._steps.tell(above, work, "queued", work.asked)
+            self._job_events.tell(above, work, "queued", work.asked)
         self.do(
             self.scheduler.submit(
                 work.key,
@@ -165,10 +165,10 @@ class Dispatcher:
                 self._park(self._workers[action.worker])
             elif isinstance(action, d.Kill):
                 if self._workers[action.worker].exited is None:
-                    self._to_zygote(m.Kill(action.worker), None)
+                    self._to_zygote(m.Kill(worker=action.worker), None)
             else:
                 worker = self._workers[action.worker]
-                self._send(worker, m.Granted(worker.resume))
+                self._send(worker, m.Granted(number=worker.resume))
         self._watch_for_stall()
         self._watch_for_quiet()
         self.watch.go_on()
@@ -181,7 +181,7 @@ class Dispatcher:
         alone = sum(work.client is not None and work.kind is None and not work.joined for work in self._jobs.values())
         if alone >= self.slots + _MANY:
             self._hurried = True
-            self._to_zygote(m.UseTime(), None)
+            self._to_zygote(m.WarmUp(), None)
 
     def _watch_for_stall(self) -> None:
         stalled = self.scheduler.stalled
@@ -213,12 +213,12 @@ class Dispatcher:
         self.do(self.scheduler.relieve())
 
     def _worker_tells(self, worker: Worker, what: m.What, name: str = "") -> None:
-        if self._steps and worker.pid is not None and self.scheduler.asks_of(worker.job):
-            self._steps.tell(self._listening(worker.job), worker.work, what, self.loop.time(), worker.pid, name)
+        if self._job_events and worker.pid is not None and self.scheduler.asks_of(worker.job):
+            self._job_events.tell(self._listening(worker.job), worker.work, what, self.loop.time(), worker.pid, name)
 
     def _deliver(self, action: d.Deliver) -> None:
         work = self._jobs.pop(action.job)
-        self._steps.forget(work)
+        self._job_events.forget(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
         message, payload = outcomes.outcome(action, work, worker)
         if worker is not None:
@@ -253,7 +253,10 @@ class Dispatcher:
             ours, theirs = socket.socketpair()
         except OSError as error:
             worker.unable = outcomes.unable("the server can't begin a worker", error)
-            self.loop.call_soon(self.on_exited, m.Exited(action.worker, None, None, worker.unable.reason))
+            self.loop.call_soon(
+                self.on_exited,
+                m.Exited(worker=action.worker, exit_code=None, signal=None, failure=worker.unable.reason),
+            )
             return
 
         def on_frame(message: m.FromWorker, payload: memoryview) -> None:
@@ -263,7 +266,7 @@ class Dispatcher:
             self._worker_silent(worker, error)
 
         worker.connection = Connection(ours, m.FromWorker, on_frame, on_end)
-        self._to_zygote(m.Fork(action.worker, str(path)), theirs)
+        self._to_zygote(m.Fork(worker=action.worker, log_path=str(path)), theirs)
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
@@ -322,7 +325,7 @@ class Dispatcher:
             worker.resume = message.number
             self.do(self.scheduler.resume(worker.number))
         elif isinstance(message, m.SlotsQuery):
-            self._send(worker, m.SlotsReply(message.number, self.scheduler.free))
+            self._send(worker, m.SlotsReply(number=message.number, free=self.scheduler.free))
 
     def _sub_job(self, worker: Worker, message: m.Submit, payload: memoryview) -> None:
         if message.job in worker.keys:
@@ -366,7 +369,7 @@ class Dispatcher:
         if worker.number in self._workers:
             self.do(self.scheduler.refuse(worker.number, reason))
             if worker.pid is None:
-                self.on_exited(m.Exited(worker.number, None, None, reason))
+                self.on_exited(m.Exited(worker=worker.number, exit_code=None, signal=None, failure=reason))
 
     # ------------------------------------------------------------ limits
 
@@ -410,7 +413,9 @@ class Dispatcher:
             reason = outcomes.describe(worker.last)
         for work in asking:
             if work.client is not None:
-                work.client.connection.send(m.Started(work.ask.job, worker.pid, worker.attempt, reason))
+                work.client.connection.send(
+                    m.Started(job=work.ask.job, worker=worker.pid, attempt=worker.attempt, reason=reason)
+                )
         self._worker_tells(worker, "begun")
 
     def _reached(self, worker: Worker) -> None:
@@ -422,7 +427,7 @@ class Dispatcher:
 
     def _never_began(self, worker: Worker) -> None:
         if worker.reached is None and self.scheduler.asks_of(worker.job):
-            worker.unable = m.Unable(f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
+            worker.unable = m.Unable(reason=f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
             self._kill(worker.number)
 
     def on_exited(self, message: m.Exited) -> None:
@@ -473,7 +478,9 @@ class Dispatcher:
         for worker in self._workers.values():
             if worker.pid is not None and self.scheduler.asks_of(worker.job):
                 self._logs.keep(worker.log_path)
-        how = m.Exited(0, None, int(signal.SIGKILL), f"{reason}, and its workers with it")
+        how = m.Exited(
+            worker=0, exit_code=None, signal=int(signal.SIGKILL), failure=f"{reason}, and its workers with it"
+        )
         self.do(self.scheduler.zygote_lost(how, reason))
         self.forget_all()
 

@@ -28,7 +28,7 @@ def links(root: Path) -> list[Path]:
 def status(link: Path) -> dict[str, Any]:
     """What a server says of itself; {"state": "gone"} or {"state": "silent"} for one that is not there or hangs."""
     try:
-        for message in _said(link, m.StatusQuery(1)):
+        for message in _said(link, m.StatusQuery(number=1)):
             if isinstance(message, m.Status):
                 return message.facts
             if isinstance(message, m.Refused):
@@ -44,7 +44,7 @@ def stop(link: Path) -> bool:
     """Tell a server to end: it takes no new client, and ends when what was asked for is done. Whether it was there."""
     try:
         # Its Status says that it has read what came before.
-        return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(1)))
+        return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(number=1)))
     except (OSError, ProtocolError):
         return False
 
@@ -57,7 +57,7 @@ def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
         sock.connect(os.path.join(link.parent, os.readlink(link)))
         check_peer(sock, os.getuid())
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-        for message in (m.Hello(PROTOCOL_VERSION, __version__, os.getpid()), *messages):
+        for message in (m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid()), *messages):
             channel.send(message)
         while (frame := channel.receive()) is not None:
             yield frame[0]

@@ -53,8 +53,11 @@ def _own_sources() -> str:
     for package in _OWN:
         spec = importlib.util.find_spec(package)
         for top in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for name in sorted(os.listdir(top)):
-                if name.endswith(".py"):
-                    with open(os.path.join(top, name), "rb") as file:
-                        whole.update(f"{package}/{name}\n".encode() + file.read())
+            for directory, below, names in os.walk(top):
+                below.sort()
+                for name in sorted(names):
+                    if name.endswith(".py"):
+                        path = os.path.join(directory, name)
+                        with open(path, "rb") as file:
+                            whole.update(f"{package}/{os.path.relpath(path, top)}\n".encode() + file.read())
     return whole.hexdigest()

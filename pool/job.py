@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job"]
 
-log = notices.logger("fxpool.pool")
+log = notices.logger(__name__)
 
 
 class Job:
@@ -43,7 +43,7 @@ class Job:
         self._error: Callable[[], BaseException] | None = None
         self._records: list[m.LogRecord | m.WarningRecord] = []
         self._callbacks: list[Callable[[Job], object]] = []
-        self.on_step: Callable[[m.Step], object] | None = None
+        self.on_event: Callable[[m.JobEvent], object] | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error is not None else "done"
@@ -102,13 +102,25 @@ class Job:
             text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
             text += f"{message.reason} in the attempt before"
             self.add(
-                m.LogRecord(0, log.name, logging.WARNING, text, __file__, 0, "", os.getpid(), "", time.time(), None)
+                m.LogRecord(
+                    job=0,
+                    name=log.name,
+                    level=logging.WARNING,
+                    message=text,
+                    pathname=__file__,
+                    lineno=0,
+                    function="",
+                    process=os.getpid(),
+                    thread="",
+                    created=time.time(),
+                    exc_text=None,
+                )
             )
 
-    def stepped(self, message: m.Step) -> None:
-        if self.on_step is not None:
+    def on_job_event(self, message: m.JobEvent) -> None:
+        if self.on_event is not None:
             try:
-                self.on_step(message)
+                self.on_event(message)
             except Exception:
                 log.exception("who watches %r raised", self)
 

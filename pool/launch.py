@@ -156,7 +156,7 @@ def _remove_if_dead(directory: Path) -> None:
 
 
 def _hello(sock: socket.socket) -> None:
-    for part in encode(m.Hello(PROTOCOL_VERSION, __version__, os.getpid())):
+    for part in encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid())):
         sock.sendall(part)
 
 
@@ -231,7 +231,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         config.start_timeout,
         config.job_timeout,
         config.job_memory,
-        config.memory_mark,
+        config.memory_high_watermark,
         str(directory.parent),
         link=str(link) if link is not None else "",
         idle_timeout=config.idle_timeout,

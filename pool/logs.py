@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fxpool import notices
 from fxpool.pool import messages as m
 
 __all__ = ["Forwarder", "level_map", "replay"]
@@ -69,18 +70,18 @@ class Forwarder:
             exc_text = logging.Formatter().formatException(record.exc_info)
         self._forward(
             m.LogRecord(
-                0,
-                record.name,
-                record.levelno,
-                _text(text),
-                _text(record.pathname),
-                record.lineno,
-                record.funcName or "",
-                record.process or 0,
-                record.threadName or "",
-                record.created,
-                None if exc_text is None else _text(exc_text),
-                _extra(record),
+                job=0,
+                name=record.name,
+                level=record.levelno,
+                message=_text(text),
+                pathname=_text(record.pathname),
+                lineno=record.lineno,
+                function=record.funcName or "",
+                process=record.process or 0,
+                thread=record.threadName or "",
+                created=record.created,
+                exc_text=None if exc_text is None else _text(exc_text),
+                extra=_extra(record),
             )
         )
 
@@ -94,7 +95,16 @@ class Forwarder:
         line: str | None = None,
     ) -> None:
         kind = f"{category.__module__}:{category.__qualname__}"
-        self._forward(m.WarningRecord(0, _text(str(message)), kind, _text(filename), lineno, _module_of(filename)))
+        self._forward(
+            m.WarningRecord(
+                job=0,
+                message=_text(str(message)),
+                category=kind,
+                filename=_text(filename),
+                lineno=lineno,
+                module=_module_of(filename),
+            )
+        )
 
     def _forward(self, record: m.LogRecord | m.WarningRecord) -> None:
         self._left -= 1
@@ -102,7 +112,19 @@ class Forwarder:
             return
         if not self._left:
             text = f"more than {_RECORDS_KEPT} records and warnings in one job: the rest is dropped"
-            record = m.LogRecord(0, __name__, logging.WARNING, text, __file__, 0, "", 0, "", 0.0, None)
+            record = m.LogRecord(
+                job=0,
+                name=__name__,
+                level=logging.WARNING,
+                message=text,
+                pathname=__file__,
+                lineno=0,
+                function="",
+                process=0,
+                thread="",
+                created=0.0,
+                exc_text=None,
+            )
         self._send(record)
 
 
@@ -170,7 +192,7 @@ def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None
 
 
 def _replay_log(record: m.LogRecord) -> None:
-    logger = logging.getLogger(record.name)
+    logger = notices.logger(record.name) if record.name.startswith("fxpool") else logging.getLogger(record.name)
     if not logger.isEnabledFor(record.level):
         return
     made = logging.LogRecord(

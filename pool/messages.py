@@ -24,7 +24,7 @@ import msgspec
 # ---------------------------------------------------------------- handshake
 
 
-class Hello(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """First frame of a client."""
 
     protocol: int
@@ -32,7 +32,7 @@ class Hello(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     pid: int
 
 
-class Welcome(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """First frame of the server to a client it serves."""
 
     protocol: int
@@ -41,7 +41,7 @@ class Welcome(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     slots: int
 
 
-class Refused(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """First and last frame of the server to a client it does not serve."""
 
     reason: str
@@ -50,7 +50,7 @@ class Refused(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- jobs
 
 
-class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A job, or (from a worker) a sub-job; the payload is its input.
 
     `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
@@ -80,13 +80,13 @@ class Submit(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     spare: bool = False
 
 
-class Cancel(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The asker no longer wants `job`; its worker's process group is killed."""
 
     job: int
 
 
-class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """A worker was forked for `job`; from the second attempt on, `reason` says how the one before ended."""
 
     job: int
@@ -98,7 +98,7 @@ class Started(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 What = Literal["queued", "begun", "phase", "ended"]
 
 
-class Step(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """What has become of a watched job, or of a sub-job of it: it waits, has a worker, says what it does, is over.
 
     `part` tells the job and its sub-jobs apart. `at` is `time.monotonic()`, one clock for all processes of a host;
@@ -114,7 +114,7 @@ class Step(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=T
     name: str = ""  # the phase
 
 
-class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The job's function returned; the payload is its result. `joined`: it was begun for somebody else."""
 
     job: int
@@ -124,7 +124,7 @@ class Done(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     joined: bool = False
 
 
-class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """The job has no result. For kind "exception" the payload is the exception (see `exceptions`).
 
     Kind "no_worker": `attempts` workers were begun for it and none reached it; `code` is the errno's name, if there is
@@ -146,7 +146,7 @@ class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     code: str = ""
 
 
-class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class LogRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """A logging record of a worker. `job` is filled in by the server; `extra` is what the call gave as that, plain."""
 
     job: int
@@ -163,7 +163,7 @@ class LogRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     extra: dict[str, Any] = {}
 
 
-class WarningRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class WarningRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """A warning of a worker. `category` is "module:qualname"."""
 
     job: int
@@ -177,13 +177,13 @@ class WarningRecord(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- about the pool
 
 
-class StatusQuery(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class StatusQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Answered by Status with the same number."""
 
     number: int
 
 
-class Status(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Status(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Plain data about the server."""
 
     number: int
@@ -206,7 +206,7 @@ class Leaving(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The server ends when it has done what it was asked for. Who wants more finds another."""
 
 
-class ZygoteState(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The zygote is ready for the first time ("ready") or will never be ("broken", with the reason)."""
 
     state: Literal["ready", "broken"]
@@ -217,7 +217,7 @@ class ZygoteState(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- server and worker
 
 
-class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A job for a worker; the payload is its input. `environment` to `scratch` are those of its first."""
 
     job: int
@@ -238,14 +238,14 @@ class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The worker is at the job's function: what ends it from here on is the job's doing."""
 
 
-class Unable(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Unable(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The worker can't begin and ends: the host refused something (`code`: the errno's name)."""
 
     reason: str
     code: str = ""
 
 
-class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The job's function returned (`ok`; the payload is its result) or raised (the payload is the exception)."""
 
     ok: bool
@@ -254,7 +254,7 @@ class Answer(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     stays: bool = False  # and waits for another Run
 
 
-class Phase(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Phase(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """What the worker does from now on, in the job's own words; told when it dies of it."""
 
     name: str
@@ -264,25 +264,25 @@ class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The worker is blocked in waiting for its sub-jobs and gives its slot back."""
 
 
-class Resume(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Resume(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The worker has what it waited for and wants a slot again; answered by Granted with the same number."""
 
     number: int
 
 
-class Granted(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Granted(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The worker holds a slot again."""
 
     number: int
 
 
-class SlotsQuery(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class SlotsQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """How many slots are free? Answered by SlotsReply with the same number."""
 
     number: int
 
 
-class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     number: int
     free: int
 
@@ -294,7 +294,7 @@ class SlotsReply(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 EXIT_IDLE = 100
 
 
-class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """First message to the zygote: import these, in this order; call `idle` (``module:function``, several with
     commas between) once nobody waits."""
 
@@ -303,7 +303,7 @@ class Prepare(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     idle: str = ""
 
 
-class Prepared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The zygote can fork, or (`failure`) says why it never will."""
 
     pid: int
@@ -312,30 +312,30 @@ class Prepared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     failure: str = ""
 
 
-class Fork(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Fork a worker; the worker's end of its socket travels with this message."""
 
     worker: int
     log_path: str
 
 
-class UseTime(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Do now what is for idle time: many more workers will be forked than run, and each is better for it."""
 
 
-class Kill(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Kill a worker's process group. The zygote does it, as it alone knows that the pid was not reaped yet."""
 
     worker: int
 
 
-class Forked(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     worker: int
     pid: int
     seconds: float
 
 
-class Exited(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """A worker process is gone and reaped, its process group killed. `failure`: it was never forked, and why; `code`
     is the errno's name."""
 
@@ -352,7 +352,7 @@ ToClient = (
     | Refused
     | ZygoteState
     | Started
-    | Step
+    | JobEvent
     | LogRecord
     | WarningRecord
     | Done
@@ -365,5 +365,5 @@ ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = (
     Begun | Unable | Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 )
-ToZygote = Prepare | Fork | Kill | UseTime
+ToZygote = Prepare | Fork | Kill | WarmUp
 FromZygote = Prepared | Forked | Exited

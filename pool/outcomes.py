@@ -157,18 +157,18 @@ def order(worker: Worker, slots: int) -> m.Run:
     """What a worker is told to do."""
     ask = worker.work.ask
     return m.Run(
-        worker.job,
-        ask.function,
-        ask.label,
-        worker.attempt,
-        slots,
-        ask.environment,
-        ask.sys_path,
-        ask.cwd,
-        ask.levels,
-        ask.disabled,
-        str(worker.scratch),
-        ask.reuse,
+        job=worker.job,
+        function=ask.function,
+        label=ask.label,
+        attempt=worker.attempt,
+        slots=slots,
+        environment=ask.environment,
+        sys_path=ask.sys_path,
+        cwd=ask.cwd,
+        levels=ask.levels,
+        disabled=ask.disabled,
+        scratch=str(worker.scratch),
+        reuse=ask.reuse,
     )
 
 
@@ -181,12 +181,14 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
     number, outcome = work.ask.job, action.outcome
     pid = worker.pid if worker is not None else None
     log_path = str(worker.log_path) if worker is not None else None
-    failed = m.Failed(number, "cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
+    failed = m.Failed(job=number, kind="cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
     if isinstance(outcome, d.Answered):
         answer = outcome.answer
         assert isinstance(answer, Answer)
         if answer.ok:
-            return m.Done(number, answer.pid, action.attempts, answer.seconds, work.joined), answer.payload
+            return m.Done(
+                job=number, worker=answer.pid, attempts=action.attempts, seconds=answer.seconds, joined=work.joined
+            ), answer.payload
         failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
         return failed, answer.payload
     if isinstance(outcome, d.Died):
@@ -212,7 +214,7 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
 def unable(what: str, error: BaseException) -> m.Unable:
     """What the host refused the server itself."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
-    return m.Unable(f"{what}: {error or type(error).__name__}", errno.errorcode.get(number or 0, ""))
+    return m.Unable(reason=f"{what}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
 
 
 def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:

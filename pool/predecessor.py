@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fxpool.pool import runtime_dir
 
-__all__ = ["LEAVING", "LINK_SECONDS", "is_server_of", "see_off"]
+__all__ = ["LEAVING", "LINK_SECONDS", "is_server_of", "retire_predecessor"]
 
 # A file in the private directory of a server that takes no new client.
 LEAVING = "leaving"
@@ -25,10 +25,10 @@ LINK_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
 
-log = logging.getLogger("fxpool.pool.server")
+log = logging.getLogger(__name__)
 
 
-async def see_off(directory: Path) -> None:
+async def retire_predecessor(directory: Path) -> None:
     """Wait until the server of `directory` is gone or says that it leaves; kill it if it does neither in time.
 
     Cancelled, it only stops waiting.

@@ -12,7 +12,7 @@ from fxpool.pool.outcomes import Work
 
 __all__ = ["Records"]
 
-log = logging.getLogger("fxpool.pool.server")
+log = logging.getLogger(__name__)
 
 
 class Records:
@@ -40,5 +40,17 @@ class Records:
             text = f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped, as this process did "
             text += "not read what came before them"
             work.dropped = 0
-            record = m.LogRecord(work.ask.job, "fxpool.pool", logging.WARNING, text, __file__, 0, "", 0, "", 0.0, None)
+            record = m.LogRecord(
+                job=work.ask.job,
+                name="fxpool.pool",
+                level=logging.WARNING,
+                message=text,
+                pathname=__file__,
+                lineno=0,
+                function="",
+                process=0,
+                thread="",
+                created=0.0,
+                exc_text=None,
+            )
             work.client.connection.send(record)

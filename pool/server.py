@@ -52,7 +52,7 @@ _MEASURE_SECONDS = 0.5
 # A server that nobody comes to has jobs of its own so long after its time, and looks so often whether they are done.
 _SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
 
-log = logging.getLogger("fxpool.pool.server")
+log = logging.getLogger(__name__)
 
 
 class Server:
@@ -85,7 +85,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self._begun = self.loop.time()
         self.end = asyncio.Event()
-        limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_mark)
+        limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
         self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -153,7 +153,7 @@ class Server:
         elif isinstance(message, m.Cancel):
             self.dispatcher.cancel(client, message.job)
         elif isinstance(message, m.StatusQuery):
-            client.connection.send(m.Status(message.number, self.status()))
+            client.connection.send(m.Status(number=message.number, facts=self.status()))
         elif isinstance(message, m.Ping):
             client.connection.send(m.Pong())
         elif isinstance(message, m.Shutdown):
@@ -178,7 +178,9 @@ class Server:
         assert client.timer is not None
         client.timer.cancel()
         client.connection.raise_cap(PAYLOAD_CAP)
-        client.connection.send(m.Welcome(PROTOCOL_VERSION, __version__, os.getpid(), self.slots))
+        client.connection.send(
+            m.Welcome(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), slots=self.slots)
+        )
         # A child that the client forked past Python's hooks keeps its end open: watch the process, too.
         if client.pid > 0 and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
@@ -197,7 +199,7 @@ class Server:
         if error is not None:
             log.warning("closed the connection of process %d: %s", client.pid, error)
             if not client.greeted:
-                client.connection.send(m.Refused(str(error)))
+                client.connection.send(m.Refused(reason=str(error)))
         if client.timer is not None:
             client.timer.cancel()
         if client.pidfd >= 0:
@@ -265,7 +267,7 @@ class Server:
 
     async def _see_off(self) -> None:
         if self.config.predecessor:
-            await predecessor.see_off(Path(self.config.predecessor))
+            await predecessor.retire_predecessor(Path(self.config.predecessor))
 
     def _link_is_ours(self) -> bool:
         try:
@@ -288,7 +290,7 @@ class Server:
             self._give_up(memory.advice(host))
             return
         self.zygote_facts = {"state": "starting"}
-        order = m.Prepare(self.config.preload, self.config.sys_path, ",".join(self._idle_calls))
+        order = m.Prepare(preload=self.config.preload, sys_path=self.config.sys_path, idle=",".join(self._idle_calls))
         try:
             self.zygote = ZygoteLink(self, order)
         except OSError as error:
@@ -388,7 +390,9 @@ class Server:
     def _tell_zygote_state(self, client: Client) -> None:
         facts = self.zygote_facts
         client.connection.send(
-            m.ZygoteState(facts["state"], facts.get("preload_seconds", 0.0), facts.get("reason", ""))
+            m.ZygoteState(
+                state=facts["state"], seconds=facts.get("preload_seconds", 0.0), reason=facts.get("reason", "")
+            )
         )
 
     # ------------------------------------------------------------ the rest

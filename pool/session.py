@@ -114,12 +114,12 @@ class Session:
         label: str,
         make: Callable[[int], m.Submit],
         payload: bytes,
-        on_step: Callable[[m.Step], object] | None = None,
+        on_event: Callable[[m.JobEvent], object] | None = None,
     ) -> Job | None:
         """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self, number, label, client)
-        job.on_step = on_step
+        job.on_event = on_event
         with self._lock:
             if self.error is not None or self._closing or self._leaving:
                 return None
@@ -135,13 +135,13 @@ class Session:
 
     def cancel(self, number: int) -> None:
         if self.jobs.pop(number, None) is not None:
-            self.send(m.Cancel(number))
+            self.send(m.Cancel(job=number))
 
     def ask_status(self, timeout: float) -> dict[str, Any] | None:
         reply = _Reply()
         number = next(self._numbers)
         self.replies[number] = reply
-        self.send(m.StatusQuery(number))
+        self.send(m.StatusQuery(number=number))
         reply.event.wait(timeout)
         self.replies.pop(number, None)
         return reply.facts
@@ -289,13 +289,13 @@ class Session:
                 self._take(*frame)
 
     def _take(self, message: m.ToClient, payload: memoryview) -> None:
-        if isinstance(message, (m.LogRecord, m.WarningRecord, m.Started, m.Step)):
+        if isinstance(message, (m.LogRecord, m.WarningRecord, m.Started, m.JobEvent)):
             job = self.jobs.get(message.job)
             if job is not None and isinstance(message, m.Started):
                 job.started(message)
-            elif isinstance(message, m.Step):
+            elif isinstance(message, m.JobEvent):
                 if job is not None:
-                    job.stepped(message)
+                    job.on_job_event(message)
             elif job is not None:
                 job.add(message)  # type: ignore[arg-type]
         elif isinstance(message, m.Done):

@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.25
 # How long nothing is begun above the mark.
 _PATIENCE_SECONDS = 10.0
 
-log = logging.getLogger("fxpool.pool.server")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class _Link:
                 self._waiters -= 1
                 last = not self._waiters
             if last:
-                self.ask(m.Resume)
+                self.ask(lambda number: m.Resume(number=number))
 
     def _receive(self) -> None:
         try:
@@ -164,7 +164,7 @@ class SubJob(concurrent.futures.Future[bytes]):
         """Withdraw the sub-job; its worker is killed if it has one."""
         cancelled = super().cancel()
         if cancelled and self._link.futures.pop(self._number, None) is not None:
-            self._link.send(m.Cancel(self._number))
+            self._link.send(m.Cancel(job=self._number))
         return cancelled
 
     def _wait(self, timeout: float | None) -> None:
@@ -183,7 +183,7 @@ class JobContext:
         self.label = run.label
         self.attempt = run.attempt
         self.slots = run.slots
-        self.spoiled = False
+        self.tainted = False
         self._link = link
 
     def submit(
@@ -211,7 +211,16 @@ class JobContext:
         try:
             surroundings = dict(environment or {})
             link.send(
-                m.Submit(number, function, label, surroundings, retries=retries, reuse=reuse, alone=alone), payload
+                m.Submit(
+                    job=number,
+                    function=function,
+                    label=label,
+                    environment=surroundings,
+                    retries=retries,
+                    reuse=reuse,
+                    alone=alone,
+                ),
+                payload,
             )
         except ProtocolError:
             del link.futures[number]
@@ -220,11 +229,11 @@ class JobContext:
 
     def phase(self, name: str) -> None:
         """Say what is done from now on: if it ends this worker, who asked is told that it was this."""
-        self._link.send(m.Phase(name))
+        self._link.send(m.Phase(name=name))
 
     def spoil(self) -> None:
         """Have this process run no other job: it is not as it was found."""
-        self.spoiled = True
+        self.tainted = True
 
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
         """Around work that runs beside what the slots are for: the worker holds none meanwhile.
@@ -235,7 +244,7 @@ class JobContext:
 
     def slots_free(self) -> int:
         """How many more workers the server would run at this moment (others may take them in the next)."""
-        return self._link.ask(m.SlotsQuery)
+        return self._link.ask(lambda number: m.SlotsQuery(number=number))
 
 
 # ---------------------------------------------------------------- the process
@@ -263,7 +272,7 @@ def main(sock: socket.socket) -> None:
                 if first:
                     _settle(run)
             except _UnableError as unable:
-                link.channel.send(m.Unable(str(unable), unable.code))
+                link.channel.send(m.Unable(reason=str(unable), code=unable.code))
                 os._exit(EXIT_SETUP)
             answer, result = _run(run, payload, link, first=first)
             del payload, frame
@@ -274,7 +283,7 @@ def main(sock: socket.socket) -> None:
                 link.channel.send(answer, result)
             except ProtocolError as error:
                 stays = False
-                link.channel.send(m.Answer(False, answer.seconds, answer.pid), exceptions.dump(error))
+                link.channel.send(m.Answer(ok=False, seconds=answer.seconds, pid=answer.pid), exceptions.dump(error))
             first = False
     except BaseException:
         code = EXIT_SETUP
@@ -303,23 +312,23 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
         result = _resolve(run.function)(data)
         if type(result) is not bytes:
             raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job returns bytes")
-        return m.Answer(True, time.perf_counter() - start, os.getpid()), result
+        return m.Answer(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
     except BaseException as error:
         seconds = time.perf_counter() - start
         trace = error.__traceback__
         # Our own frame says nothing; keep it only if there is no other.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
-        return m.Answer(False, seconds, os.getpid()), exceptions.dump(error, skip=skip)
+        return m.Answer(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
 
 
 def _spoiled() -> bool:
-    return _current is not None and _current.spoiled
+    return _current is not None and _current.tainted
 
 
 def say_unable(descriptor: int, error: BaseException) -> None:
     """Tell the server over a worker's socket that the worker can't begin. For a process that ends."""
     number = error.errno if isinstance(error, OSError) else None
-    unable = m.Unable(f"the worker could not be set up: {error}", errno.errorcode.get(number or 0, ""))
+    unable = m.Unable(reason=f"the worker could not be set up: {error}", code=errno.errorcode.get(number or 0, ""))
     try:
         for part in encode(unable):
             os.write(descriptor, part)

@@ -84,7 +84,7 @@ class Zygote:
         self.all_idle = tuple(self.idle)
         _freeze()
         seconds = time.perf_counter() - start
-        self.send(m.Prepared(os.getpid(), seconds, threads, failure))
+        self.send(m.Prepared(pid=os.getpid(), seconds=seconds, threads=threads, failure=failure))
         return not failure
 
     def is_idle(self) -> bool:
@@ -167,7 +167,7 @@ class Zygote:
                 self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
                 return None
             return self.fork(order, descriptors[0])
-        elif isinstance(order, m.UseTime):
+        elif isinstance(order, m.WarmUp):
             while self.idle:
                 self.use_idle_time()
         return None
@@ -193,12 +193,20 @@ class Zygote:
         except OSError:
             pass
         self.workers[pid] = order.worker
-        self.send(m.Forked(order.worker, pid, time.perf_counter() - start))
+        self.send(m.Forked(worker=order.worker, pid=pid, seconds=time.perf_counter() - start))
         return None
 
     def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
         """Tell that no worker was forked; `number` is the errno, if there is one."""
-        self.send(m.Exited(order.worker, None, None, reason, errno.errorcode.get(number or 0, "")))
+        self.send(
+            m.Exited(
+                worker=order.worker,
+                exit_code=None,
+                signal=None,
+                failure=reason,
+                code=errno.errorcode.get(number or 0, ""),
+            )
+        )
 
     def become_worker(self, order: m.Fork, descriptor: int) -> socket.socket:
         try:
@@ -247,7 +255,9 @@ class Zygote:
             if number is not None:
                 exited = ended.si_code == os.CLD_EXITED
                 status = ended.si_status
-                self.send(m.Exited(number, status if exited else None, None if exited else status))
+                self.send(
+                    m.Exited(worker=number, exit_code=status if exited else None, signal=None if exited else status)
+                )
         processes.reap_strays(set(self.workers))
 
     def end(self) -> None:

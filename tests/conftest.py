@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import fxpool
-from fxpool import config, statistics
+from fxpool import config, counters
 from fxpool.pool import hosts
 
 # A server needs a moment to see that its client is gone; a loaded machine needs more of it.
@@ -66,7 +66,7 @@ def _own_directories_and_no_leaks(
     monkeypatch.setenv("TMPDIR", str(home / "t"))
     monkeypatch.setattr(tempfile, "tempdir", str(home / "t"))
     config.reset()
-    statistics.reset()
+    counters.reset()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     config.reset()

@@ -31,7 +31,7 @@ def serve(detach: bool) -> None:
     Other processes find it if they use the same interpreter, torch and runtime directory. On SIGTERM or Ctrl-C it takes
     no new job, finishes those it has, and ends.
     """
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.pool import hosts, launch
 
     ended = forks.event()

@@ -95,7 +95,7 @@ def _environment(directory: Path) -> dict[str, str]:
         root = runtime_dir.runtime_root(str(known.runtime_dir) if known.runtime_dir is not None else None)
         runtime_dir.remove(runtime_dir.make_private(root))
         extra = {"FXPOOL_RUNTIME_DIR": str(root), "FXPOOL_JOB_TIMEOUT": str(known.job_timeout)}
-        extra |= {"FXPOOL_MEMORY_MARK": str(known.memory_mark)}
+        extra |= {"FXPOOL_MEMORY_HIGH_WATERMARK": str(known.memory_high_watermark)}
         extra |= {"FXPOOL_WORKERS": str(known.workers)} if known.workers is not None else {}
         extra |= {"FXPOOL_JOB_MEMORY": str(known.job_memory)} if known.job_memory is not None else {}
     except FxpoolError:

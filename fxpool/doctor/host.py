@@ -305,9 +305,11 @@ def memory() -> Iterator[Finding]:
     known = config.current()
     job = known.job_memory or looked.default_limit(host)[0]
     found = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may take {quantities.size(job)}"
-    if used > known.memory_mark:
-        remedy = "end something, or raise FXPOOL_MEMORY_MARK"
-        yield Finding("memory", WARN, f"{found}; above {known.memory_mark:.0%} one job runs at a time", remedy)
+    if used > known.memory_high_watermark:
+        remedy = "end something, or raise FXPOOL_MEMORY_HIGH_WATERMARK"
+        yield Finding(
+            "memory", WARN, f"{found}; above {known.memory_high_watermark:.0%} one job runs at a time", remedy
+        )
     elif total < _MEMORY_LEAST:
         remedy = f"allow {quantities.size(_MEMORY_LEAST)} and more, or set FXPOOL_POOL=off"
         yield Finding("memory", WARN, f"{found}: workers may be killed", remedy)

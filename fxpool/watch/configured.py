@@ -10,7 +10,7 @@ from fxpool.watch import events
 
 __all__ = ["attach"]
 
-log = notices.logger("fxpool")
+log = notices.logger(__name__)
 
 
 class _Watcher(events.Listener, Protocol):

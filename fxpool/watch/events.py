@@ -20,7 +20,7 @@ from fxpool import forks, notices
 
 __all__ = ["Listener", "Span", "State", "exchange", "listen", "listening", "span", "state", "tell", "unlisten"]
 
-log = notices.logger("fxpool")
+log = notices.logger(__name__)
 
 #: where a graph may be, in the order in which it usually gets there
 STATES = ("queued", "compiling", "loading", "ready", "eager", "failed")

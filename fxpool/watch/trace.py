@@ -20,7 +20,7 @@ from fxpool.watch.events import Span, State
 
 __all__ = ["TraceFile"]
 
-log = notices.logger("fxpool")
+log = notices.logger(__name__)
 
 _HEAD, _TAIL = b"[\n", b"\n]\n"
 

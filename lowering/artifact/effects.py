@@ -15,11 +15,14 @@ from typing import Any
 
 from fxpool.codecache import guards
 from fxpool.errors import CannotReturnError
+from fxpool.lowering.artifact.content import Effects
 from fxpool.torch_compat.dynamo import shape_env, tracing
+from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
+from fxpool.torch_compat.dynamo.tracing import TracingContext
 
 
-def record(context: Any, sources: Sequence[Any], mutated: Sequence[int]) -> dict[str, Any]:
-    """Effects of a finished compile as plain data.
+def record(context: TracingContext, sources: Sequence[Any], mutated: Sequence[int]) -> Effects:
+    """The effects of a finished compile; `mutated` are the positions of inputs that its code writes to.
 
     Raises:
         CannotReturnError: an effect that can't be replayed elsewhere.
@@ -28,14 +31,10 @@ def record(context: Any, sources: Sequence[Any], mutated: Sequence[int]) -> dict
         aot = tracing.describe_aot_guards(tracing.aot_guards(context), sources)
     except KeyError as error:
         raise CannotReturnError("guard", f"AOTAutograd guards on {error}") from error
-    return {"aot_guards": aot, "mutated_inputs": list(mutated)}
+    return Effects(aot_guards=aot, mutated_inputs=list(mutated))
 
 
-def restart(sources: Sequence[str]) -> dict[str, Any]:
-    return {"restart": list(sources)}
-
-
-def encoded_guards(env: Any, names: set[str]) -> list[Any]:
+def encoded_guards(env: ShapeEnv, names: set[str]) -> list[Any]:
     """Shape guards over the inputs' symbols, encoded.
 
     Raises:
@@ -55,10 +54,8 @@ def guards_hold(encoded: Sequence[Any], values: dict[str, Any]) -> bool:
         return False
 
 
-def add_guards(env: Any, encoded: Sequence[Any]) -> bool:
+def add_guards(env: ShapeEnv, encoded: Sequence[Any]) -> bool:
     """Add an entry's guards to this call's ShapeEnv. False when one can't be replayed there."""
-    if not encoded:
-        return True
     symbols = shape_env.symbols(env)
     try:
         return all(shape_env.add_guard(env, guards.decode(guard, symbols)) for guard in encoded)
@@ -66,9 +63,9 @@ def add_guards(env: Any, encoded: Sequence[Any]) -> bool:
         return False
 
 
-def replay(effects: dict[str, Any], context: Any | None, sources: Sequence[Any]) -> None:
+def replay(effects: Effects, context: TracingContext | None, sources: Sequence[Any]) -> None:
     """Replay everything but shape guards. Raises Dynamo's restart where the compile asked for one."""
-    if effects.get("restart") is not None:
-        tracing.request_restart(effects["restart"])
-    if context is not None and effects.get("aot_guards"):
-        tracing.replay_aot_guards(context, effects["aot_guards"], sources)
+    if effects.restart:
+        tracing.request_restart(effects.restart)
+    if context is not None and effects.aot_guards:
+        tracing.replay_aot_guards(context, effects.aot_guards, sources)

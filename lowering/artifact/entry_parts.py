@@ -9,48 +9,47 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import statistics
-from fxpool.codecache.entry import Entry, Metadata, Origin
-from fxpool.codecache.key import GraphKey
+from fxpool import counters, notices
+from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.lowering.artifact.content import Choices, Decisions, Effects, content_of
 from fxpool.lowering.cpp.library import Library
 from fxpool.lowering.request.compile_request import AOT
 from fxpool.torch_compat.cuda.padding import Question
 
 if TYPE_CHECKING:
-    from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
+    from fxpool.lowering.cuda.triton_library import TritonLibrary
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 RESULT = "result"
 LIBRARY = "kernels"
 TRITON = "triton"
-_CHOICES = "choices"
-#: why an artifact is in no store whose C++ was compiled by another compiler than its key says
+#: `Artifact.unkept` where C++ was compiled by another compiler than the key says
 COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
 
 
-class Artifact(msgspec.Struct):
+class Artifact(msgspec.Struct, kw_only=True):
     """A compiled graph in parts.
 
     `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
-    `unkept` is why it is in no store, `unprepared` that its kernels were compiled without the precompiled header that
-    the host should have, `guessed` that templates were chosen without a device to time them.
+    `unkept` is why it is in no store though it might be, `unprepared` that its kernels were compiled without the
+    precompiled header that the host should have, `guessed` that templates were chosen without a device to time them.
     """
 
     level: str
     result: bytes
-    library: bytes | None
-    triton: bytes | None
-    guards: list[Any]
-    effects: dict[str, Any]
+    library: bytes | None = None
+    triton: bytes | None = None
+    guards: list[Any] = []
+    effects: Effects = Effects()
+    decisions: Decisions = Decisions()
     seconds: float = 0.0
     unkept: str = ""
     unprepared: bool = False
@@ -58,7 +57,7 @@ class Artifact(msgspec.Struct):
     guessed: bool = False
 
 
-class Reference(msgspec.Struct):
+class Reference(msgspec.Struct, kw_only=True):
     """An artifact that was published: in which store, the key it is under, and the entry's name there.
 
     `found` says that it was there when the worker looked, so that nothing was compiled.
@@ -74,8 +73,8 @@ class Reference(msgspec.Struct):
     guessed: bool = False
 
 
-class Answer(msgspec.Struct):
-    """What a worker sends back: one of them.
+class CompileReply(msgspec.Struct, kw_only=True):
+    """What a worker sends back: one of these.
 
     `questions` are to be answered before the graph can be compiled; `unanswered` is what a device was asked for that
     only a worker which sees it can find out.
@@ -87,62 +86,14 @@ class Answer(msgspec.Struct):
     unanswered: str = ""
 
 
-def encode_answer(answer: Answer) -> bytes:
-    return msgspec.msgpack.encode(answer)
+def encode_reply(reply: CompileReply) -> bytes:
+    """A reply as bytes."""
+    return msgspec.msgpack.encode(reply)
 
 
-def decode_answer(data: bytes) -> Answer:
-    return msgspec.msgpack.decode(data, type=Answer)
-
-
-def publish(
-    artifact: Artifact,
-    key: GraphKey,
-    store: LocalStore,
-    *,
-    label: str,
-    created: float,
-    torch: str,
-    origin: Origin | None = None,
-) -> Entry:
-    """Write an artifact into a store. Raises StoreError."""
-    blobs = {RESULT: artifact.result}
-    if artifact.library is not None:
-        blobs[LIBRARY] = artifact.library
-    if artifact.triton is not None:
-        blobs[TRITON] = artifact.triton
-    entry = Entry(
-        key=key.digest,
-        components=list(key.components),
-        guards=artifact.guards,
-        effects={"level": artifact.level, **artifact.effects},
-        metadata=Metadata(
-            label=label,
-            created=created,
-            compile_seconds=artifact.seconds,
-            torch_version=torch,
-            extra=decided(artifact.effects),
-            origin=origin,
-        ),
-    )
-    return store.publish(entry, blobs)
-
-
-def decided(effects: dict[str, Any]) -> dict[str, str]:
-    """What lowering decided by time, for people: what was asked, and the answer."""
-    rows: list[tuple[str, str]] = []
-    for question, pays in effects.get("measured") or ():
-        product, *operands = question
-        sizes = " ".join("x".join(map(str, operand[0])) for operand in operands if operand)
-        rows.append((f"padding {product} {sizes}", "pays" if pays else "does not pay"))
-    for asked, *answer in effects.get("tuned") or ():
-        if len(answer) < 3:
-            rows.append((asked, "not timed"))
-        else:
-            count, best, milliseconds = answer
-            took = f"{milliseconds:.4f} ms" if milliseconds is not None else "none runs"
-            rows.append((asked, f"{took}, {best}, of {count}" if best else took))
-    return {f"decided {number}, {asked}": answer for number, (asked, answer) in enumerate(rows, 1)}
+def decode_reply(data: bytes) -> CompileReply:
+    """The reply of `encode_reply`. Raises msgspec.DecodeError for other bytes."""
+    return msgspec.msgpack.decode(data, type=CompileReply)
 
 
 class Parts:
@@ -157,8 +108,8 @@ class Parts:
         result: Callable[[], bytes],
         library: Library | None,
         triton: Callable[[], TritonLibrary] | None,
-        guards: list[Any],
-        effects: dict[str, Any],
+        guards: Sequence[Any],
+        effects: Effects,
         seconds: float,
     ) -> None:
         self.result, self._library, self._triton = result, library, triton
@@ -182,14 +133,16 @@ class Parts:
 
     def missed(self, what: str) -> None:
         """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
-        statistics.count("fallbacks", f"loader:{what}")
+        counters.count("fallbacks", f"loader:{what}")
+
+
+#: Makes a callable of parts, for the call at hand.
+Load = Callable[[Parts], Any]
 
 
 def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
-    effects = dict(entry.effects)
-    effects.pop("level", None)
-    choices = effects.pop(_CHOICES, {})
+    content = content_of(entry)
 
     def result() -> bytes:
         found = store.read_blob(entry.blobs[RESULT])
@@ -207,7 +160,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
         found = store.read_blob(entry.blobs[TRITON])
         if found is None:
             raise CorruptEntryError(f"the Triton kernels of entry {entry.key[:12]} are gone or damaged")
-        return _triton_library(found, choices, lambda made: _keep_choices(entry, store, made))
+        return _triton_library(found, content.choices, lambda made: _keep_choices(entry, store, made))
 
     library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
     return Parts(
@@ -215,7 +168,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
         library,
         triton if TRITON in entry.blobs else None,
         entry.guards,
-        effects,
+        content.effects,
         entry.metadata.compile_seconds,
     )
 
@@ -232,9 +185,10 @@ def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], Non
 def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
     """Put which candidates are fastest into an entry, so that the next process does not measure them."""
     try:
-        store.publish(msgspec.structs.replace(entry, effects={**entry.effects, _CHOICES: choices}), {})
+        content = msgspec.structs.replace(content_of(entry), choices=choices)
+        store.publish(msgspec.structs.replace(entry, content=content), {})
     except StoreError as error:
-        statistics.count("bypasses", "choices_not_kept")
+        counters.count("bypasses", "choices_not_kept")
         log.info("the choice of Triton kernels is not kept: %s", error)
 
 
@@ -250,7 +204,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
     if not data:  # the compile ended in tracing again
         return []
     try:
-        graphs = aot.graphs_of(aot.load_result(data)) if entry.effects["level"] == AOT else [inner.load(data)]
+        graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [inner.load(data)]
     except (ImportError, AttributeError, EOFError, TypeError) as error:
         raise CorruptEntryError(f"entry {entry.key[:12]} can't be read by this torch: {error}") from error
     return [(output_code.name_of(graph), graph.source_code) for graph in graphs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import statistics
+from fxpool import counters
 from fxpool.errors import CannotReturnError, CorruptEntryError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.entry_parts import Parts
@@ -30,10 +30,10 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, lat
         CorruptEntryError: a part is gone or does not load.
     """
     if late:
-        if parts.effects.get("restart") is not None:
+        if parts.effects.restart:
             raise GuardsDoNotHold("a pass asked Dynamo to trace this graph again")
     else:
-        if not effects.add_guards(captured.env, parts.guards):
+        if not _add_guards(parts, captured):
             raise GuardsDoNotHold
         effects.replay(parts.effects, captured.context, captured.sources)
     parts.indices = captured.placement.indices
@@ -47,13 +47,17 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, lat
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
     call = _unboxed(boxed, captured.lifted)
-    written = parts.effects.get("mutated_inputs") or ()
-    if late and parts.effects.get("aot_guards"):
+    written: Sequence[int] = parts.effects.mutated_inputs
+    if late and parts.effects.aot_guards:
         # Inputs that are one, or overlap: every pair has to be as it was.
         written = range(len(captured.sources))
     if written:
         call = _watch_overlap(call, eager, captured, written)
     return tracing.never_traced(call)
+
+
+def _add_guards(parts: Parts, captured: Captured) -> bool:
+    return not parts.guards or (captured.env is not None and effects.add_guards(captured.env, parts.guards))
 
 
 def _unboxed(boxed: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
@@ -87,7 +91,7 @@ def _watch_overlap(
         return call
 
     def otherwise(*args: Any) -> Any:
-        statistics.count("eager_calls", "overlap")
+        counters.count("eager_calls", "overlap")
         return eager(*args)
 
     return overlap.Checked(call, otherwise, inputs, expected)  # type: ignore[arg-type]
@@ -95,7 +99,7 @@ def _watch_overlap(
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
     """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
-    if not effects.add_guards(captured.env, parts.guards):
+    if not _add_guards(parts, captured):
         raise GuardsDoNotHold
     parts.indices = captured.placement.indices
     try:

@@ -6,24 +6,24 @@ a guard miss; one that is damaged, incomplete or can't be replayed counts as abs
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from fxpool import statistics
+from fxpool import counters, notices
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entry
 from fxpool.lowering.artifact.load import GuardsDoNotHold
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 T = TypeVar("T")
 
@@ -44,19 +44,19 @@ def serve(
         found = True
         if not effects.guards_hold(entry.guards, values):
             continue
-        if entry.effects.get("restart"):  # loading it raises Dynamo's restart
-            statistics.count("hits")
-            statistics.count("restarts")
+        if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
+            counters.count("hits")
+            counters.count("restarts")
         loaded = load_entry(entry, store, load)
         if loaded is not None:
-            statistics.count("hits")
-            statistics.add_seconds_saved(entry.metadata.compile_seconds)
+            counters.count("hits")
+            counters.add_seconds_saved(entry.metadata.compile_seconds)
             store.mark_used(entry)
             return loaded
         if store.root == captured.request.store:  # of others a worker's own look knows nothing
-            captured.request.unfit.append(entry.name)
+            captured.reject(entry.name)
     if misses:
-        statistics.count("guard_misses" if found else "misses")
+        counters.count("guard_misses" if found else "misses")
     return None
 
 
@@ -76,7 +76,7 @@ def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T
     except GuardsDoNotHold:
         return None
     except (CorruptEntryError, KeyError, TypeError) as error:
-        statistics.count("corrupt_entries")
+        counters.count("corrupt_entries")
         log.warning("entry %s of the cache is of no use and is compiled anew: %s", entry.key[:12], error)
         return None
 
@@ -101,7 +101,7 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
             msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
         )
     except StoreError as error:
-        runtime.say_not_kept(error)
+        switched_off.say_not_kept(error)
         return None
 
 
@@ -119,7 +119,7 @@ def present(request: CompileRequest) -> Entry | None:
         return None
     keys = [key for key in (request.key, request.host_key) if key is not None]
     for entry in (entry for key in keys for entry in store.entries(key.digest)):
-        fits = entry.name not in request.unfit and effects.guards_hold(entry.guards, request.values)
+        fits = entry.name not in request.rejected_entries and effects.guards_hold(entry.guards, request.values)
         if fits and store.complete(entry):
             return entry
     return None

@@ -10,30 +10,35 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fxpool import forks, notices, statistics
+from fxpool import counters, forks, notices
 from fxpool.errors import FxpoolError, PoolUnavailableError, QuarantinedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.background.swap import Swap, Version
-from fxpool.lowering.core import runtime
-from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.core import switched_off
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import BACKGROUND
 from fxpool.torch_compat.dynamo import shape_env, tracing
 from fxpool.watch import events
 
-__all__ = ["Compile", "Stage", "begin", "report", "wait"]
+if TYPE_CHECKING:
+    import torch
 
-log = logging.getLogger("fxpool.lowering")
+    from fxpool.pool import Job
+
+__all__ = ["Stage", "StageCompiler", "begin", "report", "wait"]
+
+log = notices.logger(__name__)
 
 # At the interpreter's end jobs are withdrawn, and what a thread is at in Python may end: milliseconds, or a load. A
 # thread that is still there when the interpreter is taken down can take the process down with it (SIGABRT, where
@@ -44,11 +49,48 @@ _FIRST_CALL_SECONDS = 3.0
 # For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
 _SIZES = 8
 
-_swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
-_loading = forks.lock(__name__, "_loading")
-_ending = forks.event()
-_threads: set[threading.Thread] = set()
-_jobs: set[Any] = set()
+
+class _Background:
+    """What this process has going on in the background, until its interpreter ends."""
+
+    def __init__(self) -> None:
+        self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
+        self.loading = forks.lock(self, "loading")
+        self.ending = forks.event()
+        self.threads: set[threading.Thread] = set()
+        self.jobs: set[Job] = set()
+        atexit.register(self.end)
+
+    def submitted(self, job: Job) -> None:
+        """Withdraw a job with the others at the interpreter's end."""
+        self.jobs.add(job)
+        job.add_done_callback(self.jobs.discard)
+        if self.ending.is_set():
+            job.cancel()
+
+    def end(self) -> None:
+        """Withdraw all jobs, and wait a moment for the threads."""
+        self.ending.set()
+        for job in list(self.jobs):
+            job.cancel()
+        for swap in list(self.swaps):
+            swap.settled.set()
+        deadline = time.monotonic() + _END_SECONDS
+        for thread in list(self.threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def after_fork_in_child(self) -> None:
+        self.threads.clear()
+        self.jobs.clear()
+        for swap in list(self.swaps):
+            swap.in_a_fork()
+
+    def reset(self) -> None:
+        self.swaps.clear()
+
+
+def _background() -> _Background:
+    return runtime.part(_Background)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +104,8 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compile:
-    """What `begin` needs of the ladder: both give loaded code, through the loader they are handed."""
+class StageCompiler:
+    """What `begin` needs of the fallback chain: both give loaded code, through the loader they are handed."""
 
     compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
     """Waits for a worker."""
@@ -72,7 +114,11 @@ class Compile:
 
 
 def begin(
-    gm: Any, stages: Sequence[Stage], attempt: Attempt, how: Compile, served: Callable[..., Any] | None = None
+    gm: torch.fx.GraphModule,
+    stages: Sequence[Stage],
+    attempt: Attempt,
+    compiler: StageCompiler,
+    served: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
 
@@ -81,12 +127,12 @@ def begin(
     of its own compiled, as Dynamo, which does not know of such guards, will not trace it again.
     """
     swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
-    work = _Work(gm, swap, stages, attempt, how)
-    _swaps.add(swap)
+    work = _Work(gm, swap, stages, attempt, compiler)
+    _background().swaps.add(swap)
     for stage in stages:
         swap.stages[stage.number] = "pending"
     if served is None:
-        attempt.how = "async"
+        attempt.outcome = Outcome.ASYNC
     work.start(work.all_stages)
     return tracing.never_traced(swap)
 
@@ -94,12 +140,20 @@ def begin(
 class _Work:
     """What is done for one graph in threads of its own."""
 
-    def __init__(self, gm: Any, swap: Swap, stages: Sequence[Stage], attempt: Attempt, how: Compile) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        swap: Swap,
+        stages: Sequence[Stage],
+        attempt: Attempt,
+        compiler: StageCompiler,
+    ) -> None:
+        self._background = _background()
         self._gm = gm
         self._swap = swap
         self._stages = stages
         self._attempt = attempt
-        self._how = how
+        self._compiler = compiler
         self._sizes: set[tuple[Any, ...]] = set()
         self._lock = forks.lock(self, "_lock")
 
@@ -113,10 +167,10 @@ class _Work:
                 pass
             finally:
                 self._swap.end()
-                _threads.discard(threading.current_thread())
+                self._background.threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name=f"fxpool-async {self._attempt.label}", daemon=True)
-        _threads.add(thread)
+        self._background.threads.add(thread)
         thread.start()
 
     def all_stages(self) -> None:
@@ -130,11 +184,11 @@ class _Work:
     def _next_from(self, position: int) -> int:
         """Bring one stage into use, the best that is there or that of `position`; the position of the one after it."""
         for found in range(len(self._stages) - 1, position, -1):
-            if self._one(self._stages[found], self._how.find):
+            if self._one(self._stages[found], self._compiler.find):
                 for skipped in self._stages[position:found]:
                     self._swap.stages[skipped.number] = "skipped"
                 return found + 1
-        self._one(self._stages[position], self._how.compile)
+        self._one(self._stages[position], self._compiler.compile)
         return position + 1
 
     def _one(
@@ -145,10 +199,10 @@ class _Work:
         timed: bool = True,
     ) -> bool:
         """Use a stage if `make` has it. What becomes of it is a record of its own."""
-        attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, told=False, stage=stage.number)
-        attempt.submitted = _submitted
+        attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, reported=False, stage=stage.number)
+        attempt.submitted = self._background.submitted
         attempt.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
-        if _ending.is_set():
+        if self._background.ending.is_set():
             raise _EndingError
         try:
             with attempt.timed("total"):
@@ -156,7 +210,7 @@ class _Work:
         except _EndingError:
             raise
         except BaseException as error:
-            if _ending.is_set():
+            if self._background.ending.is_set():
                 raise _EndingError from None
             _failed(self._swap, stage, attempt, error)
             attempt.record()
@@ -170,12 +224,12 @@ class _Work:
     def _loaded(self, stage: Stage, attempt: Attempt, parts: Parts) -> Version:
         captured = stage.captured
         with (
-            _loading,
+            self._background.loading,
             ambient.entered_by_thread(captured.request.ambient),
             tracing.reentered(captured.context),
             attempt.timed("load"),
         ):
-            if _ending.is_set():
+            if self._background.ending.is_set():
                 raise _EndingError
             events.state(attempt.label, "loading", stage=stage.number)
             call = load.load_aot(parts, captured, self._gm.forward, late=True)
@@ -185,13 +239,13 @@ class _Work:
     def _take(self, version: Version, stage: Stage, attempt: Attempt, timed: bool) -> None:
         if version.guards:
             self._swap.on_outside = self._outside
-        calls = attempt.wanted.stage_calls if timed else 0
+        calls = attempt.options.stage_calls if timed else 0
         if calls and stage.number and self._swap.stage is not None:
             self._swap.try_out(version, calls, stage.slower)
-            attempt.tell("ready", "and measured")
+            attempt.report("ready", "and measured")
         else:
             self._swap.use(version)
-            attempt.tell()
+            attempt.report()
 
     def _outside(self, best: Version, args: Sequence[Any]) -> None:
         """A call is of sizes that no version is for: have one compiled for them, once, and not for too many."""
@@ -205,8 +259,8 @@ class _Work:
         other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
 
         def work() -> None:
-            if not self._one(other, self._how.find, timed=False):
-                self._one(other, self._how.compile, timed=False)
+            if not self._one(other, self._compiler.find, timed=False):
+                self._one(other, self._compiler.compile, timed=False)
 
         self.start(work)
 
@@ -215,29 +269,22 @@ class _EndingError(Exception):
     """The interpreter ends: nothing is loaded any more."""
 
 
-def _submitted(job: Any) -> None:
-    _jobs.add(job)
-    job.add_done_callback(_jobs.discard)
-    if _ending.is_set():
-        job.cancel()
-
-
 def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:
     eager = swap.stage is None
     reason = f"{'async' if eager else 'progressive'}:{type(error).__name__}"
-    attempt.how = "eager" if eager else "not_kept"
-    swap.fail(stage.number, error, raises=attempt.wanted.strict)
-    statistics.count("fallbacks", reason)
+    attempt.outcome = Outcome.EAGER if eager else Outcome.NOT_KEPT
+    swap.fail(stage.number, error, raises=attempt.options.strict)
+    counters.count("fallbacks", reason)
     attempt.reasons.append(reason)
-    attempt.tell("failed", type(error).__name__)
+    attempt.report("failed", type(error).__name__)
     stays = "stays eager" if eager else "stays at the stage before"
     text = f"{attempt.label} {stays}, its compile in the background failed: {type(error).__name__}: {error}"
     trace = getattr(error, "worker_traceback", "")
     log.info("%s", text, exc_info=error)
-    if attempt.wanted.strict or (isinstance(error, QuarantinedError) and not eager):
+    if attempt.options.strict or (isinstance(error, QuarantinedError) and not eager):
         return  # said at the next call; was said when it died
     if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
-        runtime.say_without_pool(error, "graphs stay as they are")
+        switched_off.say_without_pool(error, "graphs stay as they are")
     else:
         notices.warn(text + (f"\n{trace}" if trace else ""))
 
@@ -252,9 +299,9 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     if timeout is None or timeout > 0:
-        for swap in list(_swaps):
+        for swap in list(_background().swaps):
             swap.settled.set()  # somebody has nothing else to do
-    for swap in list(_swaps):
+    for swap in list(_background().swaps):
         if swap.pid == os.getpid():
             swap.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     return report()
@@ -271,32 +318,10 @@ def report() -> list[dict[str, Any]]:
             "stages": dict(swap.stages),
             **swap.counts(),
         }
-        for swap in list(_swaps)
+        for swap in list(_background().swaps)
     ]
     return sorted(found, key=lambda one: str(one["label"]))
 
 
 def _message(error: BaseException) -> str:
     return error.message if isinstance(error, FxpoolError) else f"{type(error).__name__}: {error}"
-
-
-def _end() -> None:
-    _ending.set()
-    for job in list(_jobs):
-        job.cancel()
-    for swap in list(_swaps):
-        swap.settled.set()
-    deadline = time.monotonic() + _END_SECONDS
-    for thread in list(_threads):
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _in_a_fork() -> None:
-    _threads.clear()
-    _jobs.clear()
-    for swap in list(_swaps):
-        swap.in_a_fork()
-
-
-atexit.register(_end)
-os.register_at_fork(after_in_child=_in_a_fork)

@@ -6,11 +6,11 @@ timed and found slower than the stage before is marked in the cache directory, a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fxpool.codecache import slower
+from fxpool import notices
+from fxpool.codecache import demoted_stages
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotTravelError, StoreError
 from fxpool.lowering.background.compiles import Stage
@@ -20,7 +20,7 @@ from fxpool.torch_compat.state import configs
 
 __all__ = ["of_call"]
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
 def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[Stage]:
@@ -28,7 +28,7 @@ def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[St
 
     Raises CannotTravelError: the first stage has no form for another process.
     """
-    options = attempt.wanted.stages or ({},)
+    options = attempt.options.stages or ({},)
     found: list[Stage] = []
     keys: list[str] = []  # of all stages so far, those that are left out among them
     for number, wanted in enumerate(options):
@@ -50,7 +50,7 @@ def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[St
 def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalStore | None) -> bool:
     if store is None or captured.key is None or not before:
         return False
-    than = slower.find(store.root, captured.key.digest)
+    than = demoted_stages.find(store.root, captured.key.digest)
     return than is not None and than in before
 
 
@@ -60,7 +60,7 @@ def _marker(captured: Captured, before: Sequence[str], store: LocalStore | None)
         if store is None or captured.key is None or not before:
             return
         try:
-            slower.add(store.root, captured.key.digest, before[0])
+            demoted_stages.add(store.root, captured.key.digest, before[0])
         except StoreError as error:
             log.warning("the next process will time it again: %s", error)
 

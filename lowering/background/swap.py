@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import statistics as figures
+import statistics
 import time
 import weakref
 from collections import deque
@@ -108,7 +108,7 @@ class Trial:
             if self.over or min(map(len, self._seconds.values())) < self._calls:
                 return
             self.over = True
-        new, old = (figures.median(self._seconds[one]) for one in (self.candidate, self.incumbent))
+        new, old = (statistics.median(self._seconds[one]) for one in (self.candidate, self.incumbent))
         self._decided(new <= old, new, old)
 
 

@@ -4,60 +4,114 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxpool import notices, statistics
+from fxpool import counters, notices
+from fxpool.codecache.store import LocalStore
 from fxpool.errors import NoCompilerError
 from fxpool.lowering.core.options import Options
+from fxpool.lowering.core.runtime import runtime
 from fxpool.watch import events
 
-__all__ = ["FINAL", "Attempt"]
+__all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
 
 # For all modules that have it: what its handlers raise fails no graph.
-log = notices.logger("fxpool.lowering")
+log = notices.logger(__name__)
 
 #: Errors that say the same wherever the graph is compiled: no step down helps.
 FINAL = (NoCompilerError,)
 
-# What is said of a graph by how it came to its code.
+
+class Outcome(enum.Enum):
+    """How a graph came to its code. The value is `outcome` in the records of ``fxpool.stats()["graphs"]``."""
+
+    HIT = "hit"
+    WORKER = "worker"
+    JOINED = "joined"  # another process's compile of the same graph
+    IN_PROCESS = "in_process"
+    ASYNC = "async"  # eager for now; the background compile has a record of its own
+    EAGER = "eager"  # for good
+    NOT_KEPT = "not_kept"  # a later stage that failed: the stage before stays in use
+    FAILED = ""
+
+
+# What a watcher is shown for each: a state of `watch.events` and its detail.
 _STATES = {
-    "hit": ("ready", "from the cache"),
-    "worker": ("ready", "compiled by a worker"),
-    "joined": ("ready", "compiled for another process"),
-    "in_process": ("ready", "compiled in this process"),
-    "eager": ("eager", "for good"),
-    "": ("failed", ""),
+    Outcome.HIT: ("ready", "from the cache"),
+    Outcome.WORKER: ("ready", "compiled by a worker"),
+    Outcome.JOINED: ("ready", "compiled for another process"),
+    Outcome.IN_PROCESS: ("ready", "compiled in this process"),
+    Outcome.ASYNC: ("ready", "async"),
+    Outcome.EAGER: ("eager", "for good"),
+    Outcome.NOT_KEPT: ("ready", "not_kept"),
+    Outcome.FAILED: ("failed", ""),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where the result of a graph goes: the directory of a `store`, or None. With `keep` false no key is made.
+
+    `toolchain_dir` is where facts about this host's tool chain are kept.
+    """
+
+    store: str | None = None
+    toolchain_dir: str | None = None
+    keep: bool = True
 
 
 @dataclasses.dataclass
 class Attempt:
-    """One graph on its way: what it is called, what was asked, and what has happened to it so far."""
+    """One graph on its way through the fallback chain.
+
+    `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, None where
+    it has none. `priority` is that of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
+    phase, `reasons` the names under which steps down and bypasses were counted.
+    """
 
     label: str
-    wanted: Options
+    options: Options
     level: str = "aot"
-    how: str = ""
+    outcome: Outcome = Outcome.FAILED
     key: str | None = None
     priority: int = 0
     stage: int = 0
-    told: bool = False
+    reported: bool = False
     submitted: Callable[[Any], None] | None = None  # is handed each job
     reasons: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def step_down(self, reason: str, error: BaseException) -> None:
-        """Count a step down the ladder. Raises `error` under ``strict``."""
-        if self.wanted.strict:
+        """Count a step down the fallback chain. Raises `error` under ``strict``."""
+        if self.options.strict:
             raise error
-        statistics.count("fallbacks", reason)
+        counters.count("fallbacks", reason)
         self.reasons.append(reason)
         log.info("%s: step down (%s): %s", self.label, reason, error)
 
+    def store(self) -> LocalStore | None:
+        """The store that its results go to; None where the options or the directory rule it out."""
+        return runtime.store() if self.options.cache else None
+
+    def stores(self) -> list[LocalStore]:
+        """Where it is looked for, in that order."""
+        return runtime.stores() if self.options.cache else []
+
+    def destination(self) -> Destination:
+        """Where its results go."""
+        store = self.store()
+        return Destination(
+            store=store.root if store is not None else None,
+            toolchain_dir=runtime.toolchain_directory(store),
+            keep=bool(self.stores()),
+        )
+
     def bypass(self, reason: str) -> None:
-        statistics.count("bypasses", reason)
+        """Count why its result is not kept, or not looked for."""
+        counters.count("bypasses", reason)
         self.reasons.append(f"bypass:{reason}")
 
     @contextlib.contextmanager
@@ -76,21 +130,22 @@ class Attempt:
     def spent(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
-    def tell(self, state: str = "", detail: str = "") -> None:
-        """Say once, to who watches, what has become of the graph."""
-        if self.told or not events.listening():
+    def report(self, state: str = "", detail: str = "") -> None:
+        """Tell the watchers once what has become of the graph."""
+        if self.reported or not events.listening():
             return
-        self.told = True
+        self.reported = True
         if not state:
-            state, detail = _STATES.get(self.how, ("ready", self.how))
+            state, detail = _STATES[self.outcome]
         events.state(self.label, state, detail, stage=self.stage)
 
     def record(self) -> None:
-        statistics.record_graph(
+        """Put it among the `graphs` of ``fxpool.stats()``."""
+        counters.record_graph(
             {
                 "label": self.label,
                 "key": self.key,
-                "how": self.how,
+                "outcome": self.outcome.value,
                 "level": self.level,
                 "stage": self.stage,
                 "reasons": self.reasons,

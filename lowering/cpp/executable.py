@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import shutil
 from collections.abc import Iterator
 
+from fxpool import notices
+
 __all__ = ["is_forbidden", "loadable"]
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 # The loader takes a library of a name that it has loaded for the same: descriptors are used again, numbers are not.
 _numbers = itertools.count(1)
 

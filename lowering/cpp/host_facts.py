@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import hashlib
 import json
-import logging
 import os
 import subprocess
 import tempfile
@@ -21,30 +20,31 @@ from collections.abc import Iterator
 
 import filelock
 
+from fxpool import notices
 from fxpool.codecache import blobs, system, toolchain
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 #: Longest wait, in seconds, for another process that is finding out the same.
 _PATIENCE = 120.0
 
 
 @contextlib.contextmanager
-def known(tools: str | None, *, claims: bool = False) -> Iterator[bool]:
-    """Answer Inductor's questions about the host from what is kept under `tools`.
+def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
+    """Answer Inductor's questions about the host from what is kept under `toolchain_dir`.
 
     What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then. With
     `claims` the CPU's own account is taken instead, and True yielded: kernels that compile for it are the proof,
     and nobody waits for another.
     """
-    if toolchain.settle(tools) is None:
+    if toolchain.settle(toolchain_dir) is None:
         with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
             yield False
         return
-    path = _path(tools)
+    path = _path(toolchain_dir)
     found = _kept(path)
     if found is not None:
         with instruction_sets.instruction_sets_known(found):
@@ -55,13 +55,13 @@ def known(tools: str | None, *, claims: bool = False) -> Iterator[bool]:
         with instruction_sets.instruction_sets_known(claimed):
             yield True
     else:
-        with instruction_sets.instruction_sets_found_by(lambda: find(tools)):
+        with instruction_sets.instruction_sets_found_by(lambda: find(toolchain_dir)):
             yield False
 
 
-def are_kept(tools: str) -> bool:
-    """Whether this host's facts lie under `tools`."""
-    return _kept(_path(tools)) is not None
+def are_kept(toolchain_dir: str) -> bool:
+    """Whether this host's facts lie under `toolchain_dir`."""
+    return _kept(_path(toolchain_dir)) is not None
 
 
 def worth_preparing() -> bool:
@@ -69,17 +69,17 @@ def worth_preparing() -> bool:
     return len(os.sched_getaffinity(0)) > 1
 
 
-def find(tools: str | None) -> list[InstructionSet] | None:
+def find(toolchain_dir: str | None) -> list[InstructionSet] | None:
     """This host's instruction sets: kept ones, or one build's answer, which is kept; None if that says nothing.
 
     Processes that come at the same time find out once.
     """
-    toolchain.settle(tools)
-    path = _path(tools)
-    with _alone(tools):
+    toolchain.settle(toolchain_dir)
+    path = _path(toolchain_dir)
+    with _alone(toolchain_dir):
         found = _kept(path)
         if found is None:
-            found = _probe(tools)
+            found = _probe(toolchain_dir)
             if found is None:
                 log.info("Inductor's own probes decide which instruction sets can be used")
                 found = instruction_sets.usable_instruction_sets()
@@ -90,18 +90,20 @@ def find(tools: str | None) -> list[InstructionSet] | None:
 
 
 @contextlib.contextmanager
-def _alone(tools: str | None) -> Iterator[None]:
+def _alone(toolchain_dir: str | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        if tools is not None:
+        if toolchain_dir is not None:
             try:
-                os.makedirs(tools, mode=0o700, exist_ok=True)
-                stack.enter_context(filelock.FileLock(os.path.join(tools, "probe.lock"), timeout=_PATIENCE, mode=0o600))
+                os.makedirs(toolchain_dir, mode=0o700, exist_ok=True)
+                stack.enter_context(
+                    filelock.FileLock(os.path.join(toolchain_dir, "probe.lock"), timeout=_PATIENCE, mode=0o600)
+                )
             except (OSError, filelock.Timeout) as error:  # together, then
                 log.info("instruction sets are probed without a lock: %s", error)
         yield
 
 
-def _probe(tools: str | None) -> list[InstructionSet] | None:
+def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
     """What the CPU claims, if a program that uses all of it builds with the flags of kernels, and loads."""
     claimed = instruction_sets.candidates()
     if not claimed:
@@ -112,7 +114,9 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
             file.write(commands.HEADER + "\n" + instruction_sets.probe_source(claimed[0]))
         try:
             with instruction_sets.instruction_sets_known(claimed):
-                command, library = precompiled_header.command(tools).link([source], os.path.join(directory, "probe"))
+                command, library = precompiled_header.command(toolchain_dir).link(
+                    [source], os.path.join(directory, "probe")
+                )
             subprocess.run(command, cwd=directory, check=True, capture_output=True)
             with executable.loadable(library) as path:
                 ctypes.CDLL(path)
@@ -123,8 +127,12 @@ def _probe(tools: str | None) -> list[InstructionSet] | None:
     return claimed
 
 
-def _path(tools: str | None) -> str | None:
-    return os.path.join(tools, f"instruction-sets-{_host_digest(tools)}.json") if tools is not None else None
+def _path(toolchain_dir: str | None) -> str | None:
+    return (
+        os.path.join(toolchain_dir, f"instruction-sets-{_host_digest(toolchain_dir)}.json")
+        if toolchain_dir is not None
+        else None
+    )
 
 
 def _kept(path: str | None) -> list[InstructionSet] | None:
@@ -137,7 +145,7 @@ def _kept(path: str | None) -> list[InstructionSet] | None:
         return None
 
 
-def _host_digest(tools: str | None) -> str:
-    host = {name: value for name, value in system.system_facts(tools).items() if not name.startswith("fxpool")}
-    facts = {**toolchain.toolchain_facts(tools), **host}
+def _host_digest(toolchain_dir: str | None) -> str:
+    host = {name: value for name, value in system.system_facts(toolchain_dir).items() if not name.startswith("fxpool")}
+    facts = {**toolchain.toolchain_facts(toolchain_dir), **host}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import subprocess
 import tempfile
@@ -58,19 +59,35 @@ class Submit(Protocol):
 #: How many units may be compiled at once now, the core of who asks included: it waits for them.
 Units = Callable[[], int]
 
+
+@dataclasses.dataclass(frozen=True)
+class KernelJobs:
+    """Where the kernels of a graph are compiled, and how many at a time.
+
+    `apart`: in other processes; Triton's are compiled side by side only there. On a host whose tool chain nobody has
+    asked yet, `patient` does that first; otherwise the CPU is taken at its word, and asked only if the compiler
+    disagrees.
+    """
+
+    submit: Submit
+    units: Units
+    patient: bool = True
+    apart: bool = False
+
+
 #: Kernels with their numbers in the library.
 Group = list[tuple[int, commands.CollectedKernel]]
 
 
 class Linking:
-    """The library of one graph in the making. `tools` keeps the precompiled header.
+    """The library of one graph in the making. `toolchain_dir` keeps the precompiled header.
 
     Where the header is not there, it is compiled first if `patient`, which takes longer than this graph without it, and
     done without otherwise: `without_header` says so.
     """
 
-    def __init__(self, submit: Submit, *, units: Units, tools: str | None, patient: bool) -> None:
-        self._submit, self._units, self._tools, self._patient = submit, units, tools, patient
+    def __init__(self, submit: Submit, *, units: Units, toolchain_dir: str | None, patient: bool) -> None:
+        self._submit, self._units, self._tools, self._patient = submit, units, toolchain_dir, patient
         self.without_header = False
         #: The function of the library that each kernel is, by the kernel's digest.
         self.names: dict[str, str] = {}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -27,11 +26,12 @@ import time
 
 import filelock
 
+from fxpool import notices
 from fxpool.codecache import blobs, toolchain
 from fxpool.errors import StoreError
 from fxpool.torch_compat.cpp import commands
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 #: Longest wait, in seconds, for another process that is compiling the same header.
 _PATIENCE = 120.0
 #: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
@@ -44,22 +44,24 @@ _WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
 _ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
 
 
-def command(tools: str | None, *, build: bool = True) -> commands.Command:
-    """The compiler's command for kernels on this host, with the precompiled header kept under `tools` if there is one.
+def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Command:
+    """The compiler's command for kernels on this host, with the precompiled header of `toolchain_dir`.
 
-    Without `tools`, where the header does not compile, and where it is not there and not to be built, kernels include
-    the header as text.
+    Kernels include the header as text without `toolchain_dir`, where the header does not compile, and where there is
+    none and `build` is false.
     """
-    wanted = _command(tools)
-    if tools is not None and wanted.precompiles_headers():
-        header = _find_or_build(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools), build)
+    wanted = _command(toolchain_dir)
+    if toolchain_dir is not None and wanted.precompiles_headers():
+        header = _find_or_build(
+            os.path.join(toolchain_dir, "headers"), wanted, toolchain.toolchain_facts(toolchain_dir), build
+        )
         if header is not None:
             wanted.use_header(header)
     return wanted
 
 
-def _command(tools: str | None) -> commands.Command:
-    compiler = toolchain.find_compiler(tools)
+def _command(toolchain_dir: str | None) -> commands.Command:
+    compiler = toolchain.find_compiler(toolchain_dir)
     return commands.Command(compiler.path if compiler is not None else None)
 
 
@@ -67,12 +69,12 @@ def _content() -> str:
     return commands.HEADER + "\n"
 
 
-def is_ready(tools: str | None) -> bool:
+def is_ready(toolchain_dir: str | None) -> bool:
     """Whether `command` would return at once: the header is there, or there is to be none."""
-    wanted = _command(tools)
-    if tools is None or not wanted.precompiles_headers():
+    wanted = _command(toolchain_dir)
+    if toolchain_dir is None or not wanted.precompiles_headers():
         return True
-    header = _path(os.path.join(tools, "headers"), wanted, toolchain.toolchain_facts(tools))
+    header = _path(os.path.join(toolchain_dir, "headers"), wanted, toolchain.toolchain_facts(toolchain_dir))
     return _is_current(header) or _has_failed(header)
 
 

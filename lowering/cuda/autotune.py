@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import math
 import os
 import pickle
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fxpool import notices
 from fxpool.codecache.key import canonical
 from fxpool.errors import WorkerDiedError
 from fxpool.lowering.core.scratch import in_directory
@@ -33,7 +33,7 @@ from fxpool.torch_compat.state import configs, switches
 from fxpool.torch_compat.triton import autotuning, benchmarks, triton_compile
 from fxpool.torch_compat.triton.autotuning import Fused, Question
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 COMPILE_CANDIDATE = "fxpool.lowering.cuda.autotune:compile_candidate"
 TIME_CANDIDATES = "fxpool.lowering.cuda.autotune:time_candidates"
@@ -65,7 +65,11 @@ class Tuning:
 
     def __init__(self, request: CompileRequest, submit: Submit, directory: str) -> None:
         self._submit, self._directory = submit, directory
-        self._facts, self._tools, self._devices = request.devices[request.current_device], request.tools, request.timing
+        self._facts, self._tools, self._devices = (
+            request.devices[request.current_device],
+            request.toolchain_dir,
+            request.timing,
+        )
         self._state = pickle.dumps(request.ambient)
         # What was decided under other switches (precision of products, say) was decided for others.
         self._surroundings = [one.described() for one in request.devices] + [_digest(request.ambient)]
@@ -201,6 +205,6 @@ def time_candidates(payload: bytes) -> bytes:
     with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices():
         found = benchmarks.times(asked.question)
     job = current_job()
-    if found.spoiled and job is not None:
+    if found.tainted and job is not None:
         job.spoil()
     return msgspec.msgpack.encode(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ import filelock
 import msgspec
 import torch
 
-from fxpool import forks
+from fxpool import forks, notices
 from fxpool.codecache import blobs
 from fxpool.errors import StoreError
 from fxpool.lowering.request.compile_request import Measured
@@ -27,7 +26,7 @@ from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import Question
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 # Longest wait, in seconds, for another process that measures.
 _PATIENCE = 120.0
@@ -35,10 +34,10 @@ _measuring = forks.lock(__name__, "_measuring")
 
 
 class Answers:
-    """What is known about one kind of device: what came with the request, and what is kept under `tools`."""
+    """What is known about one kind of device: what came with the request, and what is kept under `toolchain_dir`."""
 
-    def __init__(self, facts: DeviceFacts, known: Measured, tools: str | None) -> None:
-        self._facts, self._tools = facts, tools
+    def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None) -> None:
+        self._facts, self._tools = facts, toolchain_dir
         self._known = dict(known)
         #: What was asked and answered.
         self.given: dict[Question, bool] = {}
@@ -56,60 +55,60 @@ class Answers:
         return msgspec.to_builtins(list(self.given.items()))  # type: ignore[no-any-return]
 
 
-def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, tools: str | None) -> Measured:
+def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, toolchain_dir: str | None) -> Measured:
     """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
     found = []
-    with _measuring, _alone(tools):
+    with _measuring, _alone(toolchain_dir):
         for question in questions:
-            answer = _kept(tools, facts, question)
+            answer = _kept(toolchain_dir, facts, question)
             if answer is None:
                 answer = padding.measure(question, index)
                 log.info("padding %s is %s", question, "faster" if answer else "no faster")
-                keep(tools, facts, question, b"1" if answer else b"0")
+                keep(toolchain_dir, facts, question, b"1" if answer else b"0")
             found.append((question, answer))
     return found
 
 
 @contextlib.contextmanager
-def _alone(tools: str | None) -> Iterator[None]:
+def _alone(toolchain_dir: str | None) -> Iterator[None]:
     """Wait until nobody else measures on this host, as far as that can be known: a figure too many is no failure."""
     with contextlib.ExitStack() as stack:
-        if tools is not None:
+        if toolchain_dir is not None:
             try:
-                os.makedirs(tools, mode=0o700, exist_ok=True)
-                lock = filelock.FileLock(os.path.join(tools, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
+                os.makedirs(toolchain_dir, mode=0o700, exist_ok=True)
+                lock = filelock.FileLock(os.path.join(toolchain_dir, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
                 stack.enter_context(lock)
             except OSError as error:  # full, read-only, or somebody who measures for ever
                 log.warning("measured while others may be: %s", error)
         yield
 
 
-def _path(tools: str, facts: DeviceFacts, asked: Any) -> str:
+def _path(toolchain_dir: str, facts: DeviceFacts, asked: Any) -> str:
     version: Any = torch.version
     about = [facts.described(), str(torch.__version__), version.git_version, msgspec.to_builtins(asked)]
-    return os.path.join(tools, "measured", hashlib.sha256(repr(about).encode()).hexdigest()[:32])
+    return os.path.join(toolchain_dir, "measured", hashlib.sha256(repr(about).encode()).hexdigest()[:32])
 
 
-def kept(tools: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
+def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
     """What was found out about `asked` (plain data) on such a device before, if it is kept."""
-    if tools is None:
+    if toolchain_dir is None:
         return None
     try:
-        return blobs.read_private(_path(tools, facts, asked))[0]
+        return blobs.read_private(_path(toolchain_dir, facts, asked))[0]
     except (OSError, StoreError):
         return None
 
 
-def keep(tools: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
+def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
     """Keep what was found out. Raises nothing: it is measured again otherwise."""
-    if tools is None:
+    if toolchain_dir is None:
         return
     try:
-        blobs.write_private(_path(tools, facts, asked), answer)
+        blobs.write_private(_path(toolchain_dir, facts, asked), answer)
     except StoreError as error:
         log.warning("the next process will measure again: %s", error)
 
 
-def _kept(tools: str | None, facts: DeviceFacts, question: Question) -> bool | None:
-    found = kept(tools, facts, question)
+def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: Question) -> bool | None:
+    found = kept(toolchain_dir, facts, question)
     return {b"1": True, b"0": False}.get(found) if found is not None else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import logging
 import os
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 import filelock
 import torch
 
-from fxpool import forks
+from fxpool import forks, notices
 from fxpool.codecache import blobs, toolchain
 from fxpool.errors import StoreError
 from fxpool.lowering.cuda.benchmark_cache import Answers
@@ -34,19 +33,19 @@ from fxpool.torch_compat.cuda import device_guard, padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.state import configs
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 # Longest wait, in seconds, for another process that makes the same library.
 _PATIENCE = 120.0
 
 
 @contextlib.contextmanager
-def unseen(facts: Sequence[DeviceFacts], current: int, tools: str | None) -> Iterator[None]:
+def unseen(facts: Sequence[DeviceFacts], current: int, toolchain_dir: str | None) -> Iterator[None]:
     """Compile for devices with these facts without seeing them. Does nothing without facts. Errors as `answered`."""
     if not facts:
         yield
         return
-    with _answering(facts, current, _library(tools)):
+    with _answering(facts, current, _library(toolchain_dir)):
         yield
 
 
@@ -67,13 +66,13 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
         NotMeasuredError: something is to be measured first.
         UnansweredError: the library that stands for the devices does not compile here.
     """
-    facts, tools = request.devices, request.tools
+    facts, toolchain_dir = request.devices, request.toolchain_dir
     if not facts:
         yield None
         return
-    answers = Answers(facts[0], request.measured, tools)
+    answers = Answers(facts[0], request.measured, toolchain_dir)
     with configs.entered(request.ambient.configuration):  # it says which compiler
-        library = _library(tools)
+        library = _library(toolchain_dir)
     with _answering(facts, request.current_device, library), padding.asking(answers):
         yield answers
 
@@ -81,15 +80,15 @@ def answered(request: CompileRequest) -> Iterator[Answers | None]:
 Begun = Callable[["subprocess.Popen[str]"], None]
 
 
-def _library(tools: str | None, begun: Begun | None = None) -> str:
+def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
     """Path of the library that answers torch's C++, made if it is not there. `begun` is given its compiler, which is
     in a process group of its own then."""
     version: Any = torch.version
-    tool_facts = sorted(toolchain.toolchain_facts(tools).items())
+    tool_facts = sorted(toolchain.toolchain_facts(toolchain_dir).items())
     wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
     name = hashlib.sha256(repr(wanted).encode()).hexdigest()[:32]
-    if tools is not None:
-        directory = os.path.join(tools, "devices")
+    if toolchain_dir is not None:
+        directory = os.path.join(toolchain_dir, "devices")
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
@@ -99,12 +98,17 @@ def _library(tools: str | None, begun: Begun | None = None) -> str:
     return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
 
 
-def library_ahead(tools: str | None) -> None:
+def library_ahead(toolchain_dir: str | None) -> None:
     """Begin to make the library where a cold start has cores to spare; a worker that needs it waits for what is left.
 
     Does nothing in a process that uses no CUDA device, and nothing where the library is kept.
     """
-    if tools is None or torch.version.hip or not torch.cuda.is_initialized() or len(os.sched_getaffinity(0)) <= 2:
+    if (
+        toolchain_dir is None
+        or torch.version.hip
+        or not torch.cuda.is_initialized()
+        or len(os.sched_getaffinity(0)) <= 2
+    ):
         return
 
     running: list[subprocess.Popen[str]] = []
@@ -117,8 +121,8 @@ def library_ahead(tools: str | None) -> None:
 
     def make() -> None:
         try:
-            if toolchain.find_compiler(tools) is not None:
-                _library(tools, begun)
+            if toolchain.find_compiler(toolchain_dir) is not None:
+                _library(toolchain_dir, begun)
         except Exception as error:  # who needs it says what is wrong
             log.debug("no library ahead of the first graph: %s", error)
 

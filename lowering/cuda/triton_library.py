@@ -7,15 +7,14 @@ again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import forks, statistics
+from fxpool import counters, forks, notices
 from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel, attribute
 from fxpool.torch_compat.triton import triton_compile, triton_launch
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 #: Numbers of chosen candidates by a kernel's name in its library, by the kind of device.
 Choices = dict[str, dict[str, int]]
@@ -115,7 +114,7 @@ class LaunchedKernel:
                 f"none of the {len(self._kernel.candidates)} binaries of Triton kernel {self._kernel.name} can be "
                 "loaded on this device, and its text is not known; clear the cache"
             )
-        statistics.count("fallbacks", "loader:triton_binary")
+        counters.count("fallbacks", "loader:triton_binary")
         return triton_launch.compile_here(self._kernel.name, source).run
 
     def _fastest(self, loaded: dict[int, _LoadedCandidate], args: Sequence[Any]) -> int:

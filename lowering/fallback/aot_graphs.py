@@ -1,4 +1,4 @@
-"""Rung 2: AOTAutograd runs in this process, and each graph it makes is compiled by a worker.
+"""Level "fx": AOTAutograd runs in this process, and each graph it makes is compiled by a worker.
 
 The seam is Inductor's inner compile. A backward may come later than the forward, when the first
 backward pass runs: the options in force at the forward are put in force again for it.
@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fxpool import statistics
+import torch
+
+from fxpool import counters
 from fxpool.codecache import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
-from fxpool.lowering.core import runtime
-from fxpool.lowering.core.attempt import FINAL, Attempt
+from fxpool.lowering.core import switched_off
+from fxpool.lowering.core.attempt import FINAL, Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import failed_levels
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
@@ -25,16 +28,19 @@ from fxpool.torch_compat.dynamo import frames, tracing
 from fxpool.torch_compat.inductor import aot, inner
 from fxpool.torch_compat.state import configs
 
-Compile = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
+#: `fallback.chain.compile_captured`, which is above this module.
+CompileCaptured = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 
 
-def compile_each(gm: Any, inputs: Sequence[Any], attempt: Attempt, compile_captured: Compile) -> Callable[..., Any]:
+def compile_each(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, compile_captured: CompileCaptured
+) -> Callable[..., Any]:
     """The callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
 
     frame = frames.current_frame()
 
     def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
-        with configs.patched(attempt.wanted.inductor):
+        with configs.patched(attempt.options.inductor):
             return _compile_one(graph, example_inputs, arguments, attempt, compile_captured, frame)
 
     return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
@@ -45,15 +51,15 @@ def _compile_one(
     inputs: Sequence[Any],
     arguments: dict[str, Any],
     attempt: Attempt,
-    compile_captured: Compile,
+    compile_captured: CompileCaptured,
     frame: frames.Frame | None,
 ) -> Any:
     if inner.count_calls(graph) == 0:
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
-    # "in_process" until a hit or a worker says otherwise: it is recorded before the last rung runs.
+    # "in_process" until a hit or a worker says otherwise: it is recorded before the last level runs.
     cause: BaseException | None = None
-    part = Attempt(f"{attempt.label} {suffix}", attempt.wanted, level="fx", how="in_process")
+    part = Attempt(f"{attempt.label} {suffix}", attempt.options, level="fx", outcome=Outcome.IN_PROCESS)
     started = time.perf_counter()
     try:
         return _travel(graph, inputs, arguments, part, compile_captured, frame)
@@ -68,7 +74,7 @@ def _compile_one(
         return run_eagerly(inner.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
-        runtime.say_without_pool(error)
+        switched_off.say_without_pool(error)
     except tracing.control_flow_errors():
         raise
     except FINAL:
@@ -79,10 +85,10 @@ def _compile_one(
     finally:
         part.seconds["total"] = time.perf_counter() - started
         part.record()
-    statistics.count("compiles", "in_process")
-    tools = runtime.tools_directory(runtime.store() if attempt.wanted.cache else None)
-    with toolchain.failures_explained(tools):
-        toolchain.settle(tools)
+    counters.count("compiles", "in_process")
+    toolchain_dir = runtime.toolchain_directory(attempt.store())
+    with toolchain.failures_explained(toolchain_dir):
+        toolchain.settle(toolchain_dir)
         found = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:
         failed_levels.remember(part, cause)
@@ -94,24 +100,16 @@ def _travel(
     inputs: Sequence[Any],
     arguments: dict[str, Any],
     part: Attempt,
-    compile_captured: Compile,
+    compile_captured: CompileCaptured,
     frame: frames.Frame | None,
 ) -> Any:
-    if part.wanted.mode == "normal":
+    if part.options.mode == "normal":
         raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled where they are made")
-    store = runtime.store() if part.wanted.cache else None
     captured = capture.capture_inner(
-        graph,
-        inputs,
-        inner.plain_arguments(arguments),
-        label=part.label,
-        store=store.root if store is not None else None,
-        tools=runtime.tools_directory(store),
-        keep=bool(runtime.stores(cache=part.wanted.cache)),
-        frame=frame,
+        graph, inputs, inner.plain_arguments(arguments), label=part.label, into=part.destination(), frame=frame
     )
 
-    def loaded(parts: Parts) -> Any:
+    def load_parts(parts: Parts) -> Any:
         return load.load_inner(parts, captured, arguments)
 
-    return compile_captured(captured, part, loaded)
+    return compile_captured(captured, part, load_parts)

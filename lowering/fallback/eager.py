@@ -7,11 +7,10 @@ doing: such errors are none of `DEADLY`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from fxpool import notices, statistics
+from fxpool import counters, notices
 from fxpool.codecache import quarantine
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import (
@@ -22,18 +21,30 @@ from fxpool.errors import (
     StoreError,
     WorkerDiedError,
 )
-from fxpool.lowering.core import runtime
-from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 #: A job that ended its worker, or had to be ended; or did before.
 DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
 
-_warned: set[str] = set()
-# Keys of graphs that are tried under a larger limit than the one they went over.
-_on_trial: set[str] = set()
+
+class _Quarantined:
+    """Keys of graphs that this process has `warned` of, and of those `on_trial` under a larger limit than the one they
+    went over."""
+
+    def __init__(self) -> None:
+        self.warned: set[str] = set()
+        self.on_trial: set[str] = set()
+
+    def after_fork_in_child(self) -> None:
+        self.on_trial.clear()  # the parent's jobs
+
+    def reset(self) -> None:
+        self.warned.clear()
+        self.on_trial.clear()
 
 
 def check(store: LocalStore | None, key: str | None, label: str) -> None:
@@ -48,15 +59,15 @@ def check(store: LocalStore | None, key: str | None, label: str) -> None:
             label, key=key, error=record.error, log_path=record.log, limit=record.limit, value=record.value
         )
     log.info("%s is tried again under a larger limit: %s", label, record.error)
-    statistics.count("quarantine_retries", record.limit)
-    _on_trial.add(key)
+    counters.count("quarantine_retries", record.limit)
+    runtime.part(_Quarantined).on_trial.add(key)
 
 
 def passed(store: LocalStore | None, key: str | None) -> None:
     """A worker compiled the graph of a key: what kept it in quarantine, a smaller limit, is over."""
-    if store is None or key not in _on_trial:
+    if store is None or key is None or key not in runtime.part(_Quarantined).on_trial:
         return
-    _on_trial.discard(key)
+    runtime.part(_Quarantined).on_trial.discard(key)
     try:
         quarantine.release(store.root, key)
     except OSError as error:
@@ -82,10 +93,10 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
             store.root, key, label=label, error=error.message, log=error.log_path, limit=limit, value=value
         )
     except StoreError as refused:
-        statistics.count("bypasses", "quarantine_not_kept")
+        counters.count("bypasses", "quarantine_not_kept")
         log.warning("%s will be compiled by the next process, too: %s", label, refused)
         return
-    statistics.count("quarantined")
+    counters.count("quarantined")
     # The server's log goes with the server, the copy stays.
     output = record.log or error.log_path
     more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
@@ -99,15 +110,16 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
 
 def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
     """The graph as it is, with one warning per graph. Raises `error` under ``strict``."""
-    if attempt.wanted.strict:
+    if attempt.options.strict:
         raise error
     reason = "quarantined" if isinstance(error, QuarantinedError) else "worker_died"
-    statistics.count("eager_calls", reason)
-    attempt.how = "eager"
+    counters.count("eager_calls", reason)
+    attempt.outcome = Outcome.EAGER
     attempt.reasons.append(reason)
-    if attempt.key is None or attempt.key not in _warned:
+    warned = runtime.part(_Quarantined).warned
+    if attempt.key is None or attempt.key not in warned:
         if attempt.key is not None:
-            _warned.add(attempt.key)
+            warned.add(attempt.key)
         frame = frames.current_frame()
         of = f" ({frame.name}, {frame.file}:{frame.line})" if frame is not None else ""
         notices.warn(f"{attempt.label} runs eagerly{of}: {error}")

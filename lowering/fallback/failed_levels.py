@@ -1,4 +1,4 @@
-"""What a worker could not do for a graph at one level of the ladder, it is not asked for again: by no later process.
+"""Levels of the fallback chain that failed for a graph: no later process tries them again.
 
 A level that fails costs a compile, and those below it another. What failed there and works further down is remembered
 by the key of that level (`codecache.failed`), as what can't be sent back is.
@@ -6,18 +6,16 @@ by the key of that level (`codecache.failed`), as what can't be sent back is.
 
 from __future__ import annotations
 
-import logging
-
+from fxpool import notices
 from fxpool.codecache import failed
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError, PoolError, StoreError
-from fxpool.lowering.core import runtime
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.capture import Captured
 
 __all__ = ["refuse", "remember"]
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 # Of the host's, of the cache's, or of this moment: nothing that the next process would meet again.
 _PASSING = (OSError, MemoryError, PoolError, StoreError)
@@ -33,7 +31,7 @@ def refuse(captured: Captured, store: LocalStore | None) -> None:
 
 def remember(attempt: Attempt, error: BaseException) -> None:
     """Keep the graph of `attempt` from being tried at the level that `error` came of, where that can be written."""
-    store = runtime.store() if attempt.wanted.cache else None
+    store = attempt.store()
     if store is None or attempt.key is None or isinstance(error, _PASSING):
         return
     known = isinstance(error, CannotReturnError)

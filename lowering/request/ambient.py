@@ -85,10 +85,10 @@ def without_index(device: str | None) -> str | None:
     return device.partition(":")[0] if device is not None else None
 
 
-def capture(*, before_autograd: bool, tools: str | None = None) -> AmbientState:
+def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> AmbientState:
     """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
 
-    `tools` is where answers about the tool chain are kept.
+    `toolchain_dir` is where answers about the tool chain are kept.
 
     Raises:
         CannotTravelError: something is in force that exists in this process only.
@@ -98,11 +98,11 @@ def capture(*, before_autograd: bool, tools: str | None = None) -> AmbientState:
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
     configuration, code = configs.captured()
-    return AmbientState(switches.capture(), configuration, _environment(tools), _dump_code(code), code)
+    return AmbientState(switches.capture(), configuration, _environment(toolchain_dir), _dump_code(code), code)
 
 
-def _environment(tools: str | None) -> dict[str, str]:
-    read = toolchain.variables_read(tools)
+def _environment(toolchain_dir: str | None) -> dict[str, str]:
+    read = toolchain.variables_read(toolchain_dir)
     wanted = [
         name
         for name in os.environ

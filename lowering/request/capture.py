@@ -7,30 +7,36 @@ Dynamo goes on using them when the backend has returned.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from fxpool import notices
 from fxpool.codecache import cacheable, graph_codec, guards, key, program_code, sources, system, toolchain
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, overlap
-from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest
+from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest, Measured
 from fxpool.lowering.request.placement import Placement, placement_of
 from fxpool.torch_compat.dynamo import frames, shape_env, tracing
+from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
+from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.operators import registrations
 from fxpool.torch_compat.state import configs, switches
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Captured:
     """A request, and what of this process is needed to load its result.
+
+    The request is immutable: what is found out on the way (its key in full, entries that do not fit, answers to what
+    lowering asks) puts another in its place, for the next try.
 
     `stays` says why a worker can't have the program's code: it is compiled here, and kept if there is a key.
     `bypass` says why there is no key; `describe` gives the key with its components explained.
@@ -39,11 +45,11 @@ class Captured:
     """
 
     request: CompileRequest
-    context: Any | None
-    env: Any | None
-    fakes: list[Any]
-    lifted: list[torch.Tensor]
-    sources: list[Any]
+    context: TracingContext | None
+    env: ShapeEnv | None
+    fakes: Sequence[Any]
+    lifted: Sequence[torch.Tensor]
+    sources: Sequence[Any]
     layout: overlap.Layout
     placement: Placement
     stays: CannotTravelError | None = None
@@ -57,24 +63,42 @@ class Captured:
         return self.request.key
 
     def all_keys(self) -> Iterator[GraphKey]:
-        """What entries of this graph are under: for any host, and for hosts like this one."""
+        """The keys that entries of this graph are under: for any host, and for hosts like this one."""
         if self.request.key is None:
             return
         yield self.request.key
-        if self.describe_with_host is not None:
-            self.request.host_key, self.describe_with_host = self.describe_with_host(), None
+        self._describe_with_host()
         if self.request.host_key is not None:
             yield self.request.host_key
 
-    def to_be_compiled(self) -> None:
-        """Complete the request: an entry that is written explains its key."""
-        if self.describe is not None:
-            self.request.key, self.describe = self.describe(), None
+    def _describe_with_host(self) -> None:
         if self.describe_with_host is not None:
-            self.request.host_key, self.describe_with_host = self.describe_with_host(), None
-        self.request.values = self.values()
-        if self.request.origin is None:
-            self.request.origin = self._origin()
+            self._again(host_key=self.describe_with_host())
+            self.describe_with_host = None
+
+    def _again(self, **changes: Any) -> None:
+        self.request = dataclasses.replace(self.request, **changes)
+
+    def complete(self) -> None:
+        """Fill in what only a compile needs: an entry that is written explains its key and says what it is of."""
+        if self.describe is not None:
+            self._again(key=self.describe())
+            self.describe = None
+        self._describe_with_host()
+        aot_id = tracing.next_aot_id() if self.request.level == AOT else 0
+        self._again(values=self.values(), origin=self.request.origin or self._origin(), aot_id=aot_id)
+
+    def reject(self, entry: str) -> None:
+        """Leave an entry out of the next try: it does not fit this call, or does not load."""
+        self._again(rejected_entries=(*self.request.rejected_entries, entry))
+
+    def answer(self, measured: Measured) -> None:
+        """Add answers to what lowering asks a device's clock for."""
+        self._again(measured=(*self.request.measured, *measured))
+
+    def show_devices(self) -> None:
+        """Have the next worker see the graph's devices instead of answering for them."""
+        self._again(devices=(), visible=self.placement.visible())
 
     def _origin(self) -> Origin | None:
         """What a person would know the graph by. Never raises: nothing depends on it."""
@@ -92,18 +116,42 @@ class Captured:
         """This call's value of every symbol."""
         return {**(shape_env.values(self.env) if self.env is not None else {}), **self.request.hints}
 
-    def for_sizes(self, values: dict[str, Any]) -> Captured:
+    def for_sizes(self, values: Mapping[str, Any]) -> Captured:
         """The same for a later call in which symbols have other values. Its key and request are complete."""
-        request = dataclasses.replace(self.request, hints=values, unfit=[])
-        other = dataclasses.replace(self, request=request)
-        request.values = other.values()
+        other = dataclasses.replace(self, request=dataclasses.replace(self.request, hints=values, rejected_entries=()))
+        other._again(values=other.values())
         return other
 
 
-def capture(
-    gm: Any, inputs: Sequence[Any], *, label: str, store: str | None, tools: str | None, keep: bool = True
-) -> Captured:
-    """Capture a graph as Dynamo made it. With `keep` false no key is made.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Traced:
+    """One graph as it came, encoded: what the two ways of capturing find out each in its own manner.
+
+    `values` are the encoded inputs, `constraints` what else of inputs counts, `fakes` the inputs as fake tensors with
+    those of `lifted` first, `origins` Dynamo's sources of both.
+    """
+
+    level: str
+    label: str
+    encoded: graph_codec.EncodedGraph
+    values: Sequence[Any]
+    env: ShapeEnv | None
+    context: TracingContext | None
+    fakes: Sequence[Any]
+    frame: frames.Frame | None
+    constraints: Sequence[Any] = ()
+    layout: overlap.Layout = ()
+    lifted: Sequence[torch.Tensor] = ()
+    origins: Sequence[Any] = ()
+    sources: Sequence[Any] = ()
+    parameter_sources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    from_dynamo: bool = False
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def capture(gm: Any, inputs: Sequence[Any], *, label: str, into: Destination) -> Captured:
+    """Capture a graph as Dynamo made it: `gm` is a ``GraphModule`` or something that holds one, `inputs` are its fake
+    or real inputs.
 
     Raises:
         CannotTravelError: the graph, an input or the ambient state has no form for another process.
@@ -140,30 +188,24 @@ def capture(
     values = [encoder.value(fake) for fake in fakes]
     encoded = encoder.encode(graph, fake_lifted)
     real = [*lifted.values(), *inputs]
-    captured = _finish(
+    traced = _Traced(
         level=AOT,
         label=label,
         encoded=encoded,
         values=values,
-        constraints=[tracing.constraints(context, value) for value in inputs],
-        layout=overlap.layout(real),
         env=env,
         context=context,
         fakes=[*fake_lifted.values(), *fakes],
+        frame=frames.current_frame(),
+        constraints=[tracing.constraints(context, value) for value in inputs],
+        layout=overlap.layout(real),
         lifted=list(lifted.values()),
         origins=[*((named_sources or {}).get(name) for name in lifted), *origins],
-        request_fields={
-            "sources": origins,
-            "parameter_sources": dict(named_sources or {}),
-            "from_dynamo": from_dynamo,
-            "arguments": {},
-        },
-        check=(lambda: cacheable.check(graph, context)) if keep else None,
-        store=store,
-        tools=tools,
+        sources=origins,
+        parameter_sources=dict(named_sources or {}),
+        from_dynamo=from_dynamo,
     )
-    captured.frame = frames.current_frame()
-    return captured
+    return _finish(traced, into, lambda: cacheable.check(graph, context))
 
 
 def capture_inner(
@@ -172,9 +214,7 @@ def capture_inner(
     arguments: dict[str, Any],
     *,
     label: str,
-    store: str | None,
-    tools: str | None,
-    keep: bool = True,
+    into: Destination,
     frame: frames.Frame | None = None,
 ) -> Captured:
     """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`.
@@ -189,46 +229,24 @@ def capture_inner(
     encoder = graph_codec.GraphEncoder()
     values = [encoder.value(value) for value in inputs]
     encoded = encoder.encode(gm)
-    captured = _finish(
+    traced = _Traced(
         level=FX,
         label=label,
         encoded=encoded,
         values=[values, encoder.value(sorted(arguments.items()))],
-        constraints=[],
-        layout=(),
         env=env,
         context=context,
         fakes=list(inputs),
-        lifted=[],
-        origins=[],
-        request_fields={"sources": [], "parameter_sources": {}, "from_dynamo": False, "arguments": arguments},
-        check=(lambda: cacheable.check(gm, context, after_autograd=True)) if keep else None,
-        store=store,
-        tools=tools,
+        frame=frame,
+        arguments=arguments,
     )
-    captured.frame = frame
-    return captured
+    return _finish(traced, into, lambda: cacheable.check(gm, context, after_autograd=True))
 
 
-def _finish(
-    *,
-    level: str,
-    label: str,
-    encoded: graph_codec.EncodedGraph,
-    values: list[Any],
-    constraints: list[Any],
-    layout: overlap.Layout,
-    env: Any | None,
-    context: Any | None,
-    fakes: list[Any],
-    lifted: list[torch.Tensor],
-    origins: list[Any],
-    request_fields: dict[str, Any],
-    check: Callable[[], None] | None,
-    store: str | None,
-    tools: str | None,
-) -> Captured:
-    state = ambient.capture(before_autograd=level == AOT, tools=tools)
+def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
+    """The request of a graph, with a key if `check` finds nothing against one (it raises Bypass)."""
+    level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir
+    state = ambient.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
     modules, libraries, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
     sent: program_code.SentCode | None = None
@@ -247,12 +265,12 @@ def _finish(
             stays = CannotTravelError("code_unknown", error.what)
             unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
     graph_bytes = key.canonical(encoded.description)
-    input_bytes = key.canonical(values)
-    shapes = _dump_shapes(env) if encoded.symbols and env is not None else None
-    placement = placement_of(encoded, state.switches["default_device"], tools)
+    input_bytes = key.canonical(list(traced.values))
+    shapes = _dump_shapes(traced.env) if encoded.symbols and traced.env is not None else None
+    placement = placement_of(encoded, state.switches["default_device"], toolchain_dir)
     request = CompileRequest(
         level=level,
-        label=label,
+        label=traced.label,
         graph=graph_bytes,
         inputs=input_bytes,
         debug=encoded.debug,
@@ -260,47 +278,60 @@ def _finish(
         symbols=sorted(encoded.symbols),
         shapes=shapes,
         ambient=state,
+        sources=traced.sources,
+        parameter_sources=traced.parameter_sources,
+        from_dynamo=traced.from_dynamo,
         compile_id=tracing.dump_compile_id(),
-        aot_id=0,
+        arguments=traced.arguments,
         modules=modules,
         libraries=libraries,
         code=sent,
-        store=store,
-        tools=tools,
+        store=into.store,
+        toolchain_dir=toolchain_dir,
         devices=placement.facts if not placement.needed else (),
         current_device=placement.current,
         visible=placement.visible() if placement.needed else None,
         timing=placement.names() if placement.indices else None,
-        **request_fields,
     )
-    captured = Captured(request, context, env, fakes, lifted, origins, layout, placement, stays=stays)
+    captured = Captured(
+        request=request,
+        context=traced.context,
+        env=traced.env,
+        fakes=traced.fakes,
+        lifted=traced.lifted,
+        sources=traced.origins,
+        layout=traced.layout,
+        placement=placement,
+        stays=stays,
+        frame=traced.frame,
+    )
     try:
-        if check is None:
+        if not into.keep:
             raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
         check()
         if unproven is not None or code is None:
             raise unproven or cacheable.Bypass("source")
         try:
-            parts = key_parts(
-                level, encoded, code, graph_bytes, input_bytes, constraints, layout, env, state, placement, tools
-            )
+            parts = key_parts(traced, request, code, placement)
             portable = without_host(parts) if request.devices else parts
-            made = request.key = key.GraphKey.of(portable)
+            made = key.GraphKey.of(portable)
         except (TypeError, ValueError) as error:
             raise cacheable.Bypass("configuration", str(error)) from error
-
-        def texts() -> dict[str, str]:
-            return {"graph": _readable_graph(encoded), "inputs": _readable_inputs(layout)}
-
-        captured.describe = lambda: made.described(portable, texts())
-        if portable is not parts:
-            captured.describe_with_host = lambda: key.GraphKey.of(parts).described(parts, texts())
     except cacheable.Bypass as bypass:
         captured.bypass = bypass
+        return captured
+
+    def texts() -> dict[str, str]:
+        return {"graph": _readable_graph(encoded), "inputs": _readable_inputs(traced.layout)}
+
+    captured.request = dataclasses.replace(request, key=made)
+    captured.describe = lambda: made.described(portable, texts())
+    if portable is not parts:
+        captured.describe_with_host = lambda: key.GraphKey.of(parts).described(parts, texts())
     return captured
 
 
-def _dump_shapes(env: Any) -> bytes:
+def _dump_shapes(env: ShapeEnv) -> bytes:
     try:
         return shape_env.dump(env)
     except Exception as error:  # a source that names something unpicklable
@@ -308,37 +339,28 @@ def _dump_shapes(env: Any) -> bytes:
 
 
 def key_parts(
-    level: str,
-    encoded: graph_codec.EncodedGraph,
-    code: program_code.ProgramCode,
-    graph_bytes: bytes,
-    input_bytes: bytes,
-    constraints: list[Any],
-    layout: overlap.Layout,
-    env: Any | None,
-    state: ambient.AmbientState,
-    placement: Placement,
-    tools: str | None,
+    traced: _Traced, request: CompileRequest, code: program_code.ProgramCode, placement: Placement
 ) -> dict[str, Any]:
     """The components of a key, by name, as plain data or bytes.
 
     Raises:
         Bypass: a component has no form that is the same in every process.
     """
-    ambient_part, configuration = ambient.key_parts(state)
+    ambient_part, configuration = ambient.key_parts(request.ambient)
+    layout = [list(pair) for pair in traced.layout]
     return {
-        "graph": key.canonical([level, graph_bytes]),
-        "inputs": key.canonical([input_bytes, [list(pair) for pair in layout], constraints]),
-        "shapes": _shape_facts(env, encoded.symbols),
+        "graph": key.canonical([traced.level, request.graph]),
+        "inputs": key.canonical([request.inputs, layout, list(traced.constraints)]),
+        "shapes": _shape_facts(traced.env, traced.encoded.symbols),
         "ambient": ambient_part,
         "configuration": configuration,
         "code": code.digests,
         "system": {
-            **system.system_facts(tools),
-            **system.device_facts(encoded.devices, named=bool(placement.facts)),
+            **system.system_facts(request.toolchain_dir),
+            **system.device_facts(traced.encoded.devices, named=bool(placement.facts)),
             **placement.key_part(),
         },
-        "toolchain": toolchain.key_facts(tools),
+        "toolchain": toolchain.key_facts(request.toolchain_dir),
     }
 
 
@@ -352,7 +374,7 @@ def without_host(parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shape_facts(env: Any | None, symbols: set[str]) -> list[Any]:
+def _shape_facts(env: ShapeEnv | None, symbols: set[str]) -> list[Any]:
     if env is None or not symbols:
         return []
     rows: list[Any] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from fxpool.torch_compat.cuda.padding import Question
 from fxpool.torch_compat.dynamo import tensors, tracing
 
 #: Questions that only a device can answer, with their answers.
-Measured = list[tuple[Question, bool]]
+Measured = Sequence[tuple[Question, bool]]
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made
@@ -38,78 +39,94 @@ CODE_DIFFERS = "code_differs"
 BACKGROUND = -1
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """`graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
+    """What a worker needs for one compile. Another try is another request (`dataclasses.replace`).
+
+    `graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
     where there is none, None travels.
 
     `code` is what of the program's code the worker's has to be equal to; None where that can't be told.
 
     `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
     one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to. `values`
-    are those of the symbols in this call, `unfit` the names of entries that its asker could not use. `hints` are values
-    of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a worker answers
-    for instead of seeing them, in the graph's order, `current_device` is the number of the current one, and `measured`
-    answers what lowering would have measured on them. `visible` is what a worker that has to see devices is to see, and
-    `timing` what one that times candidates is to; None where there is no device. `origin` is for people who look at the
-    entry.
+    are those of the symbols in this call, `rejected_entries` the names of entries that the asker could not use. `hints`
+    are values of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a
+    worker answers for instead of seeing them, in the graph's order, `current_device` is the number of the current one,
+    and `measured` answers what lowering would have measured on them. `visible` is what a worker that has to see devices
+    is to see, and `timing` what one that times candidates is to; None where there is no device. `origin` is for people
+    who look at the entry.
     """
 
     level: str
     label: str
     graph: bytes
     inputs: bytes
-    debug: list[Any]
-    constants: list[torch.Tensor]
-    symbols: list[str]
+    debug: Sequence[Any]
+    constants: Sequence[torch.Tensor]
+    symbols: Sequence[str]
     shapes: bytes | None
     ambient: AmbientState
-    sources: list[Any]
-    parameter_sources: dict[str, Any]
+    sources: Sequence[Any]
+    parameter_sources: Mapping[str, Any]
     from_dynamo: bool
-    compile_id: list[Any] | None
-    aot_id: int
+    compile_id: Sequence[Any] | None
     arguments: dict[str, Any]
-    modules: list[str]
-    libraries: list[str]
+    modules: Sequence[str]
+    libraries: Sequence[str]
     code: SentCode | None
+    aot_id: int = 0
     key: GraphKey | None = None
     store: str | None = None
-    tools: str | None = None
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)
-    unfit: list[str] = dataclasses.field(default_factory=list)
-    hints: dict[str, Any] = dataclasses.field(default_factory=dict)
+    toolchain_dir: str | None = None
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rejected_entries: tuple[str, ...] = ()
+    hints: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     devices: tuple[DeviceFacts, ...] = ()
     current_device: int = 0
     visible: str | None = None
-    measured: Measured = dataclasses.field(default_factory=list)
+    measured: Measured = ()
     timing: str | None = None
     host_key: GraphKey | None = None
     origin: Origin | None = None
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
-        """What an entry is published under; `has_cpp` is whether there are C++ kernels in it."""
+        """The key that an entry is published under; `has_cpp`: there are C++ kernels in it."""
         return self.host_key if has_cpp and self.key is not None and self.host_key is not None else self.key
 
     def dump(self) -> bytes:
-        names = list(self.parameter_sources)
+        """The request as bytes, for `load` in a worker."""
+        names = tuple(self.parameter_sources)
         sources = tracing.dump_sources([*self.sources, *self.parameter_sources.values()])
-        travelling = dataclasses.replace(
+        request = dataclasses.replace(
             self,
-            sources=[sources, len(self.sources)],
-            parameter_sources={"": names},
+            sources=(),
+            parameter_sources={},
             ambient=self.ambient.elsewhere() if self.devices else self.ambient,
         )
         with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
-            return pickle.dumps(travelling, protocol=5)
+            return pickle.dumps(_Travelling(request, sources, len(self.sources), names), protocol=5)
 
     @staticmethod
     def load(data: bytes) -> CompileRequest:
-        request = pickle.loads(data)
-        if not isinstance(request, CompileRequest):
-            raise TypeError(f"not a compile request: {type(request).__name__}")
-        (dumped, count), names = request.sources, request.parameter_sources[""]
-        sources = tracing.load_sources(dumped)
-        request.sources = sources[:count]
-        request.parameter_sources = dict(zip(names, sources[count:], strict=True))
-        return request
+        """The request of `dump`. Raises TypeError for bytes that hold something else."""
+        found = pickle.loads(data)
+        if not isinstance(found, _Travelling):
+            raise TypeError(f"not a compile request: {type(found).__name__}")
+        sources = tracing.load_sources(found.sources)
+        return dataclasses.replace(
+            found.request,
+            sources=sources[: found.inputs],
+            parameter_sources=dict(zip(found.parameters, sources[found.inputs :], strict=True)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Travelling:
+    """A request without Dynamo's sources, and those as bytes: the first `inputs` are of inputs, the others of
+    `parameters`, which are names."""
+
+    request: CompileRequest
+    sources: Any
+    inputs: int
+    parameters: tuple[str, ...]

@@ -45,7 +45,7 @@ class Placement:
         return {**rows, "cuda_current": str(self.current), "cuda_needed": self.needed}
 
 
-def placement_of(encoded: EncodedGraph, default: str | None, tools: str | None) -> Placement:
+def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str | None) -> Placement:
     """The CUDA devices of an encoded graph; `default` is the default device in force."""
     if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
         return Placement()
@@ -57,22 +57,22 @@ def placement_of(encoded: EncodedGraph, default: str | None, tools: str | None) 
     facts = tuple(map(device_facts.capture, indices))
     if default is not None and torch.device(default).index not in (None, here):
         return Placement(tuple(indices), facts, current, "default_device")
-    return Placement(tuple(indices), facts, current, _needed(encoded, tools))
+    return Placement(tuple(indices), facts, current, _needed(encoded, toolchain_dir))
 
 
-def _needed(encoded: EncodedGraph, tools: str | None) -> str:
+def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:
     if any(constant.device.type != "cpu" for constant in encoded.constants):
         return "constant"
     if encoded.attention_open:
         return "attention"
     if measured := configs.measures():
         return measured
-    return "" if toolchain.find_compiler(tools) is not None else "no_compiler"
+    return "" if toolchain.find_compiler(toolchain_dir) is not None else "no_compiler"
 
 
-def visible_devices(tools: str | None) -> tuple[DeviceFacts, ...]:
+def visible_devices(toolchain_dir: str | None) -> tuple[DeviceFacts, ...]:
     """Facts of all devices of this process, if it uses any and they can be answered for."""
-    if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(tools) is None:
+    if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(toolchain_dir) is None:
         return ()
     return tuple(map(device_facts.capture, range(torch.cuda.device_count())))
 

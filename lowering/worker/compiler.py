@@ -8,8 +8,8 @@ the asking process has.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
-import logging
 import os
 import pickle
 import time
@@ -19,16 +19,16 @@ from typing import Any
 import msgspec
 import torch
 
-from fxpool import statistics
+from fxpool import notices
 from fxpool.codecache import graph_decoder, toolchain
 from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.program_code import SentCode
-from fxpool.codecache.store import LocalStore
-from fxpool.errors import CannotReturnError, CannotTravelError, StoreError
+from fxpool.errors import CannotReturnError, CannotTravelError
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact, publish
-from fxpool.lowering.core import runtime
+from fxpool.lowering.artifact.content import Effects
+from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact
 from fxpool.lowering.cpp import host_facts, kernels
+from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
@@ -41,25 +41,15 @@ from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.otherwise import Otherwise
 from fxpool.torch_compat.triton import triton_compile
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
 def compile_request(
-    request: CompileRequest,
-    submit: kernels.Submit,
-    units: kernels.Units,
-    *,
-    patient: bool = True,
-    apart: bool = False,
-    phase: Callable[[str], None] = lambda name: None,
+    request: CompileRequest, kernel_jobs: KernelJobs, *, phase: Callable[[str], None] = lambda name: None
 ) -> Artifact:
-    """The artifact of a request. Kernels are compiled through `submit`, in up to `units()` units at a time.
+    """Compile a request; `phase` is told what is being done.
 
-    Triton's are only if that is `apart`, in other processes; they keep torch's loader otherwise. `phase` is told what
-    is done.
-
-    On a host whose tool chain nobody has asked yet, `patient` does that first; otherwise the CPU is taken at its word,
-    and asked only if the compiler disagrees.
+    Triton kernels that can't be compiled apart keep torch's loader.
 
     Raises:
         CannotTravelError: this process has other code than the program that asks.
@@ -69,10 +59,10 @@ def compile_request(
     phase("loading what it needs")
     others = load_code(request.modules, request.libraries, request.code)
     try:
-        return _compile(request, submit, units, patient, apart, phase, others)
+        return _compile(request, kernel_jobs, phase, others)
     except _NotAsClaimed:
         log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
-        return _compile(request, submit, units, True, apart, phase, others)
+        return _compile(request, dataclasses.replace(kernel_jobs, patient=True), phase, others)
 
 
 class _NotAsClaimed(Exception):
@@ -80,28 +70,22 @@ class _NotAsClaimed(Exception):
 
 
 def _compile(
-    request: CompileRequest,
-    submit: kernels.Submit,
-    units: kernels.Units,
-    patient: bool,
-    apart: bool,
-    phase: Callable[[str], None],
-    others: Sequence[Otherwise],
+    request: CompileRequest, jobs: KernelJobs, phase: Callable[[str], None], others: Sequence[Otherwise]
 ) -> Artifact:
     started = time.perf_counter()
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
-    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=patient)
+    linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=jobs.patient)
     with (
         ambient.entered(request.ambient),
-        toolchain.failures_explained(request.tools),  # in there: which compilers are tried is configuration
-        host_facts.known(request.tools, claims=not patient) as claimed,
+        toolchain.failures_explained(request.toolchain_dir),  # in there: which compilers are tried is configuration
+        host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
     ):
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         build = _aot if request.level == AOT else _inner
-        triton = TritonLinking(submit if apart and triton_compile.may_collect() else None, units)
+        triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
         with unless_met(others), _restart_caught() as asked, commands.collecting(linking.take), triton.collecting():
             made = build(request, decoder)
@@ -121,13 +105,13 @@ def _compile(
         unkept = _why_unkept(request, library)
     ended = time.perf_counter()
     return Artifact(
-        request.level,
-        result,
-        library,
-        linked.encoded(),
-        found,
-        recorded,
-        ended - started,
+        level=request.level,
+        result=result,
+        library=library,
+        triton=linked.encoded(),
+        guards=found,
+        effects=recorded,
+        seconds=ended - started,
         unkept=unkept,
         unprepared=linking.without_header,
         phases={"lowering": lowered - started, "kernels": ended - lowered},
@@ -136,7 +120,9 @@ def _compile(
 
 def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
     """No code: the next process that comes here is told at once to trace again."""
-    return Artifact(request.level, b"", None, None, [], effects.restart(asked), time.perf_counter() - started)
+    return Artifact(
+        level=request.level, result=b"", effects=Effects(restart=asked), seconds=time.perf_counter() - started
+    )
 
 
 def _name(request: CompileRequest) -> str:
@@ -219,7 +205,7 @@ class _Result:
 
     def pack(
         self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
-    ) -> tuple[bytes, dict[str, Any]]:
+    ) -> tuple[bytes, Effects]:
         """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
 
         Raises:
@@ -246,13 +232,13 @@ class _Output:
 
     def pack(
         self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
-    ) -> tuple[bytes, dict[str, Any]]:
+    ) -> tuple[bytes, Effects]:
         """As `_Result.pack`; such a graph has no effects."""
         if not output_code.is_compiled_graph(self._output):
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)
         _link(graph, f"<{name}>", names, triton, indices)
-        return _pickled(inner.dump, graph), {}
+        return _pickled(inner.dump, graph), Effects()
 
 
 def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]) -> None:
@@ -297,14 +283,12 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
     return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)))
 
 
-def compile_live(
-    captured: Captured, gm: Any, inputs: Sequence[Any], submit: kernels.Submit, units: kernels.Units
-) -> Artifact:
+def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[Any], jobs: KernelJobs) -> Artifact:
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
-    linking = kernels.Linking(submit, units=units, tools=request.tools, patient=True)
-    with toolchain.failures_explained(request.tools), host_facts.known(request.tools):
+    linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
+    with toolchain.failures_explained(request.toolchain_dir), host_facts.known(request.toolchain_dir):
         with _restart_caught() as asked, commands.collecting(linking.take):
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
@@ -315,16 +299,24 @@ def compile_live(
         library = linking.library()
         unkept = _why_unkept(request, library)
     seconds = time.perf_counter() - started
-    return Artifact(request.level, result, library, None, found, recorded, seconds, unkept)
+    return Artifact(
+        level=request.level,
+        result=result,
+        library=library,
+        guards=found,
+        effects=recorded,
+        seconds=seconds,
+        unkept=unkept,
+    )
 
 
 @contextlib.contextmanager
-def local_kernels() -> Iterator[tuple[kernels.Submit, kernels.Units]]:
+def local_kernels() -> Iterator[KernelJobs]:
     """Compile kernels from threads of this process, one compiler per core it may use."""
     units = len(os.sched_getaffinity(0))
     submit, end = kernels.in_threads(units)
     try:
-        yield submit, lambda: units
+        yield KernelJobs(submit, lambda: units)
     finally:
         end()
 
@@ -338,35 +330,6 @@ def _why_unkept(request: CompileRequest, library: bytes | None) -> str:
     if library is None or key is None:
         return ""
     try:
-        return "" if key.holds("toolchain", toolchain.key_facts(request.tools)) else COMPILER_CHANGED
+        return "" if key.holds("toolchain", toolchain.key_facts(request.toolchain_dir)) else COMPILER_CHANGED
     except Bypass:
         return COMPILER_CHANGED
-
-
-def publish_if_kept(
-    artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
-) -> None:
-    """Publish what may be kept; a store that can't be written is a bypass, not an error."""
-    key = request.key_of(artifact.library is not None)
-    if key is None or store is None:
-        return
-    if artifact.unkept:
-        bypass("compiler_changed")
-        runtime.say_compiler_changed()
-        return
-    try:
-        publish(
-            artifact,
-            key,
-            store,
-            label=request.label,
-            created=time.time(),
-            torch=str(torch.__version__),
-            origin=request.origin,
-        )
-    except StoreError as error:
-        artifact.unkept = str(error)
-        bypass("store_write_failed")
-        runtime.say_not_kept(error)
-    else:
-        statistics.count("entries_written")

@@ -7,19 +7,18 @@ nothing with the process that asks but the request.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import time
 from concurrent.futures import Future
 
-import torch
-
+from fxpool import notices
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
-from fxpool.lowering.artifact import lookup
-from fxpool.lowering.artifact.entry_parts import Answer, Reference, encode_answer, publish
+from fxpool.lowering.artifact import lookup, publishing
+from fxpool.lowering.artifact.content import Decisions
+from fxpool.lowering.artifact.entry_parts import CompileReply, Reference, encode_reply
 from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cpp import host_facts, kernels, precompiled_header
+from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda import autotune, devices, triton_kernels
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CompileRequest
@@ -29,7 +28,7 @@ from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
 from fxpool.torch_compat.inductor import preload
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
 def compile_job(payload: bytes) -> bytes:
@@ -43,8 +42,10 @@ def compile_job(payload: bytes) -> bytes:
     request = CompileRequest.load(payload)
     if (entry := lookup.present(request)) is not None:
         assert request.store is not None
-        reference = Reference(request.store, entry.key, entry.name, entry.metadata.compile_seconds, found=True)
-        return encode_answer(Answer(reference=reference))
+        reference = Reference(
+            store=request.store, key=entry.key, name=entry.name, seconds=entry.metadata.compile_seconds, found=True
+        )
+        return encode_reply(CompileReply(reference=reference))
     preload.settle_assembler()
     if request.devices:
         job.phase("standing in for devices")
@@ -54,50 +55,45 @@ def compile_job(payload: bytes) -> bytes:
             devices.answered(request) as measured,
             autotune.tuned(request, _submit) as tuned,
         ):
-            artifact = compiling.compile_request(
-                request,
+            kernel_jobs = KernelJobs(
                 _submit,
                 lambda: 1 + job.slots_free(),
                 patient=not host_facts.worth_preparing(),
                 apart=True,
-                phase=job.phase,
             )
+            artifact = compiling.compile_request(request, kernel_jobs, phase=job.phase)
     except NotMeasuredError as error:
-        return encode_answer(Answer(questions=error.questions))
+        return encode_reply(CompileReply(questions=error.questions))
     except Exception as error:
         if request.devices and (asked := device_answers.unanswered(error)):
             log.info("%s is not compiled without a device: it was asked %s", request.label, asked, exc_info=True)
-            return encode_answer(Answer(unanswered=asked))
+            return encode_reply(CompileReply(unanswered=asked))
         raise
-    if measured is not None and measured.given:
-        artifact.effects["measured"] = measured.record()
-    if tuned is not None and tuned.record:
-        artifact.effects["tuned"], artifact.guessed = tuned.record, tuned.guessed
+    artifact.decisions = Decisions(
+        measured=measured.record() if measured is not None else [], tuned=tuned.record if tuned is not None else []
+    )
+    artifact.guessed = tuned is not None and tuned.guessed
     job.phase("publishing")
     key = request.key_of(artifact.library is not None)
     if key is None or request.store is None:
-        artifact.unkept = "not asked for"
-        return encode_answer(Answer(artifact=artifact))
+        return encode_reply(CompileReply(artifact=artifact))
     if artifact.unkept:
-        return encode_answer(Answer(artifact=artifact))
+        return encode_reply(CompileReply(artifact=artifact))
     try:
-        entry = publish(
-            artifact,
-            key,
-            LocalStore(request.store),
-            label=request.label,
-            created=time.time(),
-            torch=str(torch.__version__),
-            origin=request.origin,
-        )
+        entry = publishing.publish(artifact, key, LocalStore(request.store), request)
     except StoreError as error:
         artifact.unkept = str(error)
-        return encode_answer(Answer(artifact=artifact))
+        return encode_reply(CompileReply(artifact=artifact))
     reference = Reference(
-        request.store, entry.key, entry.name, artifact.seconds, artifact.unprepared, phases=artifact.phases,
+        store=request.store,
+        key=entry.key,
+        name=entry.name,
+        seconds=artifact.seconds,
+        unprepared=artifact.unprepared,
+        phases=artifact.phases,
         guessed=artifact.guessed,
-    )  # fmt: skip
-    return encode_answer(Answer(reference=reference))
+    )
+    return encode_reply(CompileReply(reference=reference))
 
 
 def prepare_job(payload: bytes) -> bytes:
@@ -112,9 +108,9 @@ def prepare_job(payload: bytes) -> bytes:
     job = current_job()
     assert job is not None, "prepare_job runs in a pool"
     with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
-        host_facts.find(request.tools)
-        with host_facts.known(request.tools):  # the facts may have been kept, and the header be another
-            precompiled_header.command(request.tools)
+        host_facts.find(request.toolchain_dir)
+        with host_facts.known(request.toolchain_dir):  # the facts may have been kept, and the header be another
+            precompiled_header.command(request.toolchain_dir)
     return b""
 
 

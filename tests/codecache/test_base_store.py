@@ -34,7 +34,7 @@ def filled() -> Iterator[tuple[Path, Entry]]:
             key=KEY,
             components=[Component("graph", "ab" * 32, "2 nodes")],
             guards=[],
-            effects={},
+            content={},
             metadata=Metadata(label="forward", created=12.5, compile_seconds=3.25, torch_version="2.13.0"),
         ),
         {"so": b"\x7fELF"},

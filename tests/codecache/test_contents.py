@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from fxpool.codecache import contents, quarantine, slower
+from fxpool.codecache import contents, demoted_stages, quarantine
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import UnsafeDirectoryError
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
         key = hashlib.sha256(bytes([n])).hexdigest()
         store.publish(Entry(key=key), {"result": bytes([n]) * 5000})
     quarantine.add(store.root, key, label="g", error="it died", log=None)
-    slower.add(store.root, key, key)
+    demoted_stages.add(store.root, key, key)
     root = Path(store.root)
     headers = root / "toolchain" / "headers"
     headers.mkdir(parents=True)

@@ -31,7 +31,7 @@ def make_entry(key=KEY, guards=(), **fields):
         key=key,
         components=[Component("graph", "ab" * 32, "2 nodes"), Component("torch", "cd" * 32, "2.13.0")],
         guards=list(guards),
-        effects={"strides": [[4, 1]], "bytes": b"\0\1", "none": None},
+        content={"strides": [[4, 1]], "bytes": b"\0\1", "none": None},
         metadata=Metadata(label="forward", created=12.5, compile_seconds=3.25, torch_version="2.13.0"),
         **fields,
     )
@@ -92,7 +92,7 @@ def test_everything_is_ours_alone(store):
 
 def test_large_and_small_entries(store):
     for size in (0, 4000, 4096, 200_000):
-        entry = store.publish(msgspec.structs.replace(make_entry(), effects="e" * size), {})
+        entry = store.publish(msgspec.structs.replace(make_entry(), content="e" * size), {})
         assert store.entries(KEY) == [entry]
     assert os.path.getsize(entry_file(store, entry)) < 10_000
 
@@ -185,7 +185,7 @@ def test_a_reference_names_no_other_place(store, digest):
 
 
 def test_an_entry_cut_or_flipped_anywhere_is_refused():
-    for entry in (make_entry(guards=[GUARD]), msgspec.structs.replace(make_entry(), effects="e" * 5000)):
+    for entry in (make_entry(guards=[GUARD]), msgspec.structs.replace(make_entry(), content="e" * 5000)):
         good = encode_entry(entry)
         assert decode_entry(good) == entry
         for cut in range(len(good)):
@@ -211,7 +211,7 @@ def test_a_right_digest_over_nonsense_is_refused():
         b"\x01nonsense",
         b"\0" + msgspec.msgpack.encode({"key": 3}),
     ):
-        magic = b"fxpool-entry 1\n"
+        magic = b"fxpool-entry 2\n"
         with pytest.raises(CorruptEntryError):
             decode_entry(magic + hashlib.sha256(magic + rest).digest() + rest)
 
@@ -431,7 +431,7 @@ def test_a_root_that_can_not_be_made(tmp_path):
 def test_effects_that_are_no_plain_data(store):
     for effects in (object(), {"n": 2**80}, {"f": lambda: 0}):
         with pytest.raises(StoreError):
-            store.publish(msgspec.structs.replace(make_entry(), effects=effects), {})
+            store.publish(msgspec.structs.replace(make_entry(), content=effects), {})
 
 
 # ---------------------------------------------------------------- keeping house
@@ -522,9 +522,9 @@ while time.monotonic() < end:
     n = random.randrange(6)
     if random.random() < 0.5:
         content = b"%d" % n * (1 + 40000 * (n % 3))
-        store.publish(Entry(key=keys[n], guards=[n], effects=n), {"so": content, "shared": b"the same for all"})
+        store.publish(Entry(key=keys[n], guards=[n], content=n), {"so": content, "shared": b"the same for all"})
     for entry in store.entries(keys[n]):
-        assert entry.effects == n and entry.guards == [n]
+        assert entry.content == n and entry.guards == [n]
         content = store.read_blob(entry.blobs["so"])
         if content is not None:
             assert content == b"%d" % n * (1 + 40000 * (n % 3))

@@ -50,10 +50,10 @@ def again():
 
 
 def _counters():
-    statistics = sys.modules.get("fxpool.statistics")
-    if statistics is None:
+    counters = sys.modules.get("fxpool.counters")
+    if counters is None:
         return None
-    found = statistics.snapshot()
+    found = counters.snapshot()
     found.pop("graphs", None)
     return _less(found, _before) if _before else found
 

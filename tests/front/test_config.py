@@ -79,7 +79,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("FXPOOL_JOB_TIMEOUT", "90", 90.0),
         ("FXPOOL_JOB_MEMORY", "8G", 8 << 30),
         ("FXPOOL_JOB_MEMORY", "auto", None),
-        ("FXPOOL_MEMORY_MARK", "0.75", 0.75),
+        ("FXPOOL_MEMORY_HIGH_WATERMARK", "0.75", 0.75),
         ("TORCHINDUCTOR_FX_COMPILE_MODE", "SERIALIZE", "serialize"),
     ],
 )
@@ -114,7 +114,7 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("FXPOOL_POOL", "swimming", "embedded"),
         ("FXPOOL_JOB_TIMEOUT", "0", "more than 0"),
         ("FXPOOL_JOB_MEMORY", "half", "or auto"),
-        ("FXPOOL_MEMORY_MARK", "90", "at most 1"),
+        ("FXPOOL_MEMORY_HIGH_WATERMARK", "90", "at most 1"),
         ("FXPOOL_POOL", "tcp://there:1", "not built yet"),
         ("FXPOOL_STAGES", "max-autotune", "as JSON"),
         ("FXPOOL_STAGES", "[]", "max_autotune"),

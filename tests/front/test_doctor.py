@@ -292,7 +292,7 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.state == WARN and "1.2 GB (the memory limit in /g/memory.max)" in finding.found and finding.remedy
     monkeypatch.setattr(memory.Host, "used", lambda self: (0.95, "it"))
     finding = found(host.memory)
-    assert finding.state == WARN and "above 90%" in finding.found and "FXPOOL_MEMORY_MARK" in finding.remedy
+    assert finding.state == WARN and "above 90%" in finding.found and "FXPOOL_MEMORY_HIGH_WATERMARK" in finding.remedy
 
 
 def test_low_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fxpool import config, forks, notices, statistics
+from fxpool import config, counters, forks, notices
 from fxpool.watch import events, trace
 
 ROOT = Path(__file__).parents[2]
@@ -308,7 +308,7 @@ def _measure() -> None:
 
 
 def _use_store() -> None:
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     runtime.store()
 
@@ -355,7 +355,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/configured.py:_lock": _of_module("fxpool.watch.configured", "_lock", _attach),
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
     "fxpool/commands/server.py:serve.ended": _of_event,
-    "fxpool/statistics.py:_lock": _of_module("fxpool.statistics", "_lock", lambda: statistics.count("hits")),
+    "fxpool/counters.py:_lock": _of_module("fxpool.counters", "_lock", lambda: counters.count("hits")),
     "fxpool/torch_compat/inductor/aot.py:_PATCHING": _of_module(
         "fxpool.torch_compat.inductor.aot", "_PATCHING", _in_process
     ),
@@ -501,13 +501,13 @@ def test_settings_are_not_half_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def use() -> None:
         assert (config.current().workers, config.current().strict) == (3, True)
-        statistics.count("hits")
-        assert statistics.snapshot()["quarantined"] == 0
+        counters.count("hits")
+        assert counters.snapshot()["quarantined"] == 0
 
-    statistics._numbers.clear()  # as far as another thread had come in setting them to zero
-    with held_elsewhere(config._lock), held_elsewhere(statistics._lock):
+    counters._numbers.clear()  # as far as another thread had come in setting them to zero
+    with held_elsewhere(config._lock), held_elsewhere(counters._lock):
         child = forked(use)
-    statistics.reset()
+    counters.reset()
     assert ended_well(child)
 
 

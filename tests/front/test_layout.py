@@ -22,7 +22,7 @@ ROOMS = {
 FORBIDDEN = {
     "pool": ("torch", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat"),
     "codecache": ("fxpool.pool", "fxpool.lowering"),
-    "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.statistics"),
+    "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.counters"),
 }
 # They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
 EXEMPT = {"fxpool/demo/demonstration.py", "fxpool/demo/child.py"}

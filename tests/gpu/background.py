@@ -56,7 +56,7 @@ def child(asked: dict[str, Any]) -> None:
         stats = fxpool.stats()
         report |= {name: stats[name] for name in ("compiles", "fallbacks", "bypasses")}
         report["background"] = stats["background"]
-        report["graphs"] = [(g["how"], g["stage"], g["seconds"]) for g in stats["graphs"]]
+        report["graphs"] = [(g["outcome"], g["stage"], g["seconds"]) for g in stats["graphs"]]
     print(json.dumps(report | {"lowerings": counter.count}), flush=True)
 
 

@@ -64,9 +64,9 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
 
     import fxpool
     from fxpool.codecache.key import GraphKey
-    from fxpool.lowering.artifact.entry_parts import decode_answer
-    from fxpool.lowering.core import runtime
-    from fxpool.lowering.fallback.chain import _place
+    from fxpool.lowering.artifact.entry_parts import decode_reply
+    from fxpool.lowering.core.runtime import runtime
+    from fxpool.lowering.fallback.remote import spec_of
     from fxpool.lowering.request import capture
     from fxpool.lowering.request.compile_request import COMPILE_JOB
     from fxpool.lowering.request.placement import Placement
@@ -88,7 +88,8 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
         found: list[Any] = []
 
         def backend(gm: Any, inputs: Any) -> Any:
-            found.append(capture.capture(gm, inputs, label=name, store=place, tools=os.path.join(place, "toolchain")))  # noqa: B023
+            toolchain_dir = os.path.join(place, "toolchain")
+            found.append(capture.capture(gm, inputs, label=name, store=place, toolchain_dir=toolchain_dir))  # noqa: B023
             return gm.forward
 
         torch._dynamo.reset()
@@ -109,9 +110,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
             host_key=GraphKey.of(mine),
         )  # fmt: skip
         begun = time.perf_counter()
-        answer = decode_answer(
-            runtime.pool().submit(COMPILE_JOB, request.dump(), label=name, **_place(request)).result()
-        )
+        answer = decode_reply(runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request)).result())
         assert answer.reference is not None, answer
         shown = {"model": name, "key": answer.reference.key, "seconds": round(time.perf_counter() - begun, 1)}
         print(json.dumps({**shown, "cuda": torch.cuda.is_available(), "torch": str(torch.__version__)}), flush=True)
@@ -175,7 +174,7 @@ def child(name: str, backend: str, place: str, save: str) -> None:
 
         stats = fxpool.stats()
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
-        report |= {"lowerings": counter.count, "pool": [graph["how"] for graph in stats["graphs"]]}
+        report |= {"lowerings": counter.count, "pool": [graph["outcome"] for graph in stats["graphs"]]}
     print(json.dumps(report))
 
 

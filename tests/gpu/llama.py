@@ -41,11 +41,11 @@ def child(asked: dict[str, Any]) -> None:
     import torch
 
     if asked.get("server"):
-        from fxpool.lowering.core import runtime
+        from fxpool.lowering.core.runtime import runtime
 
         runtime.pool().start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
-        runtime.pool().submit("builtins:bytes", b"", label="nothing").result()  # and answers when it has
+        runtime.pool().submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     before = set(sys.modules)
     started = time.perf_counter()
     compiled = torch.compile(work.model, backend=asked["backend"])
@@ -65,7 +65,7 @@ def child(asked: dict[str, Any]) -> None:
         stats = fxpool.stats()
         report["compiler"] = imported
         report |= {k: stats[k] for k in ("hits", "misses", "compiles", "fallbacks", "bypasses", "entries_written")}
-        report["graphs"] = [(g["how"], g["level"], g["seconds"]) for g in stats["graphs"]]
+        report["graphs"] = [(g["outcome"], g["level"], g["seconds"]) for g in stats["graphs"]]
         report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
     print(json.dumps(report))
 

@@ -79,7 +79,7 @@ def rank(asked: dict[str, Any]) -> None:
             torch.distributed.destroy_process_group()
     stats = fxpool.stats()
     report |= {name: stats[name] for name in ("hits", "misses", "joined", "compiles", "fallbacks", "bypasses")}
-    report["how"] = [(graph["how"], graph["level"], graph["seconds"].get("total")) for graph in stats["graphs"]]
+    report["how"] = [(graph["outcome"], graph["level"], graph["seconds"].get("total")) for graph in stats["graphs"]]
     report["allocated"] = [torch.cuda.memory_allocated(index) > 0 for index in range(2)]
     print(json.dumps(report))
 

@@ -131,7 +131,7 @@ def child(asked: dict[str, Any]) -> None:
 
         stats = fxpool.stats()
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
-        report["graphs"] = [(graph["how"], graph["level"], graph["seconds"]) for graph in stats["graphs"]]
+        report["graphs"] = [(graph["outcome"], graph["level"], graph["seconds"]) for graph in stats["graphs"]]
         store = LocalStore(os.environ["FXPOOL_CACHE_DIR"])
         entries = [found.entry for found in store.scan() if found.entry is not None]
         report["measured"] = [entry.effects.get("measured") for entry in entries]

@@ -98,7 +98,7 @@ def main() -> None:
 def measure(out: str | None) -> list[str]:
     import torch
 
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     pool = runtime.pool()
     pool.start(wait=True)

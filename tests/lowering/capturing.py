@@ -16,7 +16,7 @@ def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = 
     found: list[Captured] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(capture.capture(gm, example_inputs, label="test", store=None, tools=None))
+        found.append(capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None))
         return gm.forward
 
     torch._dynamo.reset()

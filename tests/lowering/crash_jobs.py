@@ -50,7 +50,7 @@ def _compile() -> None:
         "pid": os.getpid(),
         "compiles": stats["compiles"],
         "eager_calls": stats["eager_calls"],
-        "how": [one["how"] for one in stats["graphs"]],
+        "how": [one["outcome"] for one in stats["graphs"]],
     }
     print(json.dumps(report), flush=True)
     fxpool.close()

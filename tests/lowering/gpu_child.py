@@ -25,11 +25,11 @@ from capturing import captured
 import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering.artifact.entry_parts import TRITON, decode_answer, generated_code
-from fxpool.lowering.core import runtime
+from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
 from fxpool.lowering.cuda.devices import Placement
-from fxpool.lowering.fallback.chain import _place
+from fxpool.lowering.fallback.remote import spec_of
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.padding import Question
@@ -146,8 +146,8 @@ def architecture(binary: bytes) -> int:
 def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     asked: list[Question] = []
     while True:
-        job = runtime.pool().submit(COMPILE_JOB, request.dump(), label="graph", **_place(request))
-        answer = decode_answer(job.result())
+        job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request))
+        answer = decode_reply(job.result())
         if not answer.questions:
             break
         assert not set(asked) & set(answer.questions), "asked twice"
@@ -165,7 +165,7 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
         "kernels": sorted({name for name, _ in candidates}), "graphs": len(texts), "bytes": len(data),
         "targets": sorted({architecture(candidate.binary) for _, candidate in candidates}),
         "calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops\.aten)\.(\w+)[\w.]*\(", "".join(texts)))),
-        "ambient": sorted(os.listdir(os.path.join(request.tools or "", "devices"))),
+        "ambient": sorted(os.listdir(os.path.join(request.toolchain_dir or "", "devices"))),
         "questions": [msgspec.to_builtins(question) for question in asked],
         "measured": entry.effects.get("measured"),
     }  # fmt: skip
@@ -176,8 +176,8 @@ def unanswered(request: CompileRequest) -> str:
     (facts,) = request.devices
     properties = {name: value for name, value in facts.properties.items() if name != "multi_processor_count"}
     lacking = dataclasses.replace(request, devices=(msgspec.structs.replace(facts, properties=properties),), store=None)
-    job = runtime.pool().submit(COMPILE_JOB, lacking.dump(), label="graph", **_place(lacking))
-    answer = decode_answer(job.result())
+    job = runtime.pool().submit(COMPILE_JOB, lacking.dump(), spec_of(lacking))
+    answer = decode_reply(job.result())
     return answer.unanswered or repr(answer)[:2000]
 
 
@@ -192,7 +192,7 @@ def main(wanted: list[str]) -> None:
             (only,) = captured(function, *inputs)
             only.to_be_compiled()
             only.request.store = os.path.join(place, "store")
-            only.request.tools = os.path.join(place, "store", "toolchain")
+            only.request.toolchain_dir = os.path.join(place, "store", "toolchain")
             report[name] = compiled(for_device(only.request, device), answers=True)
             if "unanswered" not in report:
                 report["unanswered"] = unanswered(for_device(only.request, device))

@@ -170,7 +170,7 @@ def restored() -> dict[str, Any]:
 
 def kill_workers(how_often: int) -> None:
     """From now on, kill workers as soon as they run a graph."""
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
 
     seen: set[int] = set()
 
@@ -281,7 +281,7 @@ def background() -> dict[str, Any]:
     found = {
         "equal": all(map(torch.equal, first, expected)), "states": [swap["state"] for swap in waited],
         "calls": [(swap["eager_calls"], swap["compiled_calls"]) for swap in fxpool.wait(0)], **facts(),
-        "how": [graph["how"] for graph in fxpool.stats()["graphs"]], "hit": fxpool.stats()["hits"],
+        "how": [graph["outcome"] for graph in fxpool.stats()["graphs"]], "hit": fxpool.stats()["hits"],
     }  # fmt: skip
     fxpool.uninstall()
     return found

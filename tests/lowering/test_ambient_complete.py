@@ -36,7 +36,7 @@ def in_a_backend(look: Callable[[Callable[[], str]], None]) -> None:
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def now() -> str:
             try:
-                found = capture.capture(gm, inputs, label="test", store=None, tools=None)
+                found = capture.capture(gm, inputs, label="test", store=None, toolchain_dir=None)
             except CannotTravelError as error:
                 return f"refused: {error.reason}"
             return found.key.digest if found.key is not None else f"bypassed: {found.bypass}"

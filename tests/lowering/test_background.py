@@ -21,7 +21,7 @@ from fxpool.errors import ConfigurationError, JobTimeoutError, QuarantinedError,
 from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles
 from fxpool.lowering.background.swap import Swap, Version
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import shape_env
 
 sys.path.insert(0, str(HERE))
@@ -195,7 +195,7 @@ def test_a_hit_is_used_at_once_and_a_finished_compile_is_kept(shared_pool: Path,
     torch._dynamo.reset()
     torch.testing.assert_close(compiled(model)(x), model(x))
     stats = fxpool.stats()
-    assert (stats["hits"], stats["entries_written"], stats["graphs"][-1]["how"]) == (1, 1, "hit")
+    assert (stats["hits"], stats["entries_written"], stats["graphs"][-1]["outcome"]) == (1, 1, "hit")
     # And by a process that does not compile in the background.
     torch._dynamo.reset()
     torch.compile(model, backend="fxpool")(x)
@@ -420,7 +420,7 @@ from deadly import deadly
 x = torch.ones(6, 8)
 torch.compile(lambda x: deadly(x.sin(), "hang").cos(), backend="fxpool")(x)
 deadline = time.monotonic() + 60
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 while not runtime.pool().status().get("running") and time.monotonic() < deadline:
     time.sleep(0.05)
 print([one["state"] for one in fxpool.wait(0)], flush=True)

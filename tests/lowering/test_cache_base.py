@@ -18,8 +18,8 @@ import torch
 from processes import HERE, run_python
 
 import fxpool
-from fxpool import notices, statistics
-from fxpool.lowering.core import runtime
+from fxpool import counters, notices
+from fxpool.lowering.core.runtime import runtime
 
 NOBODY = 65534
 
@@ -99,7 +99,7 @@ def test_it_serves_where_the_users_own_may_not_be_used(
     with pytest.warns(RuntimeWarning, match="compiles without a cache"):
         compiled(6, 200)
     compiled(6, 200, lambda x: total(x) * 2)
-    stats = statistics.snapshot()  # without the size of a store that may not be used
+    stats = counters.snapshot()  # without the size of a store that may not be used
     assert (stats["hits"], stats["compiles"]["worker"]) == (1, 2)
 
 

@@ -22,8 +22,8 @@ from processes import HERE
 import fxpool
 from fxpool.codecache import quarantine
 from fxpool.errors import ServerLostError
-from fxpool.lowering.core import runtime
-from fxpool.pool import hosts
+from fxpool.lowering.core.runtime import runtime
+from fxpool.pool import JobSpec, hosts
 
 sys.path.insert(0, str(HERE))
 import crash_jobs
@@ -139,7 +139,9 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
     before = pool.status()
     go = tmp_path / "go"
     blocking = [
-        pool.submit("crash_jobs:wait", str(go).encode(), label=f"blocks {number}", sys_path=[str(HERE)], priority=1)
+        pool.submit(
+            "crash_jobs:wait", str(go).encode(), JobSpec(label=f"blocks {number}", sys_path=[str(HERE)], priority=1)
+        )
         for number in range(before["slots"])
     ]
     try:

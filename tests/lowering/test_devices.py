@@ -135,7 +135,7 @@ def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert placed(torch.device("cuda", 0), default="cuda:2").needed == "default_device"
     graph = dataclasses.replace(encoded(torch.device("cuda", 0)), constants=[torch.ones(1, device="meta")])
     assert placement.placement_of(graph, None, None).needed == "constant"
-    monkeypatch.setattr(placement.toolchain, "find_compiler", lambda tools: None)
+    monkeypatch.setattr(placement.toolchain, "find_compiler", lambda toolchain_dir: None)
     assert placed(torch.device("cuda", 0)).needed == "no_compiler"
 
 
@@ -229,11 +229,15 @@ print(begun[-1].pid)
 
 @pytest.mark.parametrize("then", ["wait", "end"])
 def test_the_library_is_made_ahead_and_nobody_waits_for_it_at_the_end(tmp_path: Path, then: str) -> None:
-    tools = tmp_path / "toolchain"
+    toolchain_dir = tmp_path / "toolchain"
     done = subprocess.run(
-        [sys.executable, "-c", AHEAD, str(tools), then], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", AHEAD, str(toolchain_dir), then],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert not psutil.pid_exists(int(done.stdout)), "its compiler"
-    made = sorted(path.suffix for path in (tools / "devices").iterdir())
+    made = sorted(path.suffix for path in (toolchain_dir / "devices").iterdir())
     assert made == ([".lock", ".sha256", ".so"] if then == "wait" else [".lock"]), "and nothing half made"

@@ -25,7 +25,7 @@ def configurations_of(function: Callable[..., Any], *inputs: Any) -> list[tuple[
     found: list[tuple[Any, Any]] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        captured = capture.capture(gm, example_inputs, label="test", store=None, tools=TOOLS)
+        captured = capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=TOOLS)
         request = CompileRequest.load(captured.request.dump())  # through bytes, as a worker gets it
         with compiler.local_kernels() as (submit, units):
             ours = aot.load_result(compiler.compile_request(request, submit, units).result)
@@ -126,7 +126,7 @@ def test_nothing_of_the_graph_is_changed_by_capturing_it() -> None:
             return [(n.name, n.op, str(n.target), list(n.meta)) for n in gm.graph.nodes] + [list(gm.__dict__)]
 
         before = state()
-        capture.capture(gm, example_inputs, label="test", store=None, tools=None)
+        capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None)
         assert state() == before
         return gm.forward
 

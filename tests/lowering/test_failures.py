@@ -20,7 +20,7 @@ from processes import HERE
 
 import fxpool
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import hosts
 from fxpool.torch_compat import versions
 
@@ -215,7 +215,7 @@ def test_ctrl_c_ends_the_compile_and_its_worker(
         "try:\n"
         "    torch.compile(total, backend='fxpool')(torch.randn(64, 64))\n"
         "except KeyboardInterrupt:\n"
-        "    from fxpool.lowering.core import runtime\n"
+        "    from fxpool.lowering.core.runtime import runtime\n"
         "    import time\n"
         "    time.sleep(1)\n"
         "    print('interrupted', len(runtime.pool().status()['running']), flush=True)\n"

@@ -18,7 +18,7 @@ run(x)
 run(x)  # now its thread begins
 
 def child():
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     statistics.count("hits")
     runtime.store()
     runtime.pool()

@@ -22,7 +22,7 @@ class Host:
         monkeypatch.setattr(system, "system_facts", lambda root: {**real, "cpu": self.cpu})
         monkeypatch.setattr(host_facts, "_probe", self._probe)
 
-    def _probe(self, tools: str | None) -> list[InstructionSet]:
+    def _probe(self, toolchain_dir: str | None) -> list[InstructionSet]:
         self.probes.append(self.cpu)
         return [(f"set of {self.cpu}", {"tile": True})]
 
@@ -33,34 +33,34 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> str:
+def toolchain_dir(tmp_path: Path) -> str:
     tmp_path.chmod(0o700)
     return str(tmp_path / "toolchain")
 
 
-def test_a_directory_shared_by_two_cpus_keeps_both(host: Host, tools: str) -> None:
+def test_a_directory_shared_by_two_cpus_keeps_both(host: Host, toolchain_dir: str) -> None:
     for cpu in ("one", "two", "one", "two", "one"):
         host.cpu = cpu
-        assert host_facts.find(tools) == [(f"set of {cpu}", {"tile": True})]
-        assert host_facts.are_kept(tools)
+        assert host_facts.find(toolchain_dir) == [(f"set of {cpu}", {"tile": True})]
+        assert host_facts.are_kept(toolchain_dir)
     assert host.probes == ["one", "two"]
     host.cpu = "three"
-    assert not host_facts.are_kept(tools)
+    assert not host_facts.are_kept(toolchain_dir)
 
 
-def test_another_compiler_is_asked_again(host: Host, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_facts.find(tools)
-    real = toolchain.toolchain_facts(tools)
+def test_another_compiler_is_asked_again(host: Host, toolchain_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_facts.find(toolchain_dir)
+    real = toolchain.toolchain_facts(toolchain_dir)
     monkeypatch.setattr(toolchain, "toolchain_facts", lambda where: {**real, "compiler": "another"})
-    host_facts.find(tools)
+    host_facts.find(toolchain_dir)
     assert host.probes == ["one", "one"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"[", b"[1]", b'[["a", 1]]', b"\xff\xfe"])
-def test_damaged_facts_are_found_again(host: Host, tools: str, damage: bytes) -> None:
-    found = host_facts.find(tools)
-    (kept,) = Path(tools).glob("instruction-sets-*.json")
+def test_damaged_facts_are_found_again(host: Host, toolchain_dir: str, damage: bytes) -> None:
+    found = host_facts.find(toolchain_dir)
+    (kept,) = Path(toolchain_dir).glob("instruction-sets-*.json")
     kept.write_bytes(damage)
-    assert not host_facts.are_kept(tools)
-    assert host_facts.find(tools) == found
+    assert not host_facts.are_kept(toolchain_dir)
+    assert host_facts.find(toolchain_dir) == found
     assert host.probes == ["one", "one"]

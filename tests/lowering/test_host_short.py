@@ -13,7 +13,8 @@ import torch
 
 import fxpool
 from fxpool.codecache import quarantine
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
+from fxpool.pool import JobSpec
 
 X = torch.randn(6, 8)
 
@@ -54,7 +55,7 @@ def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Pa
     pool = runtime.pool()
     # A zygote that is through with its own start: it has forked a worker that was told of no such function.
     with pytest.raises(ModuleNotFoundError):
-        pool.submit("no.such.module:function", b"", label="first").result(timeout=100)
+        pool.submit("no.such.module:function", b"", JobSpec(label="first")).result(timeout=100)
     facts = pool.status()
     with without_descriptors(facts["server_pid"] if who == "server" else facts["zygote"]["pid"]):
         compiled()

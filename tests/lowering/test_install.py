@@ -18,7 +18,7 @@ from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
 import fxpool
-from fxpool import statistics
+from fxpool import counters
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering import inductor_pool
 from fxpool.torch_compat.inductor import hooks
@@ -188,7 +188,7 @@ def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
     assert isinstance(future.exception(5), PoolUnavailableError)
     fxpool.configure(strict=None)
     assert inductor_pool.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
-    assert statistics.snapshot()["fallbacks"] == {"borrowed:pool_unavailable": 1}
+    assert counters.snapshot()["fallbacks"] == {"borrowed:pool_unavailable": 1}
 
 
 # --- installing --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact import lookup
 from fxpool.lowering.artifact.entry_parts import Reference
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain
 from fxpool.pool import Job
 
@@ -46,7 +46,7 @@ def test_what_was_written_since_we_looked_is_not_compiled_again(shared_pool: Pat
     assert counts() == (1, 0, 0)
     run()
     assert counts() == (1, 1, 0)
-    assert [graph["how"] for graph in fxpool.stats()["graphs"]] == ["worker", "joined"]
+    assert [graph["outcome"] for graph in fxpool.stats()["graphs"]] == ["worker", "joined"]
     assert fxpool.stats()["entries_written"] == 1
 
 
@@ -95,7 +95,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key
     assert flights[1].startswith(f"{key} ")
-    assert fxpool.stats()["graphs"][0]["how"] == "joined"  # the worker found the entry, which fits after all
+    assert fxpool.stats()["graphs"][0]["outcome"] == "joined"  # the worker found the entry, which fits after all
 
 
 def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
 
     def run(*collected: commands.CollectedKernel, units: int = 2) -> list[Any]:
         with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
-            linking = kernels.Linking(submit, units=lambda: units, tools=None, patient=True)
+            linking = kernels.Linking(submit, units=lambda: units, toolchain_dir=None, patient=True)
             for number, one in enumerate(collected):
                 linking.take([one], number == len(collected) - 1)
             data = linking.library()
@@ -105,6 +105,8 @@ def test_arguments_are_checked(link: Link) -> None:
 
 
 def test_a_graph_without_kernels_has_no_library(link: Link) -> None:
-    linking = kernels.Linking(lambda *_: pytest.fail("nothing to compile"), units=lambda: 2, tools=None, patient=True)
+    linking = kernels.Linking(
+        lambda *_: pytest.fail("nothing to compile"), units=lambda: 2, toolchain_dir=None, patient=True
+    )
     linking.take([], True)
     assert linking.library() is None

@@ -29,7 +29,7 @@ print(json.dumps({name: stats[name] for name in ("hits", "compiles", "fallbacks"
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for the header of a test's own, as Inductor's takes 8 s to compile; its files have odd names, too."""
     include = tmp_path / ODD.replace(":", " ")  # of CPATH, which has no quoting
     include.mkdir()
@@ -40,26 +40,28 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / ODD
 
 
-def test_kernels_are_compiled_with_a_header_and_linked(tools: Path) -> None:
+def test_kernels_are_compiled_with_a_header_and_linked(toolchain_dir: Path) -> None:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
-        command = precompiled_header.command(str(tools))
-    (header,) = (tools / "headers").glob("*.gch")
-    source = tools / "kernel.cpp"
+        command = precompiled_header.command(str(toolchain_dir))
+    (header,) = (toolchain_dir / "headers").glob("*.gch")
+    source = toolchain_dir / "kernel.cpp"
     source.write_text('extern "C" int eight() { return seven() + 1; }\n')
     arguments, made = command.compile(str(source), "kernel")
     said = subprocess.run([*arguments, "-H"], check=True, capture_output=True, text=True).stderr
     assert f"! {header}" in said
-    assert made == str(tools / "kernel.o") and os.path.exists(made)
-    arguments, made = command.link([made], str(tools / "library"))
+    assert made == str(toolchain_dir / "kernel.o") and os.path.exists(made)
+    arguments, made = command.link([made], str(toolchain_dir / "library"))
     subprocess.run(arguments, check=True, capture_output=True)
-    assert made == str(tools / "library.so") and os.path.exists(made)
+    assert made == str(toolchain_dir / "library.so") and os.path.exists(made)
 
 
-def test_a_unit_is_compiled_and_linked_where_temporary_files_go(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tools))
+def test_a_unit_is_compiled_and_linked_where_temporary_files_go(
+    toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(toolchain_dir))
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
         submit, end = kernels.in_threads(1)
-        linking = kernels.Linking(submit, units=lambda: 1, tools=None, patient=True)
+        linking = kernels.Linking(submit, units=lambda: 1, toolchain_dir=None, patient=True)
         kernel = commands.CollectedKernel(["int*"], 'extern "C" void kernel(int* out) { *out = seven(); }')
         linking.take([kernel], True)
         library = linking.library()
@@ -67,10 +69,10 @@ def test_a_unit_is_compiled_and_linked_where_temporary_files_go(tools: Path, mon
     assert library is not None and library.startswith(b"\x7fELF")
 
 
-def test_the_record_of_a_header_names_the_files_that_were_read(tools: Path, tmp_path: Path) -> None:
+def test_the_record_of_a_header_names_the_files_that_were_read(toolchain_dir: Path, tmp_path: Path) -> None:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
-        precompiled_header.command(str(tools))
-    (record,) = (tools / "headers").glob("*.json")
+        precompiled_header.command(str(toolchain_dir))
+    (record,) = (toolchain_dir / "headers").glob("*.json")
     assert str(tmp_path / ODD.replace(":", " ") / "mi ne.h") in json.loads(record.read_bytes())
 
 

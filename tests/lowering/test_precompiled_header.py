@@ -20,7 +20,7 @@ from fxpool.torch_compat.cpp import commands, instruction_sets
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toolchain_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     include = tmp_path / "include"
     include.mkdir()
     (include / "mine.h").write_text("inline int seven() { return 7; }\n")
@@ -29,10 +29,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(tools: Path) -> tuple[commands.Command, Path | None]:
+def made(toolchain_dir: Path) -> tuple[commands.Command, Path | None]:
     with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
-        command = precompiled_header.command(str(tools))
-    found = sorted((tools / "headers").glob("*.gch"))
+        command = precompiled_header.command(str(toolchain_dir))
+    found = sorted((toolchain_dir / "headers").glob("*.gch"))
     return command, found[0] if found else None
 
 
@@ -44,84 +44,92 @@ def seven_from(command: commands.Command, directory: Path) -> str:
     return subprocess.run([*arguments, "-H"], check=True, capture_output=True, text=True).stderr
 
 
-def test_it_is_compiled_once_and_kernels_use_it(tools: Path) -> None:
-    command, header = made(tools)
+def test_it_is_compiled_once_and_kernels_use_it(toolchain_dir: Path) -> None:
+    command, header = made(toolchain_dir)
     assert header is not None
     first = header.stat()
-    assert any(line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, tools).splitlines())
-    _, again = made(tools)
+    assert any(
+        line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, toolchain_dir).splitlines()
+    )
+    _, again = made(toolchain_dir)
     assert again is not None and (again, again.stat().st_ino) == (header, first.st_ino)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_half_a_header_is_compiled_again(recorded: bool, tools: Path) -> None:
-    _, header = made(tools)
+def test_half_a_header_is_compiled_again(recorded: bool, toolchain_dir: Path) -> None:
+    _, header = made(toolchain_dir)
     assert header is not None
     header.write_bytes(header.read_bytes()[:1000])
     if not recorded:  # the record comes last: a killed process has written none
         Path(str(header)[: -len(".h.gch")] + ".json").unlink()
-    command, header = made(tools)
+    command, header = made(toolchain_dir)
     assert header is not None and header.stat().st_size > 1000
-    assert any(line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, tools).splitlines())
+    assert any(
+        line.startswith("! ") and line.endswith(".gch") for line in seven_from(command, toolchain_dir).splitlines()
+    )
 
 
-def test_a_changed_header_is_compiled_again(tools: Path) -> None:
-    _, header = made(tools)
+def test_a_changed_header_is_compiled_again(toolchain_dir: Path) -> None:
+    _, header = made(toolchain_dir)
     assert header is not None
     before = header.stat().st_ino
-    (tools / "include" / "mine.h").write_text("inline long seven() { return 7; }\n")
-    _, header = made(tools)
+    (toolchain_dir / "include" / "mine.h").write_text("inline long seven() { return 7; }\n")
+    _, header = made(toolchain_dir)
     assert header is not None and header.stat().st_ino != before
     record = json.loads(Path(str(header)[: -len(".h.gch")] + ".json").read_bytes())
-    assert str(tools / "include" / "mine.h") in record
+    assert str(toolchain_dir / "include" / "mine.h") in record
 
 
-def test_a_header_that_does_not_compile_is_included_as_text(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tools / "include" / "mine.h").write_text("int seven( {\n")
+def test_a_header_that_does_not_compile_is_included_as_text(
+    toolchain_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (toolchain_dir / "include" / "mine.h").write_text("int seven( {\n")
     with caplog.at_level(logging.WARNING, "fxpool.lowering"):
-        _, header = made(tools)
+        _, header = made(toolchain_dir)
     assert header is None
     assert "without a precompiled header" in caplog.text and "mine.h" in caplog.text
-    assert not list((tools / "headers").glob("building-*"))
+    assert not list((toolchain_dir / "headers").glob("building-*"))
 
 
 def test_what_did_not_compile_is_not_tried_again_by_each_process(
-    tools: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    toolchain_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = (tools / "include" / "mine.h").read_text()
-    (tools / "include" / "mine.h").write_text("int seven( {\n")
-    assert made(tools)[1] is None
-    (failure,) = (tools / "headers").glob("*.failed")
+    right = (toolchain_dir / "include" / "mine.h").read_text()
+    (toolchain_dir / "include" / "mine.h").write_text("int seven( {\n")
+    assert made(toolchain_dir)[1] is None
+    (failure,) = (toolchain_dir / "headers").glob("*.failed")
     assert "mine.h" in failure.read_text()
     caplog.clear()
-    (tools / "include" / "mine.h").write_text(right)
-    assert made(tools)[1] is None and not caplog.records
-    assert precompiled_header.is_ready(str(tools)), "nobody is to prepare it"
+    (toolchain_dir / "include" / "mine.h").write_text(right)
+    assert made(toolchain_dir)[1] is None and not caplog.records
+    assert precompiled_header.is_ready(str(toolchain_dir)), "nobody is to prepare it"
     monkeypatch.setattr(precompiled_header, "_FAILED_FOR", 0.0)
-    assert made(tools)[1] is not None
+    assert made(toolchain_dir)[1] is not None
 
 
-def test_headers_nobody_used_for_long_make_room(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, first = made(tools)
+def test_headers_nobody_used_for_long_make_room(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, first = made(toolchain_dir)
     assert first is not None
     monkeypatch.setattr(precompiled_header, "_UNUSED", -1.0)
-    monkeypatch.setenv("CPATH", f"{tools / 'include'}:{tools}")  # another tool chain
-    _, second = made(tools)
+    monkeypatch.setenv("CPATH", f"{toolchain_dir / 'include'}:{toolchain_dir}")  # another tool chain
+    _, second = made(toolchain_dir)
     assert second is not None and second != first and not first.exists()
 
 
-def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(tools: Path) -> None:
-    _, header = made(tools)
+def test_what_killed_processes_left_is_removed_and_what_is_being_made_is_not(toolchain_dir: Path) -> None:
+    _, header = made(toolchain_dir)
     assert header is not None
     stem = header.name[: -len(".h.gch")]
-    left = [tools / "headers" / f"building-{name}" for name in (f"{stem}-x1", "another-x2", "of_an_earlier_release")]
-    busy = tools / "headers" / "building-busy-x3"
+    left = [
+        toolchain_dir / "headers" / f"building-{name}" for name in (f"{stem}-x1", "another-x2", "of_an_earlier_release")
+    ]
+    busy = toolchain_dir / "headers" / "building-busy-x3"
     for directory in (*left, busy):
         directory.mkdir()
         (directory / "header.gch").write_bytes(b"half")
     header.unlink()
-    with filelock.FileLock(tools / "headers" / "busy.lock"):
-        made(tools)
+    with filelock.FileLock(toolchain_dir / "headers" / "busy.lock"):
+        made(toolchain_dir)
     assert [directory for directory in (*left, busy) if directory.exists()] == [busy]
 
 

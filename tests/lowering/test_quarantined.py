@@ -21,7 +21,7 @@ import fxpool
 from fxpool.codecache import quarantine
 from fxpool.commands.main import main
 from fxpool.errors import JobMemoryError, JobTimeoutError, NoWorkerError, QuarantinedError, WorkerDiedError
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 
 sys.path.insert(0, str(HERE))
 from deadly import deadly
@@ -85,7 +85,7 @@ import json, sys, warnings
 sys.path.insert(0, sys.argv[1])
 import torch, fxpool
 from deadly import deadly
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):

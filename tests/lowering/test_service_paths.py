@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from processes import HERE
 
 import fxpool
-from fxpool.codecache import slower
+from fxpool.codecache import demoted_stages
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering.artifact import load
@@ -86,7 +86,7 @@ def test_stage_by_stage_behind_an_eager_graph(shared_pool: Path, cache: Path, he
     stats = fxpool.stats()
     assert stats["compiles"] == {"worker": 3, "in_process": 0}
     assert (stats["misses"], stats["entries_written"], stats["fallbacks"]) == (1, 3, {})
-    assert [(one["how"], one["stage"]) for one in stats["graphs"]] == [
+    assert [(one["outcome"], one["stage"]) for one in stats["graphs"]] == [
         ("async", 0), ("worker", 0), ("worker", 1), ("worker", 2),
     ]  # fmt: skip
     # They are three different compiles.
@@ -166,7 +166,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
         torch.testing.assert_close(run(X), graph(X))
     assert only()["stages"] == {0: "superseded", 1: "in use", 2: "slower"}
     keys = [one["key"] for one in fxpool.stats()["graphs"]]
-    assert slower.find(str(cache), keys[2]) == keys[1]
+    assert demoted_stages.find(str(cache), keys[2]) == keys[1]
     anew()
     run = compiled(**wanted)
     torch.testing.assert_close(run(X), graph(X))
@@ -174,9 +174,9 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     assert fxpool.stats()["graphs"][-1]["stage"] == 1
     # As a compile of its own it is as good as ever, and a cleared cache knows nothing of it.
     torch.compile(graph, backend="fxpool", options=dict(SEPARATE))(X)
-    assert fxpool.stats()["graphs"][-1]["how"] == "hit"
+    assert fxpool.stats()["graphs"][-1]["outcome"] == "hit"
     LocalStore(str(cache)).clear()
-    assert slower.find(str(cache), keys[2]) is None
+    assert demoted_stages.find(str(cache), keys[2]) is None
 
 
 def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cache: Path) -> None:
@@ -186,11 +186,11 @@ def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cac
     only()
     keys = [one["key"] for one in fxpool.stats()["graphs"]]
     LocalStore(str(cache)).clear()
-    slower.add(str(cache), keys[1], keys[0])
+    demoted_stages.add(str(cache), keys[1], keys[0])
     anew()
     compiled(mode="progressive+subprocess")(X)
     assert only()["stages"] == {0: "superseded", 2: "in use"}
-    slower.add(str(cache), keys[2], keys[1])
+    demoted_stages.add(str(cache), keys[2], keys[1])
     anew()
     compiled(mode="progressive+subprocess")(X)
     assert fxpool.wait(0) == [] and fxpool.stats()["graphs"][-1]["stage"] == 0

@@ -19,18 +19,18 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, fxpool
-    from fxpool.lowering.core import runtime
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.fallback import chain
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
     def compiled_here(gm, *rest, **more):
-        fxpool.statistics.count("compiles", "in_process")
+        fxpool.counters.count("compiles", "in_process")
         return gm.forward
     chain._here = compiled_here
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
     x = torch.ones(3)
     for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):
         assert torch.equal(torch.compile(function, backend="fxpool")(x), function(x))
-stats = fxpool.statistics.snapshot()
+stats = fxpool.counters.snapshot()
 said = [str(one.message) for one in caught if "fxpool" in str(one.message)]
 print(json.dumps([said, {name: stats[name] for name in ("compiles", "fallbacks", "bypasses", "switched_off")}]))
 """
@@ -102,7 +102,7 @@ KEPT = """
 import json, torch, fxpool
 compiled = torch.compile(lambda x: x.sin() * 3, backend="fxpool")
 torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() * 3)
-stats = fxpool.statistics.snapshot()
+stats = fxpool.counters.snapshot()
 print(json.dumps({name: stats[name] for name in ("hits", "compiles", "fallbacks")}))
 """
 
@@ -156,7 +156,7 @@ compiled = torch.compile(lambda x: x.relu() + 1, backend="fxpool")
 with warnings.catch_warnings():
     warnings.filterwarnings("error", message="fxpool")
     assert torch.equal(compiled(x), x + 1)
-print(sorted(fxpool.statistics.snapshot()["switched_off"]))
+print(sorted(fxpool.counters.snapshot()["switched_off"]))
 """
     output = run_python(
         ["-c", program], FXPOOL_RUNTIME_DIR=str(tmp_path / "runtime"), FXPOOL_CACHE_DIR=str(tmp_path / "open")

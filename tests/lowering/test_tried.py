@@ -14,11 +14,11 @@ import torch
 from torch._inductor import compile_fx
 
 import fxpool
-from fxpool import statistics
+from fxpool import counters
 from fxpool.codecache import failed
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain
 from fxpool.torch_compat.inductor import inner
 
@@ -43,7 +43,7 @@ class Workers:
     def as_a_new_process(self) -> dict[str, int]:
         """Compile a graph; how often each level was asked for."""
         torch._dynamo.reset()
-        statistics.reset()
+        counters.reset()
         self.asked.clear()
         self._patch.setattr(compile_fx, "_graph_counter", itertools.count())  # graphs after AOTAutograd have a number
         x = torch.linspace(-1, 1, 8)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from processes import HERE
 
-from fxpool import statistics
+from fxpool import counters
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact import entry_parts
@@ -279,12 +279,12 @@ def test_where_no_binary_is_taken_the_kernel_is_compiled_here(device: Device, mo
         return Made()
 
     monkeypatch.setattr(triton_launch, "compile_here", compile_here)
-    statistics.reset()
+    counters.reset()
     mine, _ = library(kernel(b"one"))
     mine.texts.append("k = async_compile.triton('k', '''\nthe text\n''', device_str='cuda')")
     assert mine.t0.run("a", 4, stream=9) == "made"
     assert asked == [("k", "\nthe text\n")]
-    assert statistics.snapshot()["fallbacks"] == {"loader:triton_binary": 1}
+    assert counters.snapshot()["fallbacks"] == {"loader:triton_binary": 1}
     unknown, _ = library(kernel(b"one"))
     with pytest.raises(RuntimeError, match="none of the 1 binaries of Triton kernel k"):
         unknown.t0.run("a", 4, stream=9)

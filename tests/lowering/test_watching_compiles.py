@@ -11,7 +11,7 @@ from processes import run_python
 
 PROGRAM = """
 import json, os, sys, torch, fxpool
-from fxpool.lowering.core import runtime
+from fxpool.lowering.core.runtime import runtime
 def graph(x): return (x @ x).softmax(-1).sin()
 x = torch.randn(8, 8)
 run = torch.compile(graph, backend="fxpool", options={"mode": sys.argv[1]})

@@ -21,10 +21,10 @@ from gpu_child import architecture, for_device
 
 import fxpool
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering.artifact.entry_parts import TRITON, decode_answer, generated_code
-from fxpool.lowering.core import runtime
+from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import triton_kernels
-from fxpool.lowering.fallback.chain import _place
+from fxpool.lowering.fallback.remote import spec_of
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 
 DEVICE = "NVIDIA H200"
@@ -47,13 +47,13 @@ def request_of(what: str, place: str) -> CompileRequest:
         (only,) = captured(product, *inputs)
     only.to_be_compiled()
     only.request.store = os.path.join(place, "store")
-    only.request.tools = os.path.join(place, "toolchain")
+    only.request.toolchain_dir = os.path.join(place, "toolchain")
     return dataclasses.replace(for_device(only.request, DEVICE), timing="7")
 
 
 def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
-    sent = runtime.pool().submit(job, request.dump(), label="graph", **_place(request))
-    answer = decode_answer(sent.result())
+    sent = runtime.pool().submit(job, request.dump(), spec_of(request))
+    answer = decode_reply(sent.result())
     assert answer.reference is not None, answer.unanswered or answer
     assert request.store is not None
     store = LocalStore(request.store)

@@ -48,7 +48,7 @@ def captured(function: Function, *inputs: Any, dynamic: bool | None = None) -> l
     found: list[Captured] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(capture.capture(gm, example_inputs, label="test", store=None, tools=None))
+        found.append(capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None))
         (outputs,) = next(iter(reversed(gm.graph.nodes))).args
         return lambda *_: [torch.zeros(COUNT, requires_grad=torch.is_grad_enabled()) for _ in outputs]
 
@@ -308,7 +308,7 @@ def compiled(place: Path) -> dict[str, Any]:
             made = graph(name, module)
             made.to_be_compiled()
             made.request.store = str(place / "store")
-            made.request.tools = str(place / "store" / "toolchain")
+            made.request.toolchain_dir = str(place / "store" / "toolchain")
             request = gpu_child.for_device(made.request, "NVIDIA H200")
             report[name] = gpu_child.compiled(request, answers=True)
             store = LocalStore(made.request.store)

@@ -22,16 +22,15 @@ from capturing import captured
 from gpu_child import attention, convolution, for_device
 
 import fxpool
-from fxpool.lowering.core import runtime
-from fxpool.lowering.core.runtime import _IDLE
-from fxpool.lowering.fallback.chain import _place
+from fxpool.lowering.core.runtime import _IDLE, runtime
+from fxpool.pool import JobSpec
 
 MODELS = {"convolution": convolution, "attention": attention}
 PATIENCE = 240.0
 
 
 def ask(job: str, data: bytes = b"", **place: Any) -> Any:
-    return json.loads(runtime.pool().submit(f"zygote_jobs:{job}", data, label=job, **place).result())
+    return json.loads(runtime.pool().submit(f"zygote_jobs:{job}", data, JobSpec(label=job, **place)).result())
 
 
 def mapped_of_driver(pid: int) -> set[str]:
@@ -74,8 +73,8 @@ def main(wanted: list[str]) -> None:
         (only,) = captured(function, *inputs)
         only.to_be_compiled()
         request = only.request if device == "cpu" else for_device(only.request, device)
-        tools = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
-        requests[name] = dataclasses.replace(request, key=None, store=None, tools=tools)
+        toolchain_dir = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
+        requests[name] = dataclasses.replace(request, key=None, store=None, toolchain_dir=toolchain_dir)
     report["inherited"] = ask("inherited", sys_path=runtime.import_path())
     for name, request in requests.items():
         report["compiles"][name] = ask("compile_and_count", request.dump(), **_place(request))

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fxpool.errors import ServerLostError
-from fxpool.pool import Job, PoolClient, PoolConfig, current_job, hosts
+from fxpool.pool import Job, JobSpec, PoolClient, PoolConfig, current_job, hosts
 
 __all__ = ["KINDS", "RETRIES", "Asker", "Chaos", "Client", "Plan", "Sour", "compile_like", "crash", "kernel", "small"]
 
@@ -262,7 +262,7 @@ class Client:
 
     def _submit(self, plan: dict[str, Any]) -> Job:
         job = self.client.submit(
-            "pool_crashes:small", json.dumps(plan).encode(), label=f"job {plan['number']}", retries=RETRIES
+            "pool_crashes:small", json.dumps(plan).encode(), JobSpec(label=f"job {plan['number']}", retries=RETRIES)
         )
         job.add_done_callback(self._done)
         return job
@@ -393,7 +393,7 @@ def _serve(config: dict[str, Any]) -> None:
         ((order, argument),) = json.loads(line).items()
         if order == "submit":
             function, payload = argument.pop("function"), argument.pop("payload").encode()
-            jobs.append(client.submit(function, payload, **argument))
+            jobs.append(client.submit(function, payload, JobSpec(**argument)))
             answer: Any = len(jobs) - 1
         elif order == "result":
             job = jobs[argument]

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import HEADER, MAGIC, META_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, encode
 
@@ -48,31 +48,47 @@ def record(place: Place) -> dict[str, bytes]:
         out, into = place.mark("mark-out"), place.mark("mark-in")
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            pool.submit("pool_garbage:talk", json.dumps([str(out), str(into)]).encode(), label="talk").result()
+            pool.submit("pool_garbage:talk", json.dumps([str(out), str(into)]).encode(), JobSpec(label="talk")).result()
         # The answer is written down before it is sent, and what came was written by the thread that took it.
-        run = m.Run(1, "pool_garbage:talk", "talk", 1, 2, {"A": "1", "B": None}, ["/x"], "/", {"": 30}, 0, "/scratch")
+        run = m.Run(
+            job=1,
+            function="pool_garbage:talk",
+            label="talk",
+            attempt=1,
+            slots=2,
+            environment={"A": "1", "B": None},
+            sys_path=["/x"],
+            cwd="/",
+            levels={"": 30},
+            disabled=0,
+            scratch="/scratch",
+        )
         to_worker = b"".join(encode(run, b"[]")) + into.read_bytes()
         return {"light": light, **more, "from worker": out.read_bytes(), "to worker": to_worker}
 
 
 def _client_session(place: Place, flights: bool = False) -> None:
     with PoolClient(place.config(host="tap")) as client:
-        echo = client.submit("pool_jobs:echo", os.urandom(100), label="echo", environment={"A": "1", "B": None})
+        echo = client.submit(
+            "pool_jobs:echo", os.urandom(100), JobSpec(label="echo", environment={"A": "1", "B": None})
+        )
         assert len(echo.result()) == 100
-        sleeper = client.submit("pool_jobs:sleep", b"", label="sleeps", cwd="/", timeout=30.0, priority=-1)
+        sleeper = client.submit("pool_jobs:sleep", b"", JobSpec(label="sleeps", cwd="/", timeout=30.0, priority=-1))
         assert until(lambda: sleeper.worker_pid is not None)
         sleeper.cancel()
         with pytest.raises(Exception, match="MISSING"):
-            client.submit("pool_jobs:raise_custom", b"MISSING", label="fails").result()
+            client.submit("pool_jobs:raise_custom", b"MISSING", JobSpec(label="fails")).result()
         assert client.status()["state"] == "running"
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            client.submit("pool_jobs:warn", b"", label="warns", sys_path=["/nowhere"]).result()
-            client.submit("pool_jobs:chatter", b"", label="chatters").result()
+            client.submit("pool_jobs:warn", b"", JobSpec(label="warns", sys_path=["/nowhere"])).result()
+            client.submit("pool_jobs:chatter", b"", JobSpec(label="chatters")).result()
         if flights:
-            both = [client.submit("pool_jobs:worker_pid_slowly", b"", label="same", flight="one") for _ in range(2)]
+            both = [
+                client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", flight="one")) for _ in range(2)
+            ]
             assert both[0].result() == both[1].result()
-            assert client.submit("pool_jobs:gather", b"2", label="gathers").result() == b"0 1"
+            assert client.submit("pool_jobs:gather", b"2", JobSpec(label="gathers")).result() == b"0 1"
 
 
 @contextlib.contextmanager

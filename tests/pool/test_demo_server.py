@@ -8,7 +8,7 @@ import psutil
 from pool_place import Place, until
 
 from fxpool.demo import own_server
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 
 Make = Callable[..., PoolClient]
 
@@ -19,7 +19,7 @@ def test_it_is_quiet_when_nothing_of_it_takes_a_cpu_and_gone_after_the_demonstra
     assert own_server.quiet(place.runtime, patience=0.0)  # there is none
     with own_server.own_server(place.runtime):
         client = make_client(host="env", idle_timeout=60.0)
-        busy = client.submit("pool_jobs:spin", b"", label="spin")
+        busy = client.submit("pool_jobs:spin", b"", JobSpec(label="spin"))
         assert until(lambda: any(row["label"] == "spin" for row in client.status()["running"]))
         assert not own_server.quiet(place.runtime, patience=0.5)
         busy.cancel()

@@ -10,7 +10,7 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import JobMemoryError, JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, PoolClient, memory
+from fxpool.pool import Job, JobSpec, PoolClient, memory
 from fxpool.pool.limits import MemoryGroup
 
 Make = Callable[..., PoolClient]
@@ -19,7 +19,7 @@ MB = 1 << 20
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, **settings)  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
 
 
 def nobody_eats(place: Place) -> bool:
@@ -77,7 +77,7 @@ def test_what_it_did_is_in_the_error(client: PoolClient) -> None:
 
 
 def test_a_full_host_begins_one_job_at_a_time_and_waits_before_that(make_client: Make) -> None:
-    client = make_client(memory_mark=0.0, workers=2)
+    client = make_client(memory_high_watermark=0.0, workers=2)
     jobs = [run(client, "times") for _ in range(2)]
     asked = time.monotonic()
     assert until(lambda: client.status().get("limits", {}).get("pressed"))
@@ -88,7 +88,7 @@ def test_a_full_host_begins_one_job_at_a_time_and_waits_before_that(make_client:
 
 
 def test_a_job_is_begun_beside_another_below_the_mark(make_client: Make) -> None:
-    client = make_client(memory_mark=1.0, workers=2)
+    client = make_client(memory_high_watermark=1.0, workers=2)
     first, second = (json.loads(job.result()) for job in [run(client, "times") for _ in range(2)])
     assert first[0] < second[1] and second[0] < first[1]
 

@@ -18,7 +18,7 @@ import pytest
 from pool_crashes import RETRIES
 from pool_place import HERE, Place, until
 
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 
 JOBS, CLIENTS, THREADS = 200, 2, 2
 KINDS = ("sleeps", "computes", "has parts")
@@ -135,7 +135,7 @@ def test_zygotes_and_servers_are_killed_too(host: PoolClient, place: Place, seed
     assert killed["worker"] >= JOBS / 4
     assert 0 < max(one["lost"] for one in results) <= 2
     # This one learned of its server's end as the others did, and finds their server.
-    assert host.submit("pool_jobs:echo", b"x", label="echo").result(timeout=20) == b"x"
+    assert host.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=20) == b"x"
     facts = at_rest(host)
     assert facts["server_pid"] == host.server_pid != first
     assert facts["counters"]["zygotes"] == 2, "the last zygote's end was after the last server's"

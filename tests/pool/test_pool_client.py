@@ -15,11 +15,11 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import ConfigurationError, JobCancelledError, PoolUnavailableError
-from fxpool.pool import PoolClient, PoolConfig
+from fxpool.pool import JobSpec, PoolClient, PoolConfig
 
 
 def echo(client: PoolClient, data: bytes = b"x") -> bytes:
-    return client.submit("pool_jobs:echo", data, label="echo").result()
+    return client.submit("pool_jobs:echo", data, JobSpec(label="echo")).result()
 
 
 def in_child(code: Callable[[], bytes]) -> bytes:
@@ -100,7 +100,7 @@ def test_a_module_in_the_working_directory_shadows_nothing(
 
 def test_close_is_final_for_jobs_and_not_for_the_client(client: PoolClient, place: Place) -> None:
     client.close()
-    jobs = [client.submit("pool_jobs:sleep", b"", label="s") for _ in range(5)]
+    jobs = [client.submit("pool_jobs:sleep", b"", JobSpec(label="s")) for _ in range(5)]
     assert until(lambda: jobs[0].worker_pid)
     client.close()
     for job in jobs:
@@ -140,7 +140,7 @@ def test_close_while_threads_submit(client: PoolClient) -> None:
 
 def test_close_during_start(client: PoolClient, place: Place) -> None:
     for delay in (0.0, 0.03, 0.1, 0.2, 0.3):
-        job = client.submit("pool_jobs:sleep", b"", label="s")
+        job = client.submit("pool_jobs:sleep", b"", JobSpec(label="s"))
         time.sleep(delay)
         client.close()
         with pytest.raises(JobCancelledError):
@@ -162,7 +162,7 @@ def test_context_manager_and_forgotten_clients(place: Place) -> None:
 
 def test_a_job_keeps_its_pool_alive(place: Place) -> None:
     client = PoolClient(place.config())
-    job = client.submit("pool_jobs:echo", b"kept", label="x")
+    job = client.submit("pool_jobs:echo", b"kept", JobSpec(label="x"))
     del client
     gc.collect()
     assert job.result() == b"kept"
@@ -175,7 +175,7 @@ def test_a_forked_child_has_a_pool_of_its_own(client: PoolClient, place: Place) 
     assert echo(client) == b"x"
     parent_server = client.server_pid
     mark = place.mark("mark-go")
-    running = client.submit("pool_jobs:rendezvous", f"{place.files} 0".encode(), label="parent's")
+    running = client.submit("pool_jobs:rendezvous", f"{place.files} 0".encode(), JobSpec(label="parent's"))
 
     def child() -> bytes:
         assert not client.started
@@ -260,8 +260,8 @@ def test_two_clients_have_two_servers(make_client: Callable[..., PoolClient]) ->
 
 
 def test_close_from_a_callback(client: PoolClient, place: Place) -> None:
-    job = client.submit("pool_jobs:echo", b"x", label="x")
-    other = client.submit("pool_jobs:sleep", b"", label="s")
+    job = client.submit("pool_jobs:echo", b"x", JobSpec(label="x"))
+    other = client.submit("pool_jobs:sleep", b"", JobSpec(label="s"))
     job.add_done_callback(lambda j: client.close())
     assert job.result() == b"x"
     with pytest.raises(JobCancelledError):

@@ -120,11 +120,15 @@ def test_remote_errors_travel_on() -> None:
 
 
 def test_failures_that_are_the_pool_s() -> None:
-    died = exceptions.error_of(m.Failed(1, "died", worker=5, attempts=2, signal=11, log_path="/l"), b"", "graph 1")
+    died = exceptions.error_of(
+        m.Failed(job=1, kind="died", worker=5, attempts=2, signal=11, log_path="/l"), b"", "graph 1"
+    )
     assert isinstance(died, WorkerDiedError)
     assert (died.job, died.worker, died.signal, died.attempts, died.log_path) == ("graph 1", 5, 11, 2, "/l")
-    late = exceptions.error_of(m.Failed(1, "timeout", limit=2.5), b"", "g")
+    late = exceptions.error_of(m.Failed(job=1, kind="timeout", limit=2.5), b"", "g")
     assert isinstance(late, JobTimeoutError)
     assert late.seconds == 2.5
-    assert isinstance(exceptions.error_of(m.Failed(1, "cancelled"), b"", "g"), JobCancelledError)
-    assert isinstance(exceptions.error_of(m.Failed(1, "unavailable", reason="r"), b"", "g"), PoolUnavailableError)
+    assert isinstance(exceptions.error_of(m.Failed(job=1, kind="cancelled"), b"", "g"), JobCancelledError)
+    assert isinstance(
+        exceptions.error_of(m.Failed(job=1, kind="unavailable", reason="r"), b"", "g"), PoolUnavailableError
+    )

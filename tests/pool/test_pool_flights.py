@@ -11,7 +11,7 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, PoolClient
+from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool import messages as m
 from fxpool.pool.bounds import Bounds
 from fxpool.pool.outcomes import Exceeded, Work, Worker
@@ -19,7 +19,7 @@ from fxpool.pool.watch import Limits
 
 
 def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: object) -> Job:
-    return client.submit(f"pool_jobs:{function}", data, label=function, flight=flight, **settings)  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, flight=flight, **settings))  # type: ignore[arg-type]
 
 
 def asleep(client: PoolClient, place: Place, **settings: object) -> Job:
@@ -160,7 +160,10 @@ def test_so_does_the_largest_of_memory(client: PoolClient, limits: tuple[int, in
 
 def test_who_comes_when_it_was_ended_for_less_has_it_tried_again() -> None:
     """Between the kill and the worker's end, which no test can be quick enough for."""
-    works = [Work(n, m.Submit(n, "f", "l", timeout=t), memoryview(b""), None, None) for n, t in ((1, 1.0), (2, 9.0))]
+    works = [
+        Work(n, m.Submit(job=n, function="f", label="l", timeout=t), memoryview(b""), None, None)
+        for n, t in ((1, 1.0), (2, 9.0))
+    ]
     worker = Worker(1, 1, works[0], 1, Path("log"), Path("scratch"), None)
     waiting = works[:1]
 

@@ -35,7 +35,7 @@ from pool_sessions import LENGTHS, frames_of, largest_claim, mutate, record, ref
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError, WorkerDiedError
-from fxpool.pool import PoolClient, protocol
+from fxpool.pool import JobSpec, PoolClient, protocol
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import (
     HANDSHAKE_CAP,
@@ -274,7 +274,11 @@ class Watch:
     def __enter__(self) -> Watch:
         self._one_job(0)
         # A connection that comes and goes makes what is made once.
-        throw(self.address, b"".join(encode(m.Hello(PROTOCOL_VERSION, __version__, 1))), random.Random(0))
+        throw(
+            self.address,
+            b"".join(encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=1))),
+            random.Random(0),
+        )
         assert until(self._idle)
         self.zygote = self.client.status()["zygote"]["pid"]
         self.descriptors = self._descriptors()
@@ -328,7 +332,10 @@ class Watch:
 
     def _one_job(self, number: int) -> None:
         data = random.Random(number).randbytes(number % 5000)
-        assert self.client.submit("pool_jobs:echo", data, label="neighbour", priority=9).result(timeout=30) == data
+        assert (
+            self.client.submit("pool_jobs:echo", data, JobSpec(label="neighbour", priority=9)).result(timeout=30)
+            == data
+        )
 
 
 def verdict(data: bytes) -> bool | None:
@@ -419,7 +426,7 @@ def test_a_client_that_reads_nothing(client: PoolClient, place: Place) -> None:
     with Watch(client, place) as watch:
         for number in range(5):
             with greeted(watch.client) as channel:
-                channel.send(m.Submit(number, "pool_jobs:echo", "much"), bytes(4 << 20))
+                channel.send(m.Submit(job=number, function="pool_jobs:echo", label="much"), bytes(4 << 20))
                 assert until(lambda sock=channel.sock: unread(sock) > 100_000)  # type: ignore[misc]
                 channel.sock.sendall(b"garbage that is long enough for a header")
     assert watch.log().count("not a frame of fxpool") == 5
@@ -437,7 +444,7 @@ def greeted(client: PoolClient) -> Iterator[Channel[m.ToClient]]:
         sock.settimeout(20)
         sock.connect(str(Path(client.status()["directory"]) / "socket"))
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-        channel.send(m.Hello(PROTOCOL_VERSION, __version__, 1))
+        channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=1))
         assert channel.receive() is not None
         yield channel
 
@@ -468,7 +475,7 @@ def test_another_user_is_refused(client: PoolClient, place: Place) -> None:
                 pass
             print(len(got))
     """
-    hello = b"".join(encode(m.Hello(PROTOCOL_VERSION, __version__, 1))).hex()
+    hello = b"".join(encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=1))).hex()
 
     def said_to(user: int) -> list[str]:
         command = [sys.executable, "-c", program, str(directory / "socket"), str(user), hello]
@@ -477,7 +484,7 @@ def test_another_user_is_refused(client: PoolClient, place: Place) -> None:
     assert said_to(NOBODY) == ["connected", "0"]
     assert f"the peer runs as user {NOBODY}" in (directory / "server.log").read_text()
     assert said_to(0)[1] != "0"
-    assert client.submit("pool_jobs:echo", b"x", label="x").result() == b"x"
+    assert client.submit("pool_jobs:echo", b"x", JobSpec(label="x")).result() == b"x"
     assert until(lambda: client.status()["clients"] == [os.getpid()])
 
 
@@ -486,7 +493,7 @@ def test_another_user_is_refused(client: PoolClient, place: Place) -> None:
 
 def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     """What no worker says, and the words for it in the server's log."""
-    answer = b"".join(encode(m.Answer(True, 0.0, 1), b"wrong"))
+    answer = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=1), b"wrong"))
     size = HEADER.unpack_from(answer)[4]
     yield b"HTTP/1.1 200 OK and more\r\n", "not a frame of fxpool"
     yield b"\0" * 5000, "not a frame of fxpool"
@@ -496,15 +503,15 @@ def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     yield resized(answer, meta=size - 1), "known message"
     yield resized(answer, payload=100_000), "inside a frame"
     yield answer[: HEADER.size - 1], "not a frame of fxpool"  # the rest of the header is that of the real answer
-    yield b"".join(encode(m.Granted(1))), "known message"
-    yield b"".join(encode(m.Submit(1, "pool_jobs:sleep", "x"))) * 2, "is in use"
+    yield b"".join(encode(m.Granted(number=1))), "known message"
+    yield b"".join(encode(m.Submit(job=1, function="pool_jobs:sleep", label="x"))) * 2, "is in use"
     yield session[: session.index(MAGIC, 1)] + b"garbage" * 9, "not a frame of fxpool"
 
 
 def test_workers_that_answer_garbage(client: PoolClient, sessions: dict[str, bytes], place: Place) -> None:
     with Watch(client, place) as watch:
         for data, words in broken_answers(sessions["from worker"]):
-            job = client.submit("pool_garbage:say", data, label="garbage", retries=1)
+            job = client.submit("pool_garbage:say", data, JobSpec(label="garbage", retries=1))
             with pytest.raises(WorkerDiedError) as caught:
                 job.result(timeout=30)
             assert caught.value.attempts == 2
@@ -523,7 +530,7 @@ def test_workers_among_mutants(client: PoolClient, sessions: dict[str, bytes], p
                 mutants.append(mutant)
         for start in range(0, len(mutants), 20):
             jobs = [
-                client.submit("pool_garbage:say", data, label="mutant", retries=0)
+                client.submit("pool_garbage:say", data, JobSpec(label="mutant", retries=0))
                 for data in mutants[start : start + 20]
             ]
             for data, job in zip(mutants[start:], jobs, strict=False):
@@ -540,12 +547,12 @@ def test_workers_among_mutants(client: PoolClient, sessions: dict[str, bytes], p
 
 
 def alive(client: PoolClient) -> bool:
-    return client.submit("pool_jobs:echo", b"x", label="x").result(timeout=3) == b"x"
+    return client.submit("pool_jobs:echo", b"x", JobSpec(label="x")).result(timeout=3) == b"x"
 
 
 def test_no_payload_is_longer_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PAYLOAD_CAP", 1 << 16)
-    meta = b"".join(encode(m.Answer(True, 0.0, 1)))[HEADER.size :]
+    meta = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=1)))[HEADER.size :]
     decoder: FrameDecoder[Any] = FrameDecoder(m.FromWorker, cap=1 << 16)
     with pytest.raises(ProtocolError):
         decoder.feed(HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), (1 << 16) + 1))
@@ -554,8 +561,8 @@ def test_no_payload_is_longer_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> N
 # Not 0 or 1: what is done to the process groups of these would be done to us.
 @pytest.mark.parametrize("pid", [1 << 40, -5])
 def test_a_pid_that_is_no_pid(client: PoolClient, pid: int) -> None:
-    answer = b"".join(encode(m.Answer(True, 0.0, pid), b"said"))
-    job = client.submit("pool_garbage:say_and_stay", answer, label="lies", retries=0)
+    answer = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=pid), b"said"))
+    job = client.submit("pool_garbage:say_and_stay", answer, JobSpec(label="lies", retries=0))
     with contextlib.suppress(WorkerDiedError):
         assert job.result(timeout=20) == b"said"
     os.kill(client.status()["zygote"]["pid"], signal.SIGKILL)
@@ -565,12 +572,15 @@ def test_a_pid_that_is_no_pid(client: PoolClient, pid: int) -> None:
 def test_the_longest_submit(client: PoolClient, place: Place) -> None:
     marks = [place.mark(f"mark-{number}") for number in range(2)]
     client.start(wait=True)
-    busy = [client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="busy") for mark in marks]
+    busy = [client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="busy")) for mark in marks]
     assert until(lambda: all(mark.exists() for mark in marks))
-    short = len(b"".join(encode(m.Submit(1, "pool_jobs:echo", "x", environment={"A": "a" * 70_000})))) - HEADER.size
+    short = (
+        len(b"".join(encode(m.Submit(job=1, function="pool_jobs:echo", label="x", environment={"A": "a" * 70_000}))))
+        - HEADER.size
+    )
     text = "a" * (70_000 + META_CAP - short)
     with greeted(client) as channel:
-        channel.send(m.Submit(1, "pool_jobs:echo", "x", environment={"A": text}))
+        channel.send(m.Submit(job=1, function="pool_jobs:echo", label="x", environment={"A": text}))
         assert until(lambda: client.status()["queued"] == 1)
         for mark in marks:
             mark.with_name(mark.name + "-go").touch()
@@ -590,7 +600,7 @@ def test_a_status_with_long_labels(client: PoolClient) -> None:
     server = client.server_pid
     with greeted(client) as channel:
         for number in range(2):
-            channel.send(m.Submit(number, "pool_jobs:sleep", "x" * (9 << 20)))
+            channel.send(m.Submit(job=number, function="pool_jobs:sleep", label="x" * (9 << 20)))
         started = 0
         while started < 2:
             frame = channel.receive()
@@ -617,7 +627,7 @@ def test_a_buffer_goes_with_its_connection(client: PoolClient) -> None:
 def test_a_limit_that_is_no_number(client: PoolClient) -> None:
     client.start(wait=True)
     with greeted(client) as channel:
-        channel.send(m.Submit(1, "pool_jobs:sleep", "x", timeout=math.nan))
+        channel.send(m.Submit(job=1, function="pool_jobs:sleep", label="x", timeout=math.nan))
         channel.sock.settimeout(2)
         while (frame := channel.receive()) is not None:  # refused and closed, or
             if isinstance(frame[0], m.Failed):

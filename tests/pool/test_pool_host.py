@@ -20,7 +20,7 @@ from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError
 from fxpool.installed import PACKAGES, Package
-from fxpool.pool import PoolClient, PoolConfig, ending, hosts, identity, runtime_dir
+from fxpool.pool import JobSpec, PoolClient, PoolConfig, ending, hosts, identity, runtime_dir
 
 Make = Callable[..., PoolClient]
 
@@ -43,7 +43,7 @@ def join(make_client: Make, place: Place) -> Iterator[Make]:
 
 
 def pid_of(client: PoolClient) -> int:
-    client.submit("pool_jobs:echo", b"x", label="echo").result(timeout=60)
+    client.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=60)
     assert client.server_pid is not None
     return client.server_pid
 
@@ -167,7 +167,7 @@ def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> 
     client = join()
     mark = place.mark("mark-long")
     first = pid_of(client)
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="long")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="long"))
     assert until(mark.exists)
     os.kill(first, signal.SIGSTOP)
     successor = join()
@@ -220,7 +220,7 @@ def test_it_drains_before_it_ends(join: Make, place: Place) -> None:
     client = join()
     mark = place.mark("mark-busy")
     pid = pid_of(client)
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="busy")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="busy"))
     assert until(mark.exists)
     os.kill(pid, signal.SIGTERM)
     assert until(lambda: not os.path.lexists(link(place)))
@@ -234,11 +234,11 @@ def test_it_drains_before_it_ends(join: Make, place: Place) -> None:
 def test_what_a_client_asked_for_ends_with_it(join: Make, place: Place) -> None:
     leaving, staying = join(), join()
     mark = place.mark("mark-alone")
-    alone = leaving.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="alone")
+    alone = leaving.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="alone"))
     assert until(mark.exists)
     shared = place.mark("mark-shared")
-    theirs = leaving.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), label="shared", flight="f")
-    mine = staying.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), label="shared", flight="f")
+    theirs = leaving.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", flight="f"))
+    mine = staying.submit("pool_jobs:wait_for_a_mark", str(shared).encode(), JobSpec(label="shared", flight="f"))
     assert until(shared.exists) and until(lambda: mine.worker_pid is not None)
     leaving.close()
     for job in (alone, theirs):
@@ -372,7 +372,7 @@ def test_a_look_from_outside(join: Make, place: Place) -> None:
     client = join()
     pid = pid_of(client)
     mark = place.mark("mark-seen")
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="graph 7", flight="f")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="graph 7", flight="f"))
     assert until(mark.exists)
     (found,) = hosts.links(place.runtime)
     facts = hosts.status(found)
@@ -389,7 +389,7 @@ def test_a_server_that_leaves_takes_no_more_and_its_clients_find_another(join: M
     client = join()
     pid = pid_of(client)
     mark = place.mark("mark-seen")
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="graph 7")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="graph 7"))
     assert until(mark.exists)
     assert hosts.stop(link(place))
     assert until(lambda: not client.started), "it was told"
@@ -437,7 +437,7 @@ def test_one_that_is_stopped_goes_on_and_ends_as_if_it_had_been_told(join: Make,
     client = join()
     mark = place.mark("mark-busy")
     pid = pid_of(client)
-    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="busy")
+    job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="busy"))
     assert until(mark.exists)
     os.kill(pid, signal.SIGSTOP)
     found = ending.end(link(place))

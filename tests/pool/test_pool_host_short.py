@@ -16,7 +16,7 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import NoWorkerError, PoolUnavailableError, ServerLostError
-from fxpool.pool import Job, PoolClient
+from fxpool.pool import Job, JobSpec, PoolClient
 
 Make = Callable[..., PoolClient]
 
@@ -26,7 +26,7 @@ NO_DESCRIPTORS = 3
 
 def echo(client: PoolClient, **settings: object) -> Job:
     """A job that has no attempt to lose."""
-    return client.submit("pool_jobs:echo", b"x", label="graph 7", retries=0, **settings)  # type: ignore[arg-type]
+    return client.submit("pool_jobs:echo", b"x", JobSpec(label="graph 7", retries=0, **settings))  # type: ignore[arg-type]
 
 
 def counters(client: PoolClient) -> dict[str, int]:
@@ -206,7 +206,7 @@ def test_workers_that_do_not_come_to_the_job(make_client: Make, place: Place, ho
 def test_a_sub_job_without_a_worker_is_not_its_parent_s_death(make_client: Make, place: Place) -> None:
     client, mark = broken(make_client, place, "a worker that dies on its way")
     mark.unlink()
-    parent = client.submit("pool_jobs:gather_late", str(mark).encode(), label="parent", retries=0)
+    parent = client.submit("pool_jobs:gather_late", str(mark).encode(), JobSpec(label="parent", retries=0))
     with pytest.raises(NoWorkerError, match="sub"):
         parent.result(timeout=50)
 
@@ -240,7 +240,7 @@ def without_memory(pid: int) -> Iterator[None]:
 
 def test_a_result_for_which_the_server_has_no_room_for_a_while(client: PoolClient) -> None:
     with without_memory(pid_of(client, "server")):
-        job = client.submit("pool_jobs:zeros", b"300000000", label="zeros", retries=0)
+        job = client.submit("pool_jobs:zeros", b"300000000", JobSpec(label="zeros", retries=0))
         assert until(lambda: refused(client))
     assert job.result(timeout=50) == bytes(300_000_000)
     assert (job.attempts, counters(client)["deaths"]) == (1, 0)
@@ -248,7 +248,7 @@ def test_a_result_for_which_the_server_has_no_room_for_a_while(client: PoolClien
 
 def test_a_payload_for_which_the_server_has_no_room(client: PoolClient) -> None:
     with without_memory(pid_of(client, "server")):
-        job = client.submit("pool_jobs:echo", bytes(300_000_000), label="long", retries=0)
+        job = client.submit("pool_jobs:echo", bytes(300_000_000), JobSpec(label="long", retries=0))
         with pytest.raises(ServerLostError):
             job.result(timeout=50)
     assert echo(client).result(timeout=50) == b"x"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 
 Make = Callable[..., PoolClient]
 
@@ -20,7 +20,7 @@ def started(make_client: Make, place: Place, function: str) -> PoolClient:
 
 
 def answer(client: PoolClient) -> bytes:
-    return client.submit("pool_jobs:was_rehearsed", b"", label="asked").result(timeout=60)
+    return client.submit("pool_jobs:was_rehearsed", b"", JobSpec(label="asked")).result(timeout=60)
 
 
 def test_workers_have_what_was_rehearsed(make_client: Make, place: Place) -> None:
@@ -56,7 +56,7 @@ def test_only_what_started_a_thread_is_not_called_again(make_client: Make, place
 def test_a_long_queue_is_worth_it_at_once(make_client: Make, place: Place) -> None:
     """Nobody is idle, and all but the first workers are forked from a zygote that took its time."""
     client = make_client(workers=1, idle="pool_jobs:rehearse")
-    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(8)]
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", JobSpec(label=f"job {n}")) for n in range(8)]
     found = [job.result(timeout=60) for job in jobs]
     assert found[0] == b"0" and found[-1] == b"1"
     assert found == sorted(found) and client.status()["counters"]["zygotes"] == 1
@@ -64,12 +64,12 @@ def test_a_long_queue_is_worth_it_at_once(make_client: Make, place: Place) -> No
 
 def test_a_short_queue_is_not(make_client: Make, place: Place) -> None:
     client = make_client(workers=1, idle="pool_jobs:rehearse")
-    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(3)]
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", JobSpec(label=f"job {n}")) for n in range(3)]
     assert [job.result(timeout=60) for job in jobs] == [b"0"] * 3
 
 
 def test_a_rehearsal_that_dies_beside_a_long_queue_loses_no_job(make_client: Make, place: Place) -> None:
     client = make_client(workers=2, idle="pool_jobs:rehearse_and_die")
-    jobs = [client.submit("pool_jobs:was_rehearsed", b"", label=f"job {n}") for n in range(9)]
+    jobs = [client.submit("pool_jobs:was_rehearsed", b"", JobSpec(label=f"job {n}")) for n in range(9)]
     assert [job.result(timeout=60) for job in jobs] == [b"0"] * 9
     assert client.status()["counters"]["zygotes"] == 2

@@ -16,12 +16,12 @@ import pytest
 from pool_place import HERE, Place, until
 
 from fxpool.errors import ProtocolError
-from fxpool.pool import Job, PoolClient, RemoteError, current_job
+from fxpool.pool import Job, JobSpec, PoolClient, RemoteError, current_job
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, **settings)  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
 
 
 def test_result_and_what_is_known_of_the_job(client: PoolClient) -> None:
@@ -58,7 +58,7 @@ def test_qualified_names(client: PoolClient) -> None:
 )
 def test_functions_that_are_none(client: PoolClient, function: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        client.submit(function, b"", label="x").result()
+        client.submit(function, b"", JobSpec(label="x")).result()
 
 
 def test_environment_is_not_inherited(client: PoolClient, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

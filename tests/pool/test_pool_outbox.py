@@ -14,7 +14,7 @@ from pool_place import until
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool import messages as m
 from fxpool.pool.connection import Connection, PeerNotReadingError
 from fxpool.pool.protocol import PROTOCOL_VERSION, Channel, encode
@@ -29,7 +29,7 @@ def hello(client: PoolClient) -> tuple[socket.socket, Channel[m.ToClient]]:
     sock.connect(str(Path(client.status()["directory"]) / "socket"))
     sock.settimeout(50)
     channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-    channel.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
+    channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid()))
     assert channel.receive() is not None
     return sock, channel
 
@@ -39,7 +39,7 @@ def test_what_a_job_logs_is_dropped_while_nobody_reads_it_and_that_is_said(clien
     with sock:
         server = psutil.Process(client.status()["server_pid"])
         before = server.memory_info().rss
-        channel.send(m.Submit(1, "pool_jobs:flood", "the flood", levels={"": 10}), b"9000 60000")
+        channel.send(m.Submit(job=1, function="pool_jobs:flood", label="the flood", levels={"": 10}), b"9000 60000")
         assert until(lambda: (facts := client.status())["counters"]["jobs"] and not facts["waiting"], 50), (
             client.status()
         )
@@ -63,7 +63,7 @@ def _next(channel: Channel[m.ToClient]) -> m.ToClient:
 
 
 def test_what_a_job_logs_reaches_who_reads(client: PoolClient, caplog: pytest.LogCaptureFixture) -> None:
-    job = client.submit("pool_jobs:flood", b"500 2000", label="flood")
+    job = client.submit("pool_jobs:flood", b"500 2000", JobSpec(label="flood"))
     assert job.result(timeout=50) == b"through"
     assert len([record for record in caplog.records if record.name == "pool_jobs"]) == 500
     assert client.status()["counters"]["dropped_records"] == 0
@@ -74,13 +74,13 @@ def test_questions_of_who_does_not_read_the_answers_are_not_read_either(client: 
     with sock:
         server = psutil.Process(client.status()["server_pid"])
         before = server.memory_info().rss
-        question = b"".join(encode(m.StatusQuery(1))) * 1000
+        question = b"".join(encode(m.StatusQuery(number=1))) * 1000
         sock.settimeout(3.0)
         with pytest.raises((TimeoutError, ConnectionError)):
             while True:
                 sock.sendall(question)
         assert server.memory_info().rss - before < 250 * MB
-    assert client.submit("pool_jobs:echo", b"x", label="x").result(timeout=50) == b"x"
+    assert client.submit("pool_jobs:echo", b"x", JobSpec(label="x")).result(timeout=50) == b"x"
 
 
 # ---------------------------------------------------------------- one connection

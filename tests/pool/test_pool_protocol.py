@@ -27,7 +27,19 @@ from fxpool.pool.protocol import (
     encode,
 )
 
-SAMPLE = m.Submit(3, "a.b:c", "graph 1", {"A": "1", "B": None}, ["/x"], "/y", 1.5, 2, 1, {"": 30}, 0)
+SAMPLE = m.Submit(
+    job=3,
+    function="a.b:c",
+    label="graph 1",
+    environment={"A": "1", "B": None},
+    sys_path=["/x"],
+    cwd="/y",
+    timeout=1.5,
+    retries=2,
+    priority=1,
+    levels={"": 30},
+    disabled=0,
+)
 
 
 def frame_of(message: msgspec.Struct, payload: bytes = b"") -> bytes:
@@ -42,7 +54,7 @@ def decoder(cap: int = PAYLOAD_CAP) -> FrameDecoder[m.ToServer]:
 @given(st.binary(max_size=5000), st.lists(st.integers(1, 700), min_size=1), st.text(max_size=50))
 def test_round_trip_in_any_portions(payload: bytes, portions: list[int], label: str) -> None:
     label = label.encode("utf-8", "ignore").decode()
-    sent = [m.Submit(1, "f:g", label), m.Cancel(2), SAMPLE]
+    sent = [m.Submit(job=1, function="f:g", label=label), m.Cancel(job=2), SAMPLE]
     data = b"".join(frame_of(message, payload) for message in sent)
     under_test, got, at = decoder(), [], 0
     while at < len(data):
@@ -56,7 +68,7 @@ def test_round_trip_in_any_portions(payload: bytes, portions: list[int], label: 
 
 def test_payload_is_not_copied_on_its_way_out() -> None:
     payload = b"x" * 1000
-    assert encode(m.Cancel(1), payload)[1] is payload
+    assert encode(m.Cancel(job=1), payload)[1] is payload
 
 
 def test_stream_cut_at_every_byte() -> None:
@@ -157,7 +169,7 @@ def test_bodies_that_are_refused(body: object) -> None:
 
 def test_senders_keep_to_the_cap() -> None:
     with pytest.raises(ProtocolError, match="cap"):
-        encode(m.Submit(1, "f:g", "x" * (META_CAP + 1)))
+        encode(m.Submit(job=1, function="f:g", label="x" * (META_CAP + 1)))
 
 
 def test_outbox_sends_what_fits_and_the_rest_later() -> None:
@@ -166,8 +178,8 @@ def test_outbox_sends_what_fits_and_the_rest_later() -> None:
         ours.setblocking(False)
         outbox, payload = Outbox(), os.urandom(5 << 20)
         for number in range(40):
-            outbox.push(encode(m.Cancel(number)))
-        outbox.push(encode(m.Cancel(99), payload))
+            outbox.push(encode(m.Cancel(job=number)))
+        outbox.push(encode(m.Cancel(job=99), payload))
         assert not outbox.flush(ours)
         channel: Channel[m.ToServer] = Channel(theirs, m.ToServer)
         got: list[tuple[m.ToServer, memoryview]] = []

@@ -11,12 +11,12 @@ import pytest
 from pool_place import until
 
 from fxpool.errors import JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, PoolClient
+from fxpool.pool import Job, JobSpec, PoolClient
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
     settings = {"label": function, "reuse": True, **settings}
-    return client.submit(f"pool_jobs:{function}", data, **settings)  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
 
 
 def pid(client: PoolClient, **settings: object) -> int:

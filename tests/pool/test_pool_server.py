@@ -13,7 +13,7 @@ from pool_place import Place, until
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import PoolClient, launch
+from fxpool.pool import JobSpec, PoolClient, launch
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 
@@ -25,7 +25,7 @@ def address(client: PoolClient) -> str:
 
 
 def alive(client: PoolClient) -> bool:
-    return client.submit("pool_jobs:echo", b"x", label="x").result() == b"x"
+    return client.submit("pool_jobs:echo", b"x", JobSpec(label="x")).result() == b"x"
 
 
 def connect(address: str) -> socket.socket:
@@ -46,14 +46,14 @@ def ended(sock: socket.socket) -> bool:
 
 def hello(sock: socket.socket) -> Channel[m.ToClient]:
     channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-    channel.send(m.Hello(PROTOCOL_VERSION, __version__, os.getpid()))
+    channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid()))
     frame = channel.receive()
     assert frame is not None
     assert isinstance(frame[0], m.Welcome)
     return channel
 
 
-GREETING = b"".join(encode(m.Hello(PROTOCOL_VERSION, __version__, 1)))
+GREETING = b"".join(encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=1)))
 
 
 def garbage() -> Iterator[bytes]:
@@ -61,10 +61,10 @@ def garbage() -> Iterator[bytes]:
     yield b"\0" * 1000
     yield HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, 1, 1 << 40)
     yield HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, 3, 0) + b"abc"
-    yield b"".join(encode(m.Cancel(1)))  # before hello
+    yield b"".join(encode(m.Cancel(job=1)))  # before hello
     yield GREETING + GREETING
     yield GREETING + b"garbage that is long enough for a header"
-    yield GREETING + b"".join(encode(m.Submit(1, "f:g", "x"))) * 2
+    yield GREETING + b"".join(encode(m.Submit(job=1, function="f:g", label="x"))) * 2
     source = random.Random(1)
     for _ in range(20):
         yield source.randbytes(source.randint(20, 3000))
@@ -99,7 +99,7 @@ def test_connections_cut_at_every_byte(client: PoolClient, address: str) -> None
 def test_another_version_is_refused_with_the_reason(client: PoolClient, address: str) -> None:
     with connect(address) as sock:
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
-        channel.send(m.Hello(PROTOCOL_VERSION, "0.0.0-other", 1))
+        channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool="0.0.0-other", pid=1))
         frame = channel.receive()
         assert frame is not None
         assert isinstance(frame[0], m.Refused)
@@ -121,7 +121,7 @@ def test_a_client_of_another_version_gets_a_protocol_error(
     monkeypatch.setattr(launch, "__version__", "0.0.0-other")
     client = make_client()
     with pytest.raises(ProtocolError, match="refused"):
-        client.submit("pool_jobs:echo", b"", label="x").result()
+        client.submit("pool_jobs:echo", b"", JobSpec(label="x")).result()
     monkeypatch.undo()
 
 
@@ -131,7 +131,7 @@ def test_several_clients_are_served_and_their_jobs_end_with_them(
     with connect(address) as sock:
         channel = hello(sock)
         mark = place.mark("mark-other")
-        channel.send(m.Submit(1, "pool_jobs:sleep", "other"), str(mark).encode())
+        channel.send(m.Submit(job=1, function="pool_jobs:sleep", label="other"), str(mark).encode())
         assert until(mark.exists)
         assert alive(client)
         assert len(client.status()["clients"]) == 2
@@ -153,8 +153,8 @@ def test_a_second_client_keeps_the_server_until_it_leaves(place: Place) -> None:
 def test_unknown_numbers_are_ignored(client: PoolClient, address: str) -> None:
     with connect(address) as sock:
         channel = hello(sock)
-        channel.send(m.Cancel(12345))
-        channel.send(m.StatusQuery(9))
+        channel.send(m.Cancel(job=12345))
+        channel.send(m.StatusQuery(number=9))
         while True:
             frame = channel.receive()
             assert frame is not None

@@ -8,7 +8,7 @@ import pytest
 from pool_place import Place, until
 from test_pool_scheduler import ready, start
 
-from fxpool.pool import Job, PoolClient, hosts
+from fxpool.pool import Job, JobSpec, PoolClient, hosts
 from fxpool.pool.decisions import Answered, Deliver, Fork
 
 Make = Callable[..., PoolClient]
@@ -56,7 +56,9 @@ def join(make_client: Make, place: Place) -> Make:
 
 
 def prepare(client: PoolClient, place: Place) -> Job:
-    return client.submit("pool_jobs:prepare", str(place.files).encode(), label="prepare", flight="f", spare=True)
+    return client.submit(
+        "pool_jobs:prepare", str(place.files).encode(), JobSpec(label="prepare", flight="f", spare=True)
+    )
 
 
 def gone(place: Place) -> bool:
@@ -71,7 +73,7 @@ def test_the_server_stays_until_it_is_done_and_leaves_then(join: Make, place: Pl
     for number in range(3):
         client = join()
         prepare(client, place)
-        assert client.submit("pool_jobs:echo", b"x", label="echo").result(timeout=60) == b"x"
+        assert client.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=60) == b"x"
         pids.add(client.server_pid)
         if not number:
             assert until(place.mark("mark-begun").exists)  # in the quiet after the client's own job

@@ -10,12 +10,12 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, PoolClient
+from fxpool.pool import Job, JobSpec, PoolClient
 
 
 def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, **settings)  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
 
 
 def test_results(client: PoolClient) -> None:

@@ -18,20 +18,22 @@ import torch
 import torch._guards as _guards
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+TracingContext = _guards.TracingContext
 
-def current_context() -> Any | None:
+
+def current_context() -> TracingContext | None:
     """Dynamo's TracingContext, or None outside a compile."""
     return _guards.TracingContext.try_get()
 
 
-def fake_mode_of(context: Any | None, inputs: Sequence[Any]) -> FakeTensorMode | None:
+def fake_mode_of(context: TracingContext | None, inputs: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode a graph was traced under, from the context or else from its inputs."""
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
     return _guards.detect_fake_mode(inputs)
 
 
-def fakify(fake_mode: FakeTensorMode, context: Any | None, value: Any, source: Any | None) -> Any:
+def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any, source: Any | None) -> Any:
     """A real tensor's fake twin, with the symbols Dynamo gave it; anything else unchanged.
 
     Dynamo has fakified its inputs already, so this answers from the fake mode's memo; the
@@ -48,7 +50,7 @@ def fakify(fake_mode: FakeTensorMode, context: Any | None, value: Any, source: A
     return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
 
 
-def real_inputs_expected(context: Any | None) -> bool:
+def real_inputs_expected(context: TracingContext | None) -> bool:
     """Whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
     return bool(context is not None and context.fakify_first_call)
 

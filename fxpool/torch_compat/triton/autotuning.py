@@ -10,7 +10,6 @@ Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache), scheduler.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import pickle
 import types
@@ -21,9 +20,10 @@ from unittest import mock
 
 import msgspec
 
+from fxpool import notices
 from fxpool.torch_compat.cuda.device_answers import UnansweredError
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
 class Value(msgspec.Struct, array_like=True, frozen=True):

@@ -6,7 +6,6 @@ The candidates are run by torch's own code, on inputs made as torch makes them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import pickle
 import types
@@ -17,20 +16,21 @@ from unittest import mock
 import msgspec
 import torch
 
+from fxpool import notices
 from fxpool.torch_compat.triton.autotuning import Choice, Fused, Question, Selection, Value
 
-log = logging.getLogger("fxpool.lowering")
+log = notices.logger(__name__)
 
 
 class Times(msgspec.Struct, array_like=True, frozen=True):
     """Milliseconds, infinite for what can't run; None for what was not tried. `device`: whether there is one.
 
-    `spoiled`: a candidate broke the CUDA context, and nothing more can be run in this process.
+    `tainted`: a candidate broke the CUDA context, and nothing more can be run in this process.
     """
 
     milliseconds: list[float | None]
     device: bool = True
-    spoiled: bool = False
+    tainted: bool = False
 
 
 def compile_candidate(name: str, source: str) -> None:
@@ -49,7 +49,7 @@ def times(question: Question) -> Times:
     if not torch.cuda.is_available():
         return Times([None] * count, device=False)
     found: list[float | None] = []
-    spoiled = False
+    tainted = False
     with _graph(question):
         runs = _of_selection(question) if isinstance(question, Selection) else iter([_of_kernel(question)])
         for run in runs:
@@ -62,9 +62,9 @@ def times(question: Question) -> Times:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 log.warning("%s: a candidate broke the CUDA context: %s", question.describe(), error)
-                found[-1], spoiled = math.inf, True
+                found[-1], tainted = math.inf, True
                 break
-    return Times(found + [None] * (count - len(found)), spoiled=spoiled)
+    return Times(found + [None] * (count - len(found)), tainted=tainted)
 
 
 class _Graph:

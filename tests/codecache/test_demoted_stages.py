@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import slower
+from fxpool.codecache import demoted_stages
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
 
@@ -20,34 +20,34 @@ def root(tmp_path: Path) -> str:
 
 
 def test_it_is_remembered_until_the_store_is_cleared(root: str) -> None:
-    assert slower.find(root, ONE) is None
-    slower.add(root, ONE, OTHER)
-    assert slower.find(root, ONE) == OTHER
-    assert slower.find(root, OTHER) is None
-    slower.add(root, ONE, "3" * 64)
-    assert slower.find(root, ONE) == "3" * 64
+    assert demoted_stages.find(root, ONE) is None
+    demoted_stages.add(root, ONE, OTHER)
+    assert demoted_stages.find(root, ONE) == OTHER
+    assert demoted_stages.find(root, OTHER) is None
+    demoted_stages.add(root, ONE, "3" * 64)
+    assert demoted_stages.find(root, ONE) == "3" * 64
     LocalStore(root).clear()
-    assert slower.find(root, ONE) is None
+    assert demoted_stages.find(root, ONE) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"2" * 63, b"\xff" * 64, b"../../etc/passwd", b"2" * 65])
 def test_what_is_no_key_is_nothing(root: str, content: bytes) -> None:
-    slower.add(root, ONE, OTHER)
+    demoted_stages.add(root, ONE, OTHER)
     path = Path(root, "slower", ONE)
     path.write_bytes(content)
-    assert slower.find(root, ONE) is None
+    assert demoted_stages.find(root, ONE) is None
 
 
 def test_somebody_else_s_word_is_not_taken(root: str) -> None:
-    slower.add(root, ONE, OTHER)
+    demoted_stages.add(root, ONE, OTHER)
     os.chmod(Path(root, "slower", ONE), 0o666)
-    assert slower.find(root, ONE) is None
+    assert demoted_stages.find(root, ONE) is None
 
 
 def test_what_can_not_be_remembered_says_so(root: str) -> None:
     with pytest.raises(ValueError, match="no key"):
-        slower.add(root, "../x", OTHER)
+        demoted_stages.add(root, "../x", OTHER)
     Path(root).mkdir(mode=0o700, exist_ok=True)
     Path(root, "slower").write_text("in the way")
     with pytest.raises(StoreError):
-        slower.add(root, ONE, OTHER)
+        demoted_stages.add(root, ONE, OTHER)

@@ -9,15 +9,15 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import WorkerDiedError
-from fxpool.pool import PoolClient
+from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool import messages as m
 
 Make = Callable[..., PoolClient]
 
 
-def watched(client: PoolClient, function: str, payload: bytes, **settings: object) -> tuple[list[m.Step], object]:
-    steps: list[m.Step] = []
-    job = client.submit(function, payload, label="seen", on_step=steps.append, **settings)  # type: ignore[arg-type]
+def watched(client: PoolClient, function: str, payload: bytes, **settings: object) -> tuple[list[m.JobEvent], object]:
+    steps: list[m.JobEvent] = []
+    job = client.submit(function, payload, JobSpec(label="seen", **settings), on_event=steps.append)  # type: ignore[arg-type]
     return steps, job
 
 
@@ -44,7 +44,7 @@ def test_a_job_and_its_sub_jobs(make_client: Make, place: Place) -> None:
 def test_one_that_joins_is_told_what_goes_on(make_client: Make, place: Place) -> None:
     first, second = make_client(host="env", idle_timeout=0.3), make_client(host="env", idle_timeout=0.3)
     mark = place.mark("mark-joined")
-    unwatched = first.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), label="first", flight="f")
+    unwatched = first.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="first", flight="f"))
     assert until(mark.exists)
     steps, job = watched(second, "pool_jobs:wait_for_a_mark", str(mark).encode(), flight="f")
     assert until(lambda: any(step.what == "begun" for step in steps))
@@ -71,10 +71,10 @@ def test_a_job_that_dies_is_seen_to_end_and_begin_again(make_client: Make) -> No
 
 
 def test_who_watches_and_raises_harms_nobody(make_client: Make, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(step: m.Step) -> None:
+    def fail(step: m.JobEvent) -> None:
         raise ValueError("not today")
 
     client = make_client()
-    assert client.submit("pool_jobs:echo", b"x", label="x", on_step=fail).result(timeout=60) == b"x"
-    assert client.submit("pool_jobs:echo", b"y", label="y").result(timeout=60) == b"y"
+    assert client.submit("pool_jobs:echo", b"x", JobSpec(label="x"), on_event=fail).result(timeout=60) == b"x"
+    assert client.submit("pool_jobs:echo", b"y", JobSpec(label="y")).result(timeout=60) == b"y"
     assert "not today" in caplog.text

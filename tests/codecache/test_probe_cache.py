@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxpool import installed
-from fxpool.codecache import answers
+from fxpool.codecache import probe_cache
 
 QUESTION = ["version of", "this"]
 
@@ -29,39 +29,39 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_answer_is_kept_until_the_file_changes(root: str, file: Path) -> None:
-    identity = answers.identity_of(str(file))
-    assert answers.read(root, QUESTION, identity) is None
-    answers.write(root, QUESTION, identity, {"version": "1"})
-    assert answers.read(root, QUESTION, answers.identity_of(str(file))) == {"version": "1"}
-    assert answers.read(root, ["another question"], identity) is None
+    identity = probe_cache.identity_of(str(file))
+    assert probe_cache.read(root, QUESTION, identity) is None
+    probe_cache.write(root, QUESTION, identity, {"version": "1"})
+    assert probe_cache.read(root, QUESTION, probe_cache.identity_of(str(file))) == {"version": "1"}
+    assert probe_cache.read(root, ["another question"], identity) is None
     link = file.with_name("link")
     link.symlink_to(file)
-    assert answers.identity_of(str(link)) == identity
+    assert probe_cache.identity_of(str(link)) == identity
     file.write_text("three")
-    assert answers.read(root, QUESTION, answers.identity_of(str(file))) is None
+    assert probe_cache.read(root, QUESTION, probe_cache.identity_of(str(file))) is None
     other = file.with_name("other")
     other.write_text("three")
     os.replace(other, file)  # the same text, another file
-    assert answers.read(root, QUESTION, answers.identity_of(str(file))) is None
+    assert probe_cache.read(root, QUESTION, probe_cache.identity_of(str(file))) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"version": 1}', b"\xff"])
 def test_damage_is_no_answer(root: str, file: Path, damage: bytes) -> None:
-    identity = answers.identity_of(str(file))
-    answers.write(root, QUESTION, identity, {"version": "1"})
+    identity = probe_cache.identity_of(str(file))
+    probe_cache.write(root, QUESTION, identity, {"version": "1"})
     (kept,) = Path(root, "toolchain").iterdir()
     kept.write_bytes(damage)
-    assert answers.read(root, QUESTION, identity) is None
-    answers.write(root, QUESTION, identity, {"version": "2"})
-    assert answers.read(root, QUESTION, identity) == {"version": "2"}
+    assert probe_cache.read(root, QUESTION, identity) is None
+    probe_cache.write(root, QUESTION, identity, {"version": "2"})
+    assert probe_cache.read(root, QUESTION, identity) == {"version": "2"}
 
 
 def test_a_directory_that_others_can_write_to_is_not_believed(root: str, file: Path) -> None:
-    identity = answers.identity_of(str(file))
-    answers.write(root, QUESTION, identity, {"version": "1"})
+    identity = probe_cache.identity_of(str(file))
+    probe_cache.write(root, QUESTION, identity, {"version": "1"})
     os.chmod(root, 0o777)
-    assert answers.read(root, QUESTION, identity) is None
-    answers.write(root, ["more"], identity, {"version": "1"})
+    assert probe_cache.read(root, QUESTION, identity) is None
+    probe_cache.write(root, ["more"], identity, {"version": "1"})
     assert len(list(Path(root, "toolchain").iterdir())) == 1
 
 
@@ -75,10 +75,10 @@ def test_what_is_installed_is_read_once(root: str, monkeypatch: pytest.MonkeyPat
         return original(self, name)
 
     monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", counted)
-    first = installed.facts(answers.Kept(root))
+    first = installed.facts(probe_cache.Kept(root))
     records = read.count("RECORD")
     assert records and first["torch_files"] and first["sympy_files"]
-    assert installed.facts(answers.Kept(root)) == first
+    assert installed.facts(probe_cache.Kept(root)) == first
     assert read.count("RECORD") == records
-    assert installed.facts(answers.Kept(None)) == first
+    assert installed.facts(probe_cache.Kept(None)) == first
     assert read.count("RECORD") == 2 * records

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from fxpool.pool import messages as m
 from fxpool.pool.outcomes import Work
 
-__all__ = ["Steps"]
+__all__ = ["JobEvents"]
 
 
-class Steps:
+class JobEvents:
     """Which of the jobs are watched. True if any is."""
 
     def __init__(self) -> None:
@@ -39,4 +39,8 @@ class Steps:
         part = 0 if work.worker is None else work.key
         for above in listening:
             if above.client is not None and above.key in self._watched:
-                above.client.connection.send(m.Step(above.ask.job, part, what, work.ask.label, at, worker, name))
+                above.client.connection.send(
+                    m.JobEvent(
+                        job=above.ask.job, part=part, what=what, label=work.ask.label, at=at, worker=worker, name=name
+                    )
+                )

@@ -1,0 +1,68 @@
+"""What an entry holds besides its blobs and guards: the effects of the compile, and what was decided on its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fxpool.codecache.entry import Entry
+from fxpool.errors import CorruptEntryError
+
+__all__ = ["Choices", "Content", "Decisions", "Effects", "content_of"]
+
+#: Kernel to its fastest candidate: sizes to the candidate's number.
+Choices = dict[str, dict[str, int]]
+
+
+class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a compile does to its surroundings besides returning code, to be replayed where that is loaded.
+
+    `restart` names inputs: a pass asked Dynamo to trace again with those specialized, and there is no code.
+    `aot_guards` are AOTAutograd's (`torch_compat.dynamo.tracing.describe_aot_guards`), `mutated_inputs` the positions of inputs that
+    the code writes to. Shape guards stand in the entry's own field.
+    """
+
+    restart: list[str] = []
+    aot_guards: list[Any] = []
+    mutated_inputs: list[int] = []
+
+
+class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What lowering decided by a clock: paddings that were `measured`, templates that were `tuned`; for people."""
+
+    measured: list[Any] = []
+    tuned: list[Any] = []
+
+    def described(self) -> dict[str, str]:
+        """What was asked, and the answer, in words."""
+        rows: list[tuple[str, str]] = []
+        for question, pays in self.measured:
+            product, *operands = question
+            sizes = " ".join("x".join(map(str, operand[0])) for operand in operands if operand)
+            rows.append((f"padding {product} {sizes}", "pays" if pays else "does not pay"))
+        for asked, *answer in self.tuned:
+            if len(answer) < 3:
+                rows.append((asked, "not timed"))
+            else:
+                count, best, milliseconds = answer
+                took = f"{milliseconds:.4f} ms" if milliseconds is not None else "none runs"
+                rows.append((asked, f"{took}, {best}, of {count}" if best else took))
+        return {f"decided {number}, {asked}": answer for number, (asked, answer) in enumerate(rows, 1)}
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`level` is that of the graph (see `fallback.chain`), `choices` which Triton kernels were found fastest so far."""
+
+    level: str
+    effects: Effects = Effects()
+    decisions: Decisions = Decisions()
+    choices: Choices = {}
+
+
+def content_of(entry: Entry) -> Content:
+    """An entry's content. Raises CorruptEntryError if it is of another shape."""
+    try:
+        return msgspec.convert(entry.content, Content)
+    except msgspec.ValidationError as error:
+        raise CorruptEntryError(f"the content of entry {entry.key[:12]} is invalid: {error}") from error

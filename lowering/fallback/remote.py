@@ -1,0 +1,287 @@
+"""A worker's compile of one captured graph: ask for it, answer what it asks, and load what comes back.
+
+    submit ──▶ worker ──▶ an entry in the store         loaded from there
+                      ├─▶ the result itself             where nothing may be kept, or nothing could be written
+                      ├─▶ questions for a device        timed here, and asked again with the answers
+                      └─▶ a device it has to see        asked again with the devices in sight
+
+Several processes may want one graph: they share a flight, and the one compile may come to guards that do not hold for
+the others. Those ask again, for their own sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpool import counters, notices
+from fxpool.codecache import toolchain
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolUnavailableError, ServerLostError
+from fxpool.lowering.artifact import effects, lookup
+from fxpool.lowering.artifact.entry_parts import (
+    Artifact,
+    CompileReply,
+    Load,
+    Reference,
+    decode_reply,
+    parts_of_artifact,
+    parts_of_entry,
+)
+from fxpool.lowering.core import job_place
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback import eager, failed_levels
+from fxpool.lowering.fallback.eager import DEADLY
+from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.compile_request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
+from fxpool.watch import events
+
+if TYPE_CHECKING:
+    from fxpool.pool import JobSpec
+    from fxpool.torch_compat.cuda.padding import Question
+
+__all__ = ["compile_in_worker"]
+
+log = notices.logger(__name__)
+
+# How many servers a graph may lose before it is compiled here.
+_SERVERS = 3
+# How often a compile may come back with something that takes a device: once, unless sizes change what is asked.
+_MEASURINGS = 4
+# How the names of Inductor's options begin that go into a C++ compiler's command.
+_OF_CPP = ("cpp", "aot")
+
+
+def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
+    """Have a complete request compiled by a worker; returns what `load` makes of the result.
+
+    Raises:
+        CannotTravelError: the worker's code is not the program's.
+        CannotReturnError: the result has no form outside the worker.
+        PoolError: the worker died, ran out of time or memory, or there is none.
+        Exception: whatever the compile raised.
+    """
+    _refuse_other_code(captured)
+    failed_levels.refuse(captured, store)
+    if captured.key is None or store is None:
+        flights = [""]
+    else:
+        # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
+        # more, for these sizes only.
+        sizes = hashlib.sha256(repr(sorted(captured.values().items())).encode()).hexdigest()
+        flights = [captured.key.digest, f"{captured.key.digest} {sizes}", ""]
+    # The second try finds what it was told of evicted, cleared or damaged: then the result itself is sent.
+    for flight, inline in zip(flights, (False, False, True), strict=False):
+        loaded = _one_job(captured, attempt, store, load, flight=flight, inline=inline)
+        if loaded is not None:
+            return loaded
+    raise PoolUnavailableError(f"the worker of {attempt.label} sent no result")
+
+
+def _one_job(
+    captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, *, flight: str, inline: bool
+) -> Any | None:
+    """What one job comes to. None if its result is gone, or was made for somebody else and does not fit this call."""
+    with attempt.timed("compile"):
+        reply, joined = _reply(captured, attempt, store, flight, inline)
+    compiled = reply.reference or reply.artifact
+    if compiled is None:
+        return None
+    others = joined or (reply.reference is not None and reply.reference.found)
+    attempt.outcome = Outcome.JOINED if others else Outcome.WORKER
+    if not others:
+        counters.count("compiles", "worker")
+        for phase, seconds in compiled.phases.items():
+            attempt.spent(f"worker_{phase}", seconds)
+        if compiled.guessed:
+            counters.count("fallbacks", "templates_not_timed")
+    if compiled.unprepared:
+        _prepare_host(captured.request, captured.request.dump())
+    if reply.reference is not None:
+        loaded = _from_reference(reply.reference, captured, store, load, others)
+    else:
+        assert reply.artifact is not None
+        loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others)
+    if loaded is not None and others:
+        counters.count("joined")
+    return loaded
+
+
+def _from_artifact(
+    artifact: Artifact, captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, others: bool
+) -> Any | None:
+    if others and not effects.guards_hold(artifact.guards, captured.values()):
+        return None
+    if not others and captured.key is not None and store is not None:
+        from fxpool.lowering.artifact import publishing  # what a hit has no use for
+
+        publishing.publish_if_kept(artifact, captured.request, store, attempt.bypass)
+    return load(parts_of_artifact(artifact))
+
+
+def _from_reference(
+    reference: Reference, captured: Captured, store: LocalStore | None, load: Load, others: bool
+) -> Any | None:
+    if store is None:
+        return None
+    if not others:
+        counters.count("entries_written")
+    entry = lookup.published(reference, store)
+    if entry is None:
+        return None
+    if not others:
+        return load(parts_of_entry(entry, store))
+    if not effects.guards_hold(entry.guards, captured.values()):
+        return None
+    loaded = lookup.load_entry(entry, store, load)
+    if loaded is None:
+        captured.reject(entry.name)
+    return loaded
+
+
+# ---------------------------------------------------------------- asking
+
+
+def _reply(
+    captured: Captured, attempt: Attempt, store: LocalStore | None, flight: str, inline: bool
+) -> tuple[CompileReply, bool]:
+    """(what the worker sends in the end, whether it was sent to somebody who asked for the same before).
+
+    What a worker asks on its way is answered, and the job begun again with the answers.
+    """
+    for _ in range(_MEASURINGS):
+        request = dataclasses.replace(captured.request, store=None) if inline else captured.request
+        try:
+            data, joined = _submit(request, attempt, flight)
+        except DEADLY as error:
+            eager.add(store, attempt.key, attempt.label, error)
+            raise
+        except CannotTravelError as error:
+            _remember_other_code(captured, error)
+            raise
+        except CannotReturnError as error:
+            failed_levels.remember(attempt, error)
+            raise
+        reply = decode_reply(data)
+        if reply.questions:
+            with attempt.timed("measure"):
+                _measure(captured, reply.questions)
+        elif reply.unanswered:
+            _retry_with_visible_devices(captured, reply.unanswered)
+        else:
+            eager.passed(store, attempt.key)
+            break
+    return reply, joined
+
+
+def _measure(captured: Captured, questions: Sequence[Question]) -> None:
+    """Time what lowering asks a clock for; the next try has the answers."""
+    from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
+
+    facts, index = captured.placement.facts[0], captured.placement.indices[0]
+    captured.answer(benchmark_cache.measure(questions, facts, index, captured.request.toolchain_dir))
+
+
+def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
+    log.warning("%s is compiled by a worker that sees its devices: one was asked %s", captured.request.label, asked)
+    counters.count("fallbacks", "device_needed:unanswered")
+    captured.show_devices()
+
+
+def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
+    """(the worker's reply, whether it is a reply to somebody who asked for the same before).
+
+    A server that is lost meanwhile is not the graph's fault: another is asked.
+    """
+    payload = request.dump()
+    for _ in range(_SERVERS - 1):
+        try:
+            return _submit_once(request, payload, attempt, flight)
+        except ServerLostError as error:
+            log.warning("%s is asked for again: %s", attempt.label, error)
+    return _submit_once(request, payload, attempt, flight)
+
+
+def _submit_once(request: CompileRequest, payload: bytes, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
+    from fxpool.lowering.cpp import host_facts  # a hit has no use for it
+
+    pool = runtime.pool()
+    progress = None
+    if events.listening():
+        from fxpool.lowering.core.job_progress import JobProgress  # only where somebody watches
+
+        progress = JobProgress(attempt.label, attempt.stage, pool)
+    spec = dataclasses.replace(spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority)
+    job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress)
+    if attempt.submitted is not None:
+        attempt.submitted(job)
+    if request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):
+        _prepare_host(request, payload)
+    return job.result(), job.joined
+
+
+def spec_of(request: CompileRequest) -> JobSpec:
+    """The job of a request: where it runs, and what it may take."""
+    environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
+    if request.visible is not None:
+        environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
+    return job_place.spec(request.label, environment)
+
+
+def _prepare_host(request: CompileRequest, payload: bytes) -> None:
+    """Have this host's tool chain asked what it can do and the header precompiled, once per process.
+
+    In a worker of its own, in time to spare: for the processes that come later, and nobody waits for it. Those that
+    come while it is being done ask for the same.
+    """
+    toolchain_dir = request.toolchain_dir
+    if toolchain_dir is None or not runtime.first_of_host(toolchain_dir):
+        return
+    flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
+    facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))
+    spec = dataclasses.replace(
+        spec_of(request),
+        label="this host's tool chain",
+        timeout=None,
+        memory=None,
+        retries=0,
+        priority=BACKGROUND,
+        flight=f"host {hashlib.sha256(facts.encode()).hexdigest()}",
+        spare=True,
+    )
+    runtime.pool().submit(PREPARE_JOB, payload, spec)
+
+
+# ---------------------------------------------------------------- whose code
+
+
+class _DifferingCode:
+    """Pieces of code, with their digests, that this process's workers were found to have otherwise."""
+
+    def __init__(self) -> None:
+        self.pieces: set[tuple[str, str]] = set()
+
+    def after_fork_in_child(self) -> None:
+        pass  # the child's workers have no other code than its parent's
+
+    def reset(self) -> None:
+        self.pieces.clear()
+
+
+def _refuse_other_code(captured: Captured) -> None:
+    """Raises CannotTravelError if a worker can't have the program's code, or is known not to have it."""
+    if captured.stays is not None:
+        raise captured.stays
+    code = captured.request.code
+    known = runtime.part(_DifferingCode).pieces
+    for name in known.intersection(code.digests.items() if code is not None else ()):
+        raise CannotTravelError(CODE_DIFFERS, name[0])
+
+
+def _remember_other_code(captured: Captured, error: CannotTravelError) -> None:
+    code = captured.request.code
+    if error.reason == CODE_DIFFERS and code is not None and error.detail in code.digests:
+        runtime.part(_DifferingCode).pieces.add((error.detail, code.digests[error.detail]))
