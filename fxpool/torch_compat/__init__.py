@@ -10,6 +10,7 @@
     dispatch_probe     the Python code behind a kernel of the dispatcher's
     libraries          the shared library that an operator's C++ source was compiled into
     inductor_registrations   lowerings, decompositions, patterns and device passes that are a program's
+    replaced           torch's functions that a program put others in the place of
     otherwise          operators of which a program has its own compiled otherwise: told when one is met
     custom_operators   operators that `custom_op` and `triton_op` made, behind the objects these return
     sympy_functions    sympy functions of torch's by name
