@@ -118,10 +118,10 @@ def hit() -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from fxpool.codecache import graph_codec, key, program_code
     from fxpool.lowering.artifact import lookup
+    from fxpool.lowering.core.attempt import Destination
     from fxpool.lowering.core.runtime import runtime
-    from fxpool.lowering.request import ambient, capture
+    from fxpool.lowering.request import capture
 
     found: dict[str, Any] = {}
 
@@ -129,37 +129,18 @@ def hit() -> dict[str, Any]:
         def once() -> Any:
             store = runtime.store()
             assert store is not None
-            toolchain_dir = runtime.toolchain_directory(store)
-            captured = capture.capture(gm, inputs, label="graph", store=store.root, toolchain_dir=toolchain_dir)
+            into = Destination(store=store.root, toolchain_dir=runtime.toolchain_directory(store))
+            captured = capture.capture(gm, inputs, label="graph", into=into)
             lookup.serve(captured, runtime.stores(), lambda parts: seen.append(parts))
             return captured
 
         seen: list[Any] = []
-        captured = once()
+        once()
         found["hit_seconds"] = _median(once)
         assert len(seen) == ROUNDS + 1, "the graph is not in the cache"
 
         def key_alone() -> None:
-            encoder = graph_codec.GraphEncoder()
-            values = [encoder.value(fake) for fake in captured.fakes]
-            encoded = encoder.encode(gm)
-            described, inputs = key.canonical(encoded.description), key.canonical(values)
-            state = ambient.capture(before_autograd=True)
-            key.GraphKey.of(
-                capture.key_parts(
-                    "aot",
-                    encoded,
-                    program_code.of(encoded.dependencies),
-                    described,
-                    inputs,
-                    [],
-                    captured.layout,
-                    captured.env,
-                    state,
-                    captured.placement,
-                    captured.request.toolchain_dir,
-                )
-            )
+            assert capture.capture(gm, inputs, label="graph", into=Destination()).key is not None
 
         found["key_seconds"] = _median(key_alone)
         found["nodes"] = len(gm.graph.nodes)

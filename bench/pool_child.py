@@ -145,6 +145,8 @@ def _settle(pool: Any) -> None:
     """Until the zygote has done what it does in its idle time."""
     pool.start(wait=True)
     time.sleep(0.5)
+    from fxpool.pool import JobSpec
+
     pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class GraphDecoder:
     symbols); `constants` are the tensors sent along, by number.
     """
 
-    def __init__(self, builder: tensors.Builder, env: Any | None, constants: list[torch.Tensor]) -> None:
+    def __init__(self, builder: tensors.Builder, env: Any | None, constants: Sequence[Any]) -> None:
         self._builder = builder
         self._env = env
         self._symbols = shape_env.symbols(env) if env is not None else {}
@@ -32,7 +32,7 @@ class GraphDecoder:
         self._nodes: list[torch.fx.Node] = []
         self._kernels: dict[int, int] = {}
 
-    def decode(self, description: list[Any], debug: list[Any] | None = None) -> torch.fx.GraphModule:
+    def decode(self, description: list[Any], debug: Sequence[Any] | None = None) -> torch.fx.GraphModule:
         """The graph module; `debug` puts stack traces back."""
         gm = self._module(description)
         for node, trace in zip(self._nodes, debug or (), strict=False):

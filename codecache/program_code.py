@@ -2,6 +2,7 @@
 
     what a graph names        functions, operators and kernels from outside torch, with all they lead to
     what is registered        kernels for torch's own operators, and what Inductor is told to do otherwise
+    what was replaced         torch's functions and methods that stand under other names, or are a program's
 
 A worker imports a program's modules afresh. What it gets is the program's code only if nothing was different: the
 text of a file, the environment when it was imported, what the program put into a module since. So digests travel with
@@ -17,13 +18,14 @@ from typing import Any
 from fxpool.codecache import sources, torch_objects
 from fxpool.codecache.digester import Digester
 from fxpool.codecache.undigestable import UndigestableError
-from fxpool.torch_compat.operators import inductor_registrations, operators, registrations
+from fxpool.torch_compat.operators import inductor_registrations, operators, registrations, replaced
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
 __all__ = ["ProgramCode", "SentCode", "of"]
 
 _REGISTERED = "registered: "
 _KERNEL = "kernel:"
+_RENAMED = "torch's functions under other names than their own"
 #: what a process with other tables has among its digests; tables are compared by what they mean
 TABLES = "registered: tables of lowerings and decompositions"
 
@@ -83,6 +85,9 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> Prog
     except registrations.NotFoundError as error:
         raise UndigestableError(str(error)) from error
     for name, value in inductor_registrations.of_the_program():
+        examine(_REGISTERED + name, value)
+    examine(_RENAMED, repr(replaced.renamed()))  # one text: as a list it takes 1 ms to digest
+    for name, value in replaced.of_the_program():
         examine(_REGISTERED + name, value)
     if (changed := inductor_registrations.tables()) is not None:
         examine(TABLES, changed.for_key())

@@ -121,9 +121,9 @@ def _disk_bytes() -> int:
 
 def close() -> None:
     """End this process's worker pool now, rather than at exit. The next miss starts another."""
-    runtime = _imported("fxpool.lowering.core.runtime")
-    if runtime is not None:
-        runtime.close()
+    module = _imported("fxpool.lowering.core.runtime")
+    if module is not None:
+        module.runtime.close()
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:

@@ -65,11 +65,10 @@ def _own_directories_and_no_leaks(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "i"))
     monkeypatch.setenv("TMPDIR", str(home / "t"))
     monkeypatch.setattr(tempfile, "tempdir", str(home / "t"))
-    config.reset()
-    counters.reset()
+    _reset()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
-    config.reset()
+    _reset()
 
     def left() -> list[str]:
         if shared is not None:
@@ -83,6 +82,14 @@ def _own_directories_and_no_leaks(
     found = _wait_until_nothing_is_left(left)
     if found:
         pytest.fail("left behind: " + "; ".join(found), pytrace=False)
+
+
+def _reset() -> None:
+    """Forget what an earlier test had this process know. Its runtime is there only if a test has compiled."""
+    config.reset()
+    counters.reset()
+    if (module := sys.modules.get("fxpool.lowering.core.runtime")) is not None:
+        module.runtime.reset()
 
 
 def _make_directories(root: Path) -> None:

@@ -19,8 +19,8 @@ class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a compile does to its surroundings besides returning code, to be replayed where that is loaded.
 
     `restart` names inputs: a pass asked Dynamo to trace again with those specialized, and there is no code.
-    `aot_guards` are AOTAutograd's (`torch_compat.dynamo.tracing.describe_aot_guards`), `mutated_inputs` the positions of inputs that
-    the code writes to. Shape guards stand in the entry's own field.
+    `aot_guards` are AOTAutograd's (see `torch_compat.dynamo.tracing.describe_aot_guards`), `mutated_inputs` the
+    positions of inputs that the code writes to. Shape guards stand in the entry's own field.
     """
 
     restart: list[str] = []

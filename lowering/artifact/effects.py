@@ -10,7 +10,7 @@ Output strides are set by torch's own post-compile from what the result holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fxpool.codecache import guards
@@ -46,7 +46,7 @@ def encoded_guards(env: ShapeEnv, names: set[str]) -> list[Any]:
         raise CannotReturnError("guard", str(error)) from error
 
 
-def guards_hold(encoded: Sequence[Any], values: dict[str, Any]) -> bool:
+def guards_hold(encoded: Sequence[Any], values: Mapping[str, Any]) -> bool:
     """Whether every guard holds for these values; a guard that can't be evaluated does not."""
     try:
         return all(guards.evaluate(guard, values) for guard in encoded)

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import site
 import sys
+from collections.abc import Mapping
 
 __all__ = ["DEVICES", "import_path", "is_text", "job_environment", "working_directory", "zygote_environment"]
 
@@ -90,7 +91,7 @@ def _named_by(sites: list[str]) -> list[str]:
     return found
 
 
-def job_environment(variables: dict[str, str]) -> dict[str, str | None]:
+def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
     """Variables a job's worker gets besides its zygote's; None takes one away.
 
     One whose value is no UTF-8 can't be sent: the worker has its server's, which the host's first process started.

@@ -10,12 +10,25 @@ from typing import Any
 
 from fxpool import forks
 from fxpool.errors import NotExecutableError
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import executable
 from fxpool.lowering.cpp.unit_source import MODULE
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
-_loading = forks.lock(__name__, "_loading")
-_loaded: dict[str, Any] = {}
+
+class _Loaded:
+    """The libraries that this process has loaded, by digest; one at a time, under a lock."""
+
+    def __init__(self) -> None:
+        self.loading = forks.lock(self, "loading")
+        self.modules: dict[str, Any] = {}
+
+    def after_fork_in_child(self) -> None:
+        pass  # what is loaded is the child's as well
+
+    def reset(self) -> None:
+        pass  # nothing can be unloaded
+
 
 #: Opens a library's file for as long as it takes to load it, and gives its path.
 LibraryFile = Callable[[], AbstractContextManager[str]]
@@ -35,8 +48,9 @@ class Library:
             NotExecutableError: it lies where nothing may be executed, and neither may what is in memory.
             OSError, ImportError: it does not load.
         """
-        with _loading:
-            module = _loaded.get(self._digest)
+        loaded = runtime.part(_Loaded)
+        with loaded.loading:
+            module = loaded.modules.get(self._digest)
             if module is None:
                 with self._file() as lies, executable.loadable(lies) as path:
                     try:
@@ -47,7 +61,7 @@ class Library:
                         raise
                 instruction_sets.enable_tiles()
                 module.bind(commands.tensor_data_pointer())
-                _loaded[self._digest] = module
+                loaded.modules[self._digest] = module
             return module
 
 

@@ -21,6 +21,7 @@ import torch
 from fxpool import forks, notices
 from fxpool.codecache import blobs
 from fxpool.errors import StoreError
+from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -30,7 +31,19 @@ log = notices.logger(__name__)
 
 # Longest wait, in seconds, for another process that measures.
 _PATIENCE = 120.0
-_measuring = forks.lock(__name__, "_measuring")
+
+
+class _Measuring:
+    """One measurement at a time in this process."""
+
+    def __init__(self) -> None:
+        self.lock = forks.lock(self, "lock")
+
+    def after_fork_in_child(self) -> None:
+        pass  # the lock is the child's own
+
+    def reset(self) -> None:
+        pass
 
 
 class Answers:
@@ -58,7 +71,7 @@ class Answers:
 def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, toolchain_dir: str | None) -> Measured:
     """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
     found = []
-    with _measuring, _alone(toolchain_dir):
+    with runtime.part(_Measuring).lock, _alone(toolchain_dir):
         for question in questions:
             answer = _kept(toolchain_dir, facts, question)
             if answer is None:

@@ -200,7 +200,7 @@ def _sources(travelled: Sequence[Any]) -> list[Any]:
 class _Result:
     """A bundled AOTAutograd result, not yet linked; `sources` are those of its inputs, lifted parameters first."""
 
-    def __init__(self, result: Any, sources: list[Any]) -> None:
+    def __init__(self, result: Any, sources: Sequence[Any]) -> None:
         self._result, self._sources = result, sources
 
     def pack(

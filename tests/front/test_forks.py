@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import gc
+import importlib
 import io
 import os
 import select
@@ -116,6 +117,24 @@ def _of_object(make: Callable[[Path], Any], name: str, use: Callable[[Any], obje
         return Case(lambda: getattr(one, name), lambda: use(one))
 
     return case
+
+
+def _of_part(module: str, kind: str, name: str, use: Callable[[], object]) -> Callable[[Path], Case]:
+    """One of a part of the process's runtime."""
+
+    def case(_: Path) -> Case:
+        from fxpool.lowering.core.runtime import runtime
+
+        part = runtime.part(getattr(importlib.import_module(module), kind))
+        return Case(lambda: getattr(part, name), use)
+
+    return case
+
+
+def _runtime(directory: Path) -> Any:
+    from fxpool.lowering.core.runtime import runtime
+
+    return runtime
 
 
 def _of_event(directory: Path) -> Case:
@@ -274,31 +293,33 @@ def _work(_: Path) -> Any:
 
 
 def _load_library() -> None:
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.cpp import library
 
-    library._loaded["digest"] = "module"
+    runtime.part(library._Loaded).modules["digest"] = "module"
     assert library.Library("digest", None).load() == "module"  # type: ignore[arg-type]
 
 
 def _load_in_background() -> None:
     from fxpool.lowering.background import compiles
 
-    with compiles._loading:
+    with compiles._background().loading:
         pass  # what is done under it takes a graph, which a child of this process has no time for
 
 
 def _end_background() -> None:
     from fxpool.lowering.background import compiles
 
-    compiles._end()
-    compiles._ending.clear()  # this process goes on
+    compiles._background().end()
+    compiles._background().ending.clear()  # this process goes on
 
 
 def _end_borrowing() -> None:
     from fxpool.lowering import inductor_pool
+    from fxpool.lowering.core.runtime import runtime
 
-    inductor_pool._ending.set()
-    inductor_pool._ending.clear()
+    runtime.part(inductor_pool._Interpreter).ending.set()
+    runtime.part(inductor_pool._Interpreter).reset()
 
 
 def _measure() -> None:
@@ -369,21 +390,25 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
-    "lowering/background/compiles.py:_ending": _of_module(
-        "fxpool.lowering.background.compiles", "_ending", _end_background
+    "lowering/background/compiles.py:_Background.ending": _of_part(
+        "fxpool.lowering.background.compiles", "_Background", "ending", _end_background
     ),
-    "lowering/background/compiles.py:_loading": _of_module(
-        "fxpool.lowering.background.compiles", "_loading", _load_in_background
+    "lowering/background/compiles.py:_Background.loading": _of_part(
+        "fxpool.lowering.background.compiles", "_Background", "loading", _load_in_background
     ),
     "lowering/background/compiles.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
     "lowering/inductor_pool.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
-    "lowering/inductor_pool.py:_ending": _of_module("fxpool.lowering.inductor_pool", "_ending", _end_borrowing),
-    "lowering/cuda/devices.py:library_ahead.ending": _of_event,
-    "lowering/cpp/library.py:_loading": _of_module("fxpool.lowering.cpp.library", "_loading", _load_library),
-    "lowering/cuda/benchmark_cache.py:_measuring": _of_module(
-        "fxpool.lowering.cuda.benchmark_cache", "_measuring", _measure
+    "lowering/inductor_pool.py:_Interpreter.ending": _of_part(
+        "fxpool.lowering.inductor_pool", "_Interpreter", "ending", _end_borrowing
     ),
-    "lowering/core/runtime.py:_lock": _of_module("fxpool.lowering.core.runtime", "_lock", _use_store),
+    "lowering/cuda/devices.py:library_ahead.ending": _of_event,
+    "lowering/cpp/library.py:_Loaded.loading": _of_part(
+        "fxpool.lowering.cpp.library", "_Loaded", "loading", _load_library
+    ),
+    "lowering/cuda/benchmark_cache.py:_Measuring.lock": _of_part(
+        "fxpool.lowering.cuda.benchmark_cache", "_Measuring", "lock", _measure
+    ),
+    "lowering/core/runtime.py:Runtime._lock": _of_object(_runtime, "_lock", lambda _: _use_store()),
     "lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
     "lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
     "lowering/background/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),

@@ -65,6 +65,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
     import fxpool
     from fxpool.codecache.key import GraphKey
     from fxpool.lowering.artifact.entry_parts import decode_reply
+    from fxpool.lowering.core.attempt import Destination
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.fallback.remote import spec_of
     from fxpool.lowering.request import capture
@@ -88,15 +89,15 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
         found: list[Any] = []
 
         def backend(gm: Any, inputs: Any) -> Any:
-            toolchain_dir = os.path.join(place, "toolchain")
-            found.append(capture.capture(gm, inputs, label=name, store=place, toolchain_dir=toolchain_dir))  # noqa: B023
+            into = Destination(store=place, toolchain_dir=os.path.join(place, "toolchain"))
+            found.append(capture.capture(gm, inputs, label=name, into=into))  # noqa: B023
             return gm.forward
 
         torch._dynamo.reset()
         parts.clear()
         torch.compile(loss, backend=backend)().backward()
         (only,), (mine,) = found, parts
-        only.to_be_compiled()
+        only.complete()
         request = only.request
         graph, inputs = (
             msgspec.msgpack.encode(moved(msgspec.msgpack.decode(data))) for data in (request.graph, request.inputs)

@@ -42,6 +42,7 @@ def child(asked: dict[str, Any]) -> None:
 
     if asked.get("server"):
         from fxpool.lowering.core.runtime import runtime
+        from fxpool.pool import JobSpec
 
         runtime.pool().start(wait=True)
         time.sleep(0.5)  # it begins to rehearse when nobody asks for anything

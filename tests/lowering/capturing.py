@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.compile_request import CompileRequest
 
 
 def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> list[Captured]:
@@ -16,12 +20,19 @@ def captured(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = 
     found: list[Captured] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None))
+        found.append(capture.capture(gm, example_inputs, label="test", into=Destination()))
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
     return found
+
+
+def complete(captured: Captured, directory: str) -> CompileRequest:
+    """The request of a graph that is to be compiled into the store of a directory, with a tool chain's facts there."""
+    captured.complete()
+    store, toolchain_dir = os.path.join(directory, "store"), os.path.join(directory, "store", "toolchain")
+    return dataclasses.replace(captured.request, store=store, toolchain_dir=toolchain_dir)
 
 
 def key_of(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> str:

@@ -20,11 +20,12 @@ from typing import Any
 
 import msgspec
 import torch
-from capturing import captured
+from capturing import captured, complete
 
 import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
+from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
@@ -152,7 +153,7 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
             break
         assert not set(asked) & set(answer.questions), "asked twice"
         asked += answer.questions
-        request.measured = [(question, answers) for question in asked]
+        request = dataclasses.replace(request, measured=[(question, answers) for question in asked])
     assert answer.reference is not None, answer.artifact and answer.artifact.unkept
     assert request.store is not None
     store = LocalStore(request.store)
@@ -167,7 +168,7 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
         "calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops\.aten)\.(\w+)[\w.]*\(", "".join(texts)))),
         "ambient": sorted(os.listdir(os.path.join(request.toolchain_dir or "", "devices"))),
         "questions": [msgspec.to_builtins(question) for question in asked],
-        "measured": entry.effects.get("measured"),
+        "measured": content_of(entry).decisions.measured,
     }  # fmt: skip
 
 
@@ -190,12 +191,10 @@ def main(wanted: list[str]) -> None:
             torch.manual_seed(0)
             function, inputs = globals()[model]()
             (only,) = captured(function, *inputs)
-            only.to_be_compiled()
-            only.request.store = os.path.join(place, "store")
-            only.request.toolchain_dir = os.path.join(place, "store", "toolchain")
-            report[name] = compiled(for_device(only.request, device), answers=True)
+            request = for_device(complete(only, place), device)
+            report[name] = compiled(request, answers=True)
             if "unanswered" not in report:
-                report["unanswered"] = unanswered(for_device(only.request, device))
+                report["unanswered"] = unanswered(request)
         fxpool.close()
     print(json.dumps(report))
 

@@ -23,6 +23,7 @@ from processes import run_python
 from torch_state import CannotSetError, Flip
 
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, capture
 from fxpool.torch_compat.state import config_decisions, switch_table, switches
 
@@ -36,7 +37,7 @@ def in_a_backend(look: Callable[[Callable[[], str]], None]) -> None:
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def now() -> str:
             try:
-                found = capture.capture(gm, inputs, label="test", store=None, toolchain_dir=None)
+                found = capture.capture(gm, inputs, label="test", into=Destination())
             except CannotTravelError as error:
                 return f"refused: {error.reason}"
             return found.key.digest if found.key is not None else f"bypassed: {found.bypass}"

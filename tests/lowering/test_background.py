@@ -354,7 +354,7 @@ def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(sha
     assert (stats["compiles"]["worker"], stats["entries_written"], stats["fallbacks"]) == (2, 2, {})
     # And another process finds both.
     torch._dynamo.reset()
-    compiles._swaps.clear()
+    compiles._background().reset()
     run = compiled(total, dynamic=True)
     x = torch.randn(4, 5000)
     torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ import torch
 import zoo
 
 import fxpool
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
@@ -25,10 +26,10 @@ def configurations_of(function: Callable[..., Any], *inputs: Any) -> list[tuple[
     found: list[tuple[Any, Any]] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        captured = capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=TOOLS)
+        captured = capture.capture(gm, example_inputs, label="test", into=Destination(toolchain_dir=TOOLS))
         request = CompileRequest.load(captured.request.dump())  # through bytes, as a worker gets it
-        with compiler.local_kernels() as (submit, units):
-            ours = aot.load_result(compiler.compile_request(request, submit, units).result)
+        with compiler.local_kernels() as kernel_jobs:
+            ours = aot.load_result(compiler.compile_request(request, kernel_jobs).result)
         stock = aot.compile_graph(gm, example_inputs, keep_result=True)
         found.append((aot.aot_config_of(stock.result), aot.aot_config_of(ours)))
         return gm.forward
@@ -126,7 +127,7 @@ def test_nothing_of_the_graph_is_changed_by_capturing_it() -> None:
             return [(n.name, n.op, str(n.target), list(n.meta)) for n in gm.graph.nodes] + [list(gm.__dict__)]
 
         before = state()
-        capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None)
+        capture.capture(gm, example_inputs, label="test", into=Destination())
         assert state() == before
         return gm.forward
 

@@ -416,3 +416,31 @@ def test_a_pass_is_done_once_however_often_a_graph_is_tried(programs: Programs) 
     """Here another worker's code, then no result that could be kept, then graphs after AOTAutograd."""
     programs.write({"changing": CHANGING})
     programs.run(PASS + INPUT)
+
+
+REPLACED = {
+    "a method by another": "torch.Tensor.sin = torch.Tensor.cos",
+    "an operator by another": "torch.Tensor.__mul__ = torch.Tensor.__add__",
+    "a method that a function of torch's calls": "torch.Tensor.softmax = torch.Tensor.log_softmax",
+    "a method by the program's, called by torch's": (
+        "torch.Tensor.softmax = lambda x, dim, dtype=None, _stacklevel=3: torch.log_softmax(x, dim) * 2"
+    ),
+    "a function that a function of torch's calls": "torch.bilinear = torch.add; torch.relu = torch.cos",
+}
+SINES = """
+import torch
+{replaced}
+def function(x):
+    return torch.nn.functional.softmax(x.sin() * x, -1) + torch.nn.functional.relu(x)
+expected = function
+"""
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_functions_of_torch_s_that_stand_for_others_are_in_the_key(programs: Programs, name: str) -> None:
+    plain = SINES.format(replaced="") + INPUT
+    assert programs.run(plain)["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+    report = programs.run(SINES.format(replaced=REPLACED[name]) + INPUT)
+    assert report["stats"]["hits"] == 0 and report["stats"]["compiles"] == {"worker": 0, "in_process": 1}
+    assert programs.run(SINES.format(replaced=REPLACED[name]) + INPUT)["stats"]["hits"] == 1
+    assert programs.run(plain)["stats"]["hits"] == 1, "and the others have their own"

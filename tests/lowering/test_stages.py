@@ -66,7 +66,7 @@ def anew() -> None:
     """As another process would begin."""
     fxpool.wait(100)
     torch._dynamo.reset()
-    compiles._swaps.clear()
+    compiles._background().reset()
 
 
 def test_stage_by_stage_behind_an_eager_graph(shared_pool: Path, cache: Path, held: dict[int, threading.Event]) -> None:

@@ -19,13 +19,13 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, fxpool
-    from fxpool.lowering.core.runtime import runtime
+    from fxpool.lowering.core import runtime
     from fxpool.lowering.fallback import chain
     # What is compiled in this process is not the matter here, and takes a minute where the tool chain is not known.
     def compiled_here(gm, *rest, **more):
         fxpool.counters.count("compiles", "in_process")
         return gm.forward
-    chain._here = compiled_here
+    chain._keeping = compiled_here
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
     x = torch.ones(3)
     for function in (lambda x: x.relu() + 1, lambda x: x.relu() + 2):

@@ -16,11 +16,12 @@ import tempfile
 from typing import Any
 
 import torch
-from capturing import captured
+from capturing import captured, complete
 from gpu_child import architecture, for_device
 
 import fxpool
 from fxpool.codecache.store import LocalStore
+from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import triton_kernels
@@ -45,10 +46,7 @@ def request_of(what: str, place: str) -> CompileRequest:
     else:
         inputs = torch.randn(512, 512, dtype=torch.bfloat16), torch.randn(512, 512, dtype=torch.bfloat16)
         (only,) = captured(product, *inputs)
-    only.to_be_compiled()
-    only.request.store = os.path.join(place, "store")
-    only.request.toolchain_dir = os.path.join(place, "toolchain")
-    return dataclasses.replace(for_device(only.request, DEVICE), timing="7")
+    return dataclasses.replace(for_device(complete(only, place), DEVICE), timing="7")
 
 
 def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def compiled(request: CompileRequest, job: str) -> dict[str, Any]:
     (text,) = (text for _, text in generated_code(entry, store))
     return {
         "guessed": answer.reference.guessed,
-        "tuned": entry.effects.get("tuned"),
+        "tuned": content_of(entry).decisions.tuned,
         "told": list(entry.metadata.extra.values()),
         "kernels": [kernel.name for kernel in kernels],
         "targets": sorted({architecture(one.binary) for kernel in kernels for one in kernel.candidates}),

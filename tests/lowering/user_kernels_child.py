@@ -32,6 +32,7 @@ import triton.language as tl
 
 from fxpool.codecache import graph_decoder
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
@@ -48,7 +49,7 @@ def captured(function: Function, *inputs: Any, dynamic: bool | None = None) -> l
     found: list[Captured] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(capture.capture(gm, example_inputs, label="test", store=None, toolchain_dir=None))
+        found.append(capture.capture(gm, example_inputs, label="test", into=Destination()))
         (outputs,) = next(iter(reversed(gm.graph.nodes))).args
         return lambda *_: [torch.zeros(COUNT, requires_grad=torch.is_grad_enabled()) for _ in outputs]
 
@@ -293,10 +294,12 @@ def decode(place: Path) -> dict[str, Any]:
 
 def compiled(place: Path) -> dict[str, Any]:
     """What workers make of the graphs, which see no device."""
+    import capturing
     import gpu_child
 
     import fxpool
     from fxpool.codecache.store import LocalStore
+    from fxpool.lowering.artifact.content import content_of
     from fxpool.lowering.artifact.entry_parts import TRITON, generated_code
     from fxpool.lowering.cuda import triton_kernels
 
@@ -306,17 +309,14 @@ def compiled(place: Path) -> dict[str, Any]:
     try:
         for name in ("several", "differentiable", "dynamic"):
             made = graph(name, module)
-            made.to_be_compiled()
-            made.request.store = str(place / "store")
-            made.request.toolchain_dir = str(place / "store" / "toolchain")
-            request = gpu_child.for_device(made.request, "NVIDIA H200")
+            request = gpu_child.for_device(capturing.complete(made, str(place)), "NVIDIA H200")
             report[name] = gpu_child.compiled(request, answers=True)
-            store = LocalStore(made.request.store)
+            store = LocalStore(request.store)
             (entry,) = store.entries(request.key.digest)
             data = store.read_blob(entry.blobs[TRITON])
             assert data is not None
             report[name]["written"] = {k.name: k.written for k in triton_kernels.decode(data)}
-            report[name]["mutated"] = entry.effects["mutated_inputs"]
+            report[name]["mutated"] = content_of(entry).effects.mutated_inputs
             report[name]["launches"] = launches([text for _, text in generated_code(entry, store)])
             if name == "differentiable":
                 others = (

@@ -22,15 +22,19 @@ from capturing import captured
 from gpu_child import attention, convolution, for_device
 
 import fxpool
+from fxpool.lowering.core import pool_environment
+from fxpool.lowering.core import runtime as runtime_module
 from fxpool.lowering.core.runtime import _IDLE, runtime
+from fxpool.lowering.fallback.remote import spec_of
 from fxpool.pool import JobSpec
 
 MODELS = {"convolution": convolution, "attention": attention}
 PATIENCE = 240.0
+NOTHING = JobSpec(label="")
 
 
-def ask(job: str, data: bytes = b"", **place: Any) -> Any:
-    return json.loads(runtime.pool().submit(f"zygote_jobs:{job}", data, JobSpec(label=job, **place)).result())
+def ask(job: str, data: bytes = b"", spec: JobSpec = NOTHING) -> Any:
+    return json.loads(runtime.pool().submit(f"zygote_jobs:{job}", data, dataclasses.replace(spec, label=job)).result())
 
 
 def mapped_of_driver(pid: int) -> set[str]:
@@ -49,7 +53,7 @@ def by_torch() -> set[str]:
 def main(wanted: list[str]) -> None:
     if fresh := "--fresh" in wanted:
         wanted.remove("--fresh")
-        runtime._IDLE = ""
+        runtime_module._IDLE = ""
     pool = runtime.pool()
     pool.start(wait=True)
     log = Path(pool.status()["directory"]) / "server.log"
@@ -71,13 +75,13 @@ def main(wanted: list[str]) -> None:
         torch.manual_seed(0)
         function, inputs = MODELS[model]()
         (only,) = captured(function, *inputs)
-        only.to_be_compiled()
+        only.complete()
         request = only.request if device == "cpu" else for_device(only.request, device)
         toolchain_dir = os.path.join(os.environ["FXPOOL_CACHE_DIR"], "toolchain")
         requests[name] = dataclasses.replace(request, key=None, store=None, toolchain_dir=toolchain_dir)
-    report["inherited"] = ask("inherited", sys_path=runtime.import_path())
+    report["inherited"] = ask("inherited", spec=JobSpec(label="", sys_path=pool_environment.import_path()))
     for name, request in requests.items():
-        report["compiles"][name] = ask("compile_and_count", request.dump(), **_place(request))
+        report["compiles"][name] = ask("compile_and_count", request.dump(), spec_of(request))
     report["zygotes_after"] = pool.status()["counters"]["zygotes"]
     fxpool.close()
     print(json.dumps(report, default=sorted))

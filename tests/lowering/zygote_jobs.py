@@ -37,7 +37,7 @@ def compile_and_count(data: bytes) -> bytes:
     """
     from torch._inductor import pattern_matcher
 
-    from fxpool.lowering.artifact.entry_parts import decode_answer
+    from fxpool.lowering.artifact.entry_parts import decode_reply
     from fxpool.lowering.worker import jobs
     from fxpool.torch_compat.inductor import aot
 
@@ -50,7 +50,7 @@ def compile_and_count(data: bytes) -> bytes:
         return original(*args, **kwargs)
 
     with mock.patch.object(pattern_matcher, "gen_pattern_and_search_gm", counted):
-        answer = decode_answer(jobs.compile_job(data))
+        answer = decode_reply(jobs.compile_job(data))
     assert answer.artifact is not None, answer
     graphs = aot.graphs_of(aot.load_result(answer.artifact.result))
     text = "\n".join(graph.source_code for graph in graphs)

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 import torch._guards as _guards
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-TracingContext = _guards.TracingContext
 
 
 def current_context() -> TracingContext | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.core import pool_environment
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("site", "named", "first", "second", "found"):
         (tmp_path / name).mkdir()
     (tmp_path / "site/some.pth").write_text(f"# a comment\nimport sys\n{tmp_path / 'named'}\n")
-    monkeypatch.setattr(runtime.site, "getsitepackages", lambda: [str(tmp_path / "site")])
-    monkeypatch.setattr(runtime.site, "getusersitepackages", lambda: str(tmp_path / "user"))
+    monkeypatch.setattr(pool_environment.site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(pool_environment.site, "getusersitepackages", lambda: str(tmp_path / "user"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), str(tmp_path / "named")])
     return tmp_path
@@ -27,14 +27,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = types.SimpleNamespace(origin=str(place / "torch" / "__init__.py"))
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: spec if name == "torch" else None)
+    monkeypatch.setattr(pool_environment.importlib.util, "find_spec", lambda name: spec if name == "torch" else None)
 
 
 @pytest.mark.parametrize("where", ["site", "named"])
 def test_what_every_interpreter_finds_is_not_named(place: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """In front of its own directories it would bring other modules of theirs along."""
     found_in(place / where, monkeypatch)
-    assert runtime._import_path_of_libraries() == []
+    assert pool_environment._import_path_of_libraries() == []
 
 
 def test_an_overlay_of_links_is_named_and_not_what_they_lead_to(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_an_overlay_of_links_is_named_and_not_what_they_lead_to(place: Path, mon
     (place / "first/torch/__init__.py").symlink_to(place / "site/torch/__init__.py")
     sys.path.insert(0, str(place / "first"))
     found_in(place / "first", monkeypatch)
-    assert runtime._import_path_of_libraries() == [str(place / "first")]
+    assert pool_environment._import_path_of_libraries() == [str(place / "first")]
 
 
 def test_the_order_is_this_processs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +53,4 @@ def test_the_order_is_this_processs(place: Path, monkeypatch: pytest.MonkeyPatch
     sys.path[:0] = [str(place / "first"), str(place / "second")]
     found_in(place / "first", monkeypatch)
     expected = [str(place / name) for name in ("first", "second", "elsewhere")]
-    assert runtime._import_path_of_libraries() == expected
+    assert pool_environment._import_path_of_libraries() == expected

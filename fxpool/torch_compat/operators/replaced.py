@@ -1,0 +1,66 @@
+"""Functions and methods of torch's that a program put others in the place of.
+
+A graph names what it calls: ``x.sin()`` is a call of ``sin`` whatever ``torch.Tensor.sin`` is by then, and torch's own
+Python functions look their parts up when they run. Where a program has put one of torch's C functions under the name of
+another, Dynamo takes it for the one of that name, in the program's process only. A function of the program's own is
+traced through instead, unless torch's functions call it as a method.
+
+Read in torch 2.11 to 2.13: a C function says its own name, and torch itself has but few under two.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+__all__ = ["of_the_program", "renamed"]
+
+_C_METHODS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+_PLACES = (torch, torch.nn.functional, torch.special, torch.linalg, torch.fft)
+# How an object is made, shown, copied and kept says nothing about what is computed with it.
+_NOT_COMPUTED = frozenset(
+    ("__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__", "__hash__", "__reduce__",
+     "__reduce_ex__", "__setstate__", "__deepcopy__", "__dir__", "__doc__", "__torch_function__", "__torch_dispatch__")
+)  # fmt: skip
+
+
+def renamed() -> list[list[str]]:
+    """[place, name, the function's own place and name] of C functions that stand under other names than their own.
+
+    The few that torch has so are among them: they are the same wherever this torch is.
+    """
+    rows = [
+        ["torch.Tensor", name, f"{value.__objclass__.__name__}.{value.__name__}"]
+        for name, value in vars(torch.Tensor).items()
+        if isinstance(value, _C_METHODS) and value.__name__ != name
+    ]
+    for place in _PLACES:
+        for name, value in vars(place).items():
+            if type(value) is types.BuiltinFunctionType and value.__name__ != name:
+                rows.append([place.__name__, name, str(value.__name__)])
+    return sorted(rows)
+
+
+def of_the_program() -> list[tuple[str, Any]]:
+    """(name, what is there) of methods of torch's tensors that a program put something of its own in the place of."""
+    own = vars(torch._C.TensorBase)
+    return sorted(
+        (f"torch.Tensor.{name}", value)
+        for name, value in vars(torch.Tensor).items()
+        if name in own
+        and name not in _NOT_COMPUTED
+        and not isinstance(value, (*_C_METHODS, types.BuiltinFunctionType))
+        and not str(getattr(value, "__module__", None) or _module_of(value)).startswith("torch.")
+    )
+
+
+def _module_of(value: Any) -> str:
+    """Of a property or the like: its getter's."""
+    return str(getattr(getattr(value, "fget", None) or getattr(value, "__func__", None), "__module__", ""))
