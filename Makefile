@@ -107,7 +107,7 @@ first-day: $(INSTALLED) $(ROWS)
 docs: $(DOCS)
 	@$(VENV)/docs/bin/python docs/import_graph.py
 	@$(VENV)/docs/bin/python docs/settings_table.py
-	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
 	@echo "the documentation is in build/site/index.html"
 
 clean:

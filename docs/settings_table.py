@@ -49,8 +49,17 @@ def _descriptions(path: Path) -> dict[str, str]:
             last = node.target.id
             found[last] = ""
         elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[last] = " ".join(str(node.value.value).split()).replace("|", "\\|")
+            found[last] = _for_users(" ".join(str(node.value.value).split()))
     return found
+
+
+def _for_users(text: str) -> str:
+    """The words of the code in those of the page."""
+    return (
+        text.replace("|", "\\|")
+        .replace("None: ", "Not set: ")
+        .replace("one of `WORKING_MODES`", "one of the [modes](modes.md)")
+    )
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,8 @@ log = logging.getLogger("mkdocs.hooks.fxpool")
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _PAGE = re.compile(r"<!-- page: (\S+) -->\s*")
+#: Files in the root that are pages of the site, too.
+_OF_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
 def on_config(config: Any) -> Any:
@@ -51,6 +53,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             log.warning("%s: there is no %s", page.file.src_uri, target)
             return match[0]
         suffix = f"#{anchor}" if anchor else ""
+        target = PurePosixPath("docs", _OF_THE_ROOT[str(target)]) if str(target) in _OF_THE_ROOT else target
         if target.parts[:1] == ("docs",) and target.suffix == ".md":
             steps = len(here.parts)
             return f"{match[1]}{'../' * (steps - 1)}{PurePosixPath(*target.parts[1:])}{suffix}{match[3]}"

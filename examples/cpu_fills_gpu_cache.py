@@ -4,8 +4,8 @@
     python cpu_fills_gpu_cache.py fill --facts facts.json --cache DIR        on any machine without one
     FXPOOL_CACHE_BASE=DIR python cpu_fills_gpu_cache.py use                  on every machine with such a GPU
 
-All machines need the same Python, torch (a CUDA build), Triton and fxpool: otherwise the keys differ, and `use` compiles
-again. DIR must belong to root or to the user on the GPU machines, and be writable by nobody else.
+All machines need the same Python, torch (a CUDA build), Triton and fxpool: otherwise the keys differ, and `use` has the
+graph compiled again. DIR must belong to root or to the user on the GPU machines, and be writable by nobody else.
 
 `fill` traces the model on the CPU, moves the captured graph to "cuda:0" and compiles it from the facts. There is no
 public call for this yet, so that half uses modules inside fxpool, which may change in any release.

@@ -73,7 +73,9 @@ def test_ranks_share_a_compile_and_later_ones_the_cache() -> None:
     assert sum(one["joined"] + one["cached"] for one in first) == 1
     assert [(one["compiled"], one["cached"]) for one in second] == [(0, 1), (0, 1)]
     assert all(one["in_process"] == 0 and one["last"] < one["first"] for one in first + second)
-    assert len({one["weights"] for one in first + second}) == 1, "gradients were averaged, and compiled code is the same"
+    assert len({one["weights"] for one in first + second}) == 1, (
+        "gradients were averaged, and compiled code is the same"
+    )
 
 
 # ------------------------------------------------------------------------------ a server that restarts
