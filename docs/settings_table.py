@@ -57,7 +57,8 @@ def _for_users(text: str) -> str:
     """The words of the code in those of the page."""
     return (
         text.replace("|", "\\|")
-        .replace("None: ", "Not set: ")
+        .replace("; None: ", "; if not set: ")
+        .replace(" None: ", " If not set: ")
         .replace("one of `WORKING_MODES`", "one of the [modes](modes.md)")
     )
 
