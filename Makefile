@@ -7,6 +7,7 @@
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
+#   make docs        the documentation site, in build/site; a broken link is an error
 #
 # VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
 
@@ -19,6 +20,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
 TRITON := $(VENV)/triton/.fxpool-installed
+DOCS := $(VENV)/docs/.fxpool-installed
 ROWS := $(VENV)/first-day/.fxpool-installed
 
 # pip compiles to bytecode on one core, and hundreds of models that nothing here imports: half a minute of two.
@@ -29,7 +31,7 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unu
 endef
 export COMPILE_BYTECODE
 
-.PHONY: all demo doctor test test-slow lint bench hunt first-day clean
+.PHONY: all demo doctor test test-slow lint bench hunt first-day docs clean
 all: demo
 
 $(BIN)/python:
@@ -60,6 +62,13 @@ $(TRITON): | $(INSTALLED)
 # Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
 $(ROWS): pyproject.toml | $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m first_day.packages $(@D)
+	@touch $@
+
+# An environment of its own: the site is built from the sources, without torch.
+$(DOCS): docs/requirements.txt | $(BIN)/python
+	@echo "installing what builds the documentation into $(@D)"
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
 demo: doctor
@@ -93,6 +102,13 @@ hunt: $(INSTALLED)
 
 first-day: $(INSTALLED) $(ROWS)
 	@PYTHONPATH=tests $(BIN)/python -m first_day $(FIRST_DAY)
+
+# Pages that are made from the code come first, so that the site can't say anything else.
+docs: $(DOCS)
+	@$(VENV)/docs/bin/python docs/import_graph.py
+	@$(VENV)/docs/bin/python docs/settings_table.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
+	@echo "the documentation is in build/site/index.html"
 
 clean:
 	rm -rf .venv build dist bench/out .mypy_cache .ruff_cache .pytest_cache *.egg-info

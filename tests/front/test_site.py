@@ -1,0 +1,113 @@
+"""All pages of the documentation: what they name exists, and what is made from the code is up to date.
+
+That the site itself has no broken link is checked by `make docs`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxpool import config
+from fxpool.commands.main import main
+from fxpool.torch_compat import versions
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+ROOMS = ("fxpool", "pool", "lowering", "codecache")
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    """All code of the package in one text."""
+    return "\n".join(path.read_text() for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", _without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_and_their_anchors_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text())):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert target.resolve().is_relative_to(ROOT), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_settings_commands_and_targets_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    known = {*config._VARIABLES, "FXPOOL_CONFIG"}
+    assert {name for name in re.findall(r"FXPOOL_[A-Z_]+[A-Z]", text) if name not in known} == set()
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    commands = {*re.findall(r"`fxpool ([a-z]+)", text), *re.findall(r"^fxpool ([a-z]+)", blocks, re.MULTILINE)}
+    assert commands <= set(main.commands)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def test_the_table_of_settings_is_of_this_code() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "settings_table.py"))
+    assert made["PAGE"].read_text() == made["page"](), "run: python docs/settings_table.py"
+    assert all(f"| `{name}` | `{variable}` |" in made["table"]() for variable, name in config._VARIABLES.items())
+
+
+def _documented() -> set[str]:
+    """The reasons in the tables of docs/counters.md, without what stands for more (``:...``)."""
+    sections = re.split(r"^## ", (ROOT / "docs" / "counters.md").read_text(), flags=re.MULTILINE)[1:]
+    text = "\n".join(row for section in sections for row in section.splitlines() if row.startswith("| `"))
+    return {name.rstrip(".").rstrip(":_") for name in re.findall(r"`([a-z_]+:?(?:\.\.\.)?)`", text)}
+
+
+def test_reasons_that_are_documented_are_counted(sources: str) -> None:
+    documented = _documented()
+    assert len(documented) > 40
+    assert {name for name in documented if not re.search(rf"""["']{name}[:_"']""", sources)} == set()
+
+
+def test_reasons_that_are_counted_are_documented(sources: str) -> None:
+    """Those that stand as text where they are raised."""
+    raised = set(re.findall(r"""(?:CannotTravelError|CannotReturnError|Bypass)\(\s*f?"([a-z_]+)""", sources))
+    assert len(raised) > 30
+    covered = _documented()
+    assert {name for name in raised if name not in covered and not name.startswith("triton_kernel")} == set()
+
+
+def test_hosted_ci_tries_every_release_that_is_supported() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+    def row(name: str) -> list[str]:
+        return re.findall(r'"([\d.]+)"', re.search(rf"^ +{name}: (\[.*\])$", text, re.MULTILINE)[1])  # type: ignore[index]
+
+    (major, oldest), (_, newest) = versions.OLDEST, versions.NEWEST
+    assert row("torch") == [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
+    project = (ROOT / "pyproject.toml").read_text()
+    assert row("python") == re.findall(r'Python :: (3\.\d+)"', project)
+    assert f'"torch>={major}.{oldest},<{major}.{newest + 1}"' in project
+
+
+def test_the_address_of_the_repository_stands_in_one_place() -> None:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    address = hooks.repository()
+    assert address.startswith("https://")
+    assert [name for page, name in zip(PAGES, NAMES, strict=True) if address in page.read_text()] == []
+    assert address not in (ROOT / "mkdocs.yml").read_text()
