@@ -59,7 +59,7 @@ def use(backend: str, size: str) -> dict[str, Any]:
 
     pool = runtime.pool()
     pool.start(wait=True)
-    time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+    time.sleep(0.5)  # it begins to warm up when nobody asks for anything
     pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     torch.manual_seed(0)
     model = build("gpt2", size).eval()

@@ -6,7 +6,7 @@ python bench/child.py steady --what mlp --backend B     seconds per call once co
 python bench/child.py inside --backend B                seconds in the backend, Dynamo's tracing left out
 python bench/child.py served --what train --backend B   seconds of the first call; a server is running
 python bench/child.py hit --backend fxpool              seconds from a graph of 600 nodes to its entry
-python bench/child.py ready --backend fxpool            a graph as first compile after rehearsing, over it as second
+python bench/child.py ready --backend fxpool            a graph as first compile after warming up, over it as second
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def served(what: str, backend: str, size: str) -> dict[str, Any]:
 
         pool = runtime.pool()
         pool.start(wait=True)
-        time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+        time.sleep(0.5)  # it begins to warm up when nobody asks for anything
         pool.submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     return measure("gpt2", what, backend, size)
 
@@ -172,7 +172,7 @@ def _median(call: Callable[[], object]) -> float:
 
 
 def ready(size: str) -> dict[str, Any]:
-    """A graph's compile as the first of a process that rehearsed, over the same when another model's came before.
+    """A graph's compile as the first of a process that warmed up, over the same when another model's came before.
 
     Each in a fork, as the zygote's workers are: what they share is what was there before.
     """
@@ -180,7 +180,7 @@ def ready(size: str) -> dict[str, Any]:
     import importlib
 
     importlib.import_module("fxpool.lowering.worker.jobs").import_compiler()
-    importlib.import_module("fxpool.lowering.worker.warmup").rehearse()
+    importlib.import_module("fxpool.lowering.worker.warmup").warm_up()
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
     importlib.import_module("transformers.models.bert.modeling_bert")
     gc.collect()

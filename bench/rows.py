@@ -165,7 +165,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ready",
-        "a compile that is a rehearsed process's first / second",
+        "a compile that is a warmed-up process's first / second",
         "known host",
         (CHILD, "ready"),
         {},

@@ -123,7 +123,7 @@ def settle(root: str | None = None) -> Compiler | None:
     """The compiler of `find_compiler`, with Inductor asking it anew what it remembers of another.
 
     For before Inductor compiles: which compiler that is may change between a process's compiles, and has changed in a
-    worker whose zygote rehearsed with its own.
+    worker whose zygote warmed up with its own.
     """
     from fxpool.torch_compat.cpp import cpp_toolchain
 

@@ -25,7 +25,7 @@ from typing import Any
 from fxpool import forks, quantities
 from fxpool.errors import ConfigurationError, UnknownNameError
 
-__all__ = ["NO_CAP", "WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
+__all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
 
 WORKING_MODES = (
     "normal",
@@ -36,8 +36,6 @@ WORKING_MODES = (
     "progressive+async+subprocess",
 )
 WORKING_POOLS = ("embedded", "host", "off")
-#: What `cache_max_bytes` and `cache_max_files` are where nobody set them.
-NO_CAP = (10 << 30, 100_000)
 
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
@@ -59,9 +57,6 @@ class Settings:
     and die with this process. `off`: everything compiles in this process."""
     workers: int | None
     """How many jobs may run at once; None: as many as the CPU quota and affinity allow."""
-    cache_max_bytes: int
-    """Not heeded yet, as nothing is evicted; `fxpool doctor` says so where it is set. So for the files."""
-    cache_max_files: int
     strict: bool
     """Raise where fxpool would otherwise step down to an ordinary compile."""
     job_timeout: float
@@ -153,14 +148,6 @@ def _as_bytes(value: object) -> int:
     if size < 1:
         raise _Bad(expected)
     return size
-
-
-def _as_count(value: object) -> int:
-    expected = "a whole number of at least 1"
-    number = _as_int(value, expected)
-    if number < 1:
-        raise _Bad(expected)
-    return number
 
 
 def _as_seconds(value: object) -> float:
@@ -277,8 +264,6 @@ _TABLE: dict[str, _Row] = {
     "cache_base": _Row(_as_path, lambda: None),
     "pool": _Row(_as_pool, lambda: "host"),
     "workers": _Row(_as_workers, lambda: None),
-    "cache_max_bytes": _Row(_as_bytes, lambda: NO_CAP[0]),
-    "cache_max_files": _Row(_as_count, lambda: NO_CAP[1]),
     "strict": _Row(_as_bool, lambda: False),
     "job_timeout": _Row(_as_seconds, lambda: 3600.0),
     "job_memory": _Row(_as_job_memory, lambda: None),

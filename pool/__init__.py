@@ -10,7 +10,7 @@
     └────────────────┘                └──────────────────┘  Run+input  ┌──────────────────┐
             Unix socket in a private        │      ^  └──────────────> │ worker           │─┐
             directory, peer's uid checked   │      └────────────────── │ runs one job     │ │ g++, ...: its
-                                            │   Answer, LogRecord, ... └──────────────────┘ │ process group
+                                            │   Returned, LogRecord    └──────────────────┘ │ process group
                                             │   Submit (a sub-job), Waiting, Resume         │
                                             └──> sub-jobs run in workers like any other <───┘
 
@@ -19,6 +19,7 @@ Every arrow is a socket whose end means the death of who was behind it, so nobod
 The caller's process:
 
     client             PoolClient: submit, status, close
+    job_spec           JobSpec: where a job runs, under which limits, before which others
     job                Job: result, cancel, callbacks
     session            a connection to a server, from finding or starting that to the end of either
     launch             starts a server of the caller's own, or finds or starts the host's

@@ -23,7 +23,7 @@ from fxpool.pool import outcomes, processes, report
 from fxpool.pool.bounds import Bounds
 from fxpool.pool.connection import Connection
 from fxpool.pool.job_events import JobEvents
-from fxpool.pool.outcomes import Answer, Client, Exceeded, JobLogs, Work, Worker
+from fxpool.pool.outcomes import Client, Exceeded, JobLogs, Work, Worker, WorkerResult
 from fxpool.pool.protocol import encode
 from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
@@ -307,8 +307,8 @@ class Dispatcher:
             self._reached(worker)
         elif isinstance(message, m.Unable):
             worker.unable = message
-        elif isinstance(message, m.Answer):
-            answer = Answer(message.ok, message.seconds, payload, message.pid)
+        elif isinstance(message, m.Returned):
+            answer = WorkerResult(message.ok, message.seconds, payload, message.pid)
             self._worker_tells(worker, "ended")
             self.do(self.scheduler.answered(worker.number, answer, stays=message.stays))
         elif isinstance(message, m.Phase):

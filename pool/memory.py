@@ -17,7 +17,15 @@ import psutil
 from fxpool.pool import limits
 
 __all__ = [
-    "Host", "advice", "at_most", "default_limit", "proportional", "rehearsal_fits", "too_little", "tree", "workers",
+    "Host",
+    "advice",
+    "at_most",
+    "default_limit",
+    "proportional",
+    "too_little",
+    "tree",
+    "warm_up_fits",
+    "workers",
 ]  # fmt: skip
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -137,7 +145,7 @@ def too_little(host: Host) -> bool:
     return host.room()[0] < _POOL + _LEAST_JOB
 
 
-def rehearsal_fits(host: Host) -> bool:
+def warm_up_fits(host: Host) -> bool:
     """Whether a zygote may grow beyond what it needs, and a job be begun still."""
     return host.room()[0] >= _JOB
 

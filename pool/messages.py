@@ -3,16 +3,16 @@
 msgspec checks every field's type while it decodes, so that malformed input never runs code. Payloads (job input and
 output, pickled exceptions) are no fields: they travel behind the message, untouched (see `protocol`).
 
-| direction         | messages                                                                            |
-|-------------------|-------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, StatusQuery, Ping, Shutdown                                    |
-| server -> client  | Welcome, Refused, ZygoteState, Started, LogRecord, WarningRecord, Done, Failed,       |
-|                   | Status, Pong, Leaving                                                                 |
-| server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                       |
-| worker -> server  | Begun, Unable, Answer, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord,  |
-|                   | WarningRecord                                                                         |
-| server -> zygote  | Prepare, Fork, Kill                                                                  |
-| zygote -> server  | Prepared, Forked, Exited                                                             |
+| direction         | messages                                                                                |
+|-------------------|-----------------------------------------------------------------------------------------|
+| client -> server  | Hello, Submit, Cancel, StatusQuery, Ping, Shutdown                                      |
+| server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Done,       |
+|                   | Failed, Status, Pong, Leaving                                                           |
+| server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                         |
+| worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, |
+|                   | WarningRecord                                                                           |
+| server -> zygote  | Prepare, Fork, Kill, WarmUp                                                             |
+| zygote -> server  | Prepared, Forked, Exited                                                                |
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Unable(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     code: str = ""
 
 
-class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Returned(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The job's function returned (`ok`; the payload is its result) or raised (the payload is the exception)."""
 
     ok: bool
@@ -363,7 +363,7 @@ ToClient = (
 )
 ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
 FromWorker = (
-    Begun | Unable | Answer | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+    Begun | Unable | Returned | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
 )
 ToZygote = Prepare | Fork | Kill | WarmUp
 FromZygote = Prepared | Forked | Exited

@@ -20,8 +20,8 @@ from fxpool.pool import messages as m
 from fxpool.pool.connection import Connection
 
 __all__ = [
-    "Answer", "Client", "Exceeded", "JobLogs", "Work", "Worker", "as_part", "describe", "kind_of", "order", "outcome",
-    "unable", "why_unable",
+    "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "describe", "kind_of", "order",
+    "outcome", "unable", "why_unable",
 ]  # fmt: skip
 
 _FAILED_LOGS_KEPT = 50
@@ -89,7 +89,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerResult:
     """What a worker answered; `ok` is whether the job's function returned."""
 
     ok: bool
@@ -184,7 +184,7 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
     failed = m.Failed(job=number, kind="cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
     if isinstance(outcome, d.Answered):
         answer = outcome.answer
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, WorkerResult)
         if answer.ok:
             return m.Done(
                 job=number, worker=answer.pid, attempts=action.attempts, seconds=answer.seconds, joined=work.joined

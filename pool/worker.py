@@ -283,7 +283,7 @@ def main(sock: socket.socket) -> None:
                 link.channel.send(answer, result)
             except ProtocolError as error:
                 stays = False
-                link.channel.send(m.Answer(ok=False, seconds=answer.seconds, pid=answer.pid), exceptions.dump(error))
+                link.channel.send(m.Returned(ok=False, seconds=answer.seconds, pid=answer.pid), exceptions.dump(error))
             first = False
     except BaseException:
         code = EXIT_SETUP
@@ -296,7 +296,7 @@ def main(sock: socket.socket) -> None:
         os._exit(code)
 
 
-def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[m.Answer, bytes]:
+def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[m.Returned, bytes]:
     global _current
     start = time.perf_counter()
     runner = sys._getframe()
@@ -312,13 +312,13 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
         result = _resolve(run.function)(data)
         if type(result) is not bytes:
             raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job returns bytes")
-        return m.Answer(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
+        return m.Returned(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
     except BaseException as error:
         seconds = time.perf_counter() - start
         trace = error.__traceback__
         # Our own frame says nothing; keep it only if there is no other.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
-        return m.Answer(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
+        return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
 
 
 def _spoiled() -> bool:

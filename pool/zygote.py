@@ -104,7 +104,7 @@ class Zygote:
         Where it starts a thread, this process ends, and the server starts another that does not call it.
         """
         name = self.idle.pop(0)
-        if not memory.rehearsal_fits(memory.Host.look()):
+        if not memory.warm_up_fits(memory.Host.look()):
             print(f"zygote {self.pid}: {name} is left out, as memory is short", file=sys.stderr, flush=True)
             return
         start = time.perf_counter()

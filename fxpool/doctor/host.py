@@ -92,12 +92,6 @@ def settings() -> Iterator[Finding]:
         remedy = "take FXPOOL_POOL=off away, unless it is wanted"
         yield Finding("settings", WARN, f"the pool is off, everything compiles in its own process ({said})", remedy)
         return
-    if (known.cache_max_bytes, known.cache_max_files) != config.NO_CAP:
-        remedy = "`fxpool stats` says how large the cache is, `fxpool cache clear` empties it"
-        yield Finding(
-            "settings", WARN, f"{said or 'a cap in the file'}: nothing is evicted yet, so no cap holds", remedy
-        )
-        return
     yield Finding("settings", OK, said or "the defaults")
 
 

@@ -22,7 +22,7 @@ from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.content import Choices, Decisions, Effects, content_of
 from fxpool.lowering.cpp.library import Library
 from fxpool.lowering.request.compile_request import AOT
-from fxpool.torch_compat.cuda.padding import Question
+from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 if TYPE_CHECKING:
     from fxpool.lowering.cuda.triton_library import TritonLibrary
@@ -82,7 +82,7 @@ class CompileReply(msgspec.Struct, kw_only=True):
 
     artifact: Artifact | None = None
     reference: Reference | None = None
-    questions: list[Question] = []
+    questions: list[PaddingQuestion] = []
     unanswered: str = ""
 
 

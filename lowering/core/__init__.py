@@ -1,10 +1,13 @@
 """What every part of the way of a graph uses.
 
-    options         what the caller of ``torch.compile`` asked for, and the mode
-    attempt         one graph on its way, and what has happened to it so far
-    runtime         the process's pool and stores, made when first needed
-    job_progress    a job of the pool as those see it who watch
-    scratch         directories for what Inductor and Triton write
+    options             what the caller of ``torch.compile`` asked for, and the mode
+    attempt             one graph on its way, and what has happened to it so far
+    runtime             the state of the process: pool, stores, and what other parts keep
+    pool_environment    what the pool's processes are told of this one's environment
+    job_place           the jobs of this process: where they run, and what they may take
+    job_progress        a job of the pool as those see it who watch
+    switched_off        what is said once when a part of fxpool is off
+    scratch             directories for what Inductor and Triton write
 
-Imports `cpp`.
+Imports no other part of `lowering`.
 """

@@ -91,7 +91,6 @@ class Runtime:
         # A background thread may be the first to come here, and the program may fork meanwhile.
         with forks.held_off():
             # Only a miss needs a pool: 0.05 s that a hit does without.
-            from fxpool.lowering.cpp import host_facts  # noqa: F401
             from fxpool.pool import PoolClient, PoolConfig, identity
 
         shared = settings.pool == "host"
@@ -160,15 +159,12 @@ class Runtime:
                 self.close()
 
     def first_of_host(self, toolchain_dir: str) -> bool:
-        """Claim the probing of this host's tool chain: true once per process and directory, where a core can be
-        spared for it."""
+        """Claim the probing of this host's tool chain: true once per process and directory."""
         with self._lock:
             if toolchain_dir in self._prepared:
                 return False
             self._prepared.add(toolchain_dir)
-        from fxpool.lowering.cpp import host_facts  # only a miss comes here
-
-        return host_facts.worth_preparing()
+            return True
 
     def close(self) -> None:
         """End this process's pool now. The next miss starts another."""

@@ -1,6 +1,6 @@
 """Decisions that take a clock: kept beside a host's other facts, and made by who has the device.
 
-worker: lowering asks ──▶ `Answers` ──▶ kept, or a question ──▶ back to who asked for the compile: `measure`
+worker: lowering asks ──▶ `KnownAnswers` ──▶ kept, or a question ──▶ back to who asked for the compile: `measure`
                                                                    one at a time ──▶ kept ──▶ compiled again
 
 <tools>/measured/<digest of device, torch and question>    "1" or "0"; times of candidates (`tuning`)
@@ -25,7 +25,7 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
-from fxpool.torch_compat.cuda.padding import Question
+from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 log = notices.logger(__name__)
 
@@ -46,16 +46,16 @@ class _Measuring:
         pass
 
 
-class Answers:
+class KnownAnswers:
     """What is known about one kind of device: what came with the request, and what is kept under `toolchain_dir`."""
 
     def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None) -> None:
         self._facts, self._tools = facts, toolchain_dir
         self._known = dict(known)
         #: What was asked and answered.
-        self.given: dict[Question, bool] = {}
+        self.given: dict[PaddingQuestion, bool] = {}
 
-    def __call__(self, question: Question) -> bool | None:
+    def __call__(self, question: PaddingQuestion) -> bool | None:
         answer = self._known.get(question)
         if answer is None:
             answer = _kept(self._tools, self._facts, question)
@@ -68,7 +68,9 @@ class Answers:
         return msgspec.to_builtins(list(self.given.items()))  # type: ignore[no-any-return]
 
 
-def measure(questions: Iterable[Question], facts: DeviceFacts, index: int, toolchain_dir: str | None) -> Measured:
+def measure(
+    questions: Iterable[PaddingQuestion], facts: DeviceFacts, index: int, toolchain_dir: str | None
+) -> Measured:
     """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
     found = []
     with runtime.part(_Measuring).lock, _alone(toolchain_dir):
@@ -122,6 +124,6 @@ def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: byte
         log.warning("the next process will measure again: %s", error)
 
 
-def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: Question) -> bool | None:
+def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: PaddingQuestion) -> bool | None:
     found = kept(toolchain_dir, facts, question)
     return {b"1": True, b"0": False}.get(found) if found is not None else None

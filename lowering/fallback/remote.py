@@ -7,6 +7,8 @@
 
 Several processes may want one graph: they share a flight, and the one compile may come to guards that do not hold for
 the others. Those ask again, for their own sizes.
+
+Only a miss imports this module, with the pool's client: 0.05 s.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from fxpool.lowering.artifact.entry_parts import (
 from fxpool.lowering.core import job_place
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.cpp import host_facts
 from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request.capture import Captured
@@ -41,7 +44,7 @@ from fxpool.watch import events
 
 if TYPE_CHECKING:
     from fxpool.pool import JobSpec
-    from fxpool.torch_compat.cuda.padding import Question
+    from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 __all__ = ["compile_in_worker"]
 
@@ -177,7 +180,7 @@ def _reply(
     return reply, joined
 
 
-def _measure(captured: Captured, questions: Sequence[Question]) -> None:
+def _measure(captured: Captured, questions: Sequence[PaddingQuestion]) -> None:
     """Time what lowering asks a clock for; the next try has the answers."""
     from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
 
@@ -206,8 +209,6 @@ def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[byt
 
 
 def _submit_once(request: CompileRequest, payload: bytes, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
-    from fxpool.lowering.cpp import host_facts  # a hit has no use for it
-
     pool = runtime.pool()
     progress = None
     if events.listening():
@@ -238,7 +239,7 @@ def _prepare_host(request: CompileRequest, payload: bytes) -> None:
     come while it is being done ask for the same.
     """
     toolchain_dir = request.toolchain_dir
-    if toolchain_dir is None or not runtime.first_of_host(toolchain_dir):
+    if toolchain_dir is None or not host_facts.worth_preparing() or not runtime.first_of_host(toolchain_dir):
         return
     flags = {name: value for name, value in request.ambient.configuration["inductor"].items() if name[:3] in _OF_CPP}
     facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))

@@ -18,11 +18,11 @@ from fxpool.codecache.key import GraphKey
 from fxpool.codecache.program_code import SentCode
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
-from fxpool.torch_compat.cuda.padding import Question
+from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
 
 #: Questions that only a device can answer, with their answers.
-Measured = Sequence[tuple[Question, bool]]
+Measured = Sequence[tuple[PaddingQuestion, bool]]
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made

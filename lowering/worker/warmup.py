@@ -5,7 +5,7 @@ and torch's own memories: half a second to a second in every worker otherwise, b
 Nothing of the small graphs is kept; no C++ and no Triton kernel is compiled, and no thread is started.
 
 A zygote must not touch a GPU: asking CUDA's driver for anything starts a thread, and a process with threads can't be
-forked. So no device is within reach, and what is rehearsed for one is answered from facts of a common model. Which one
+forked. So no device is within reach, and what is warmed up for one is answered from facts of a common model. Which one
 does not matter: what stays is what knows of no device (`preload.forget_devices`), and tables of patterns, which are
 kept by a device's number.
 """
@@ -58,22 +58,22 @@ def warm() -> None:
     system.installed_facts()
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Compile a small block for the CPU, inference only. A failure costs the workers time, and nothing else."""
-    _rehearse_on_cpu(training=False)
+    _warm_up_on_cpu(training=False)
 
 
-def rehearse_training() -> None:
+def warm_up_training() -> None:
     """The same with a backward.
 
     Autograd counts devices before its first one, and starts a thread for each. Where they can't be kept from it that
     is left to the workers.
     """
     if torch.version.cuda is None or no_devices.guards_can_be_replaced():
-        _rehearse_on_cpu(training=True)
+        _warm_up_on_cpu(training=True)
 
 
-def rehearse_devices() -> None:
+def warm_up_devices() -> None:
     """Compile a small layer for a GPU, if there is Triton: inference only, because a backward would start a thread."""
     if importlib.util.find_spec("triton") is None or torch.version.hip or not no_devices.guards_can_be_replaced():
         return
@@ -83,7 +83,7 @@ def rehearse_devices() -> None:
         aot.compile_graph(torch.fx.symbolic_trace(_layer), inputs, keep_result=True)
 
 
-def _rehearse_on_cpu(*, training: bool) -> None:
+def _warm_up_on_cpu(*, training: bool) -> None:
     with _apart() as fake_mode:
         real = [torch.zeros((2, 4), dtype=torch.int64)]
         real += [torch.zeros(shape, requires_grad=training) for shape in ((16, 8), (24, 8), (24,))]

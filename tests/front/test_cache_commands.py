@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fxpool.codecache import quarantine
-from fxpool.codecache.entry import Component, Entry, Metadata, Origin, decode_entry, encode_entry
+from fxpool.codecache.entry import FORMAT_VERSION, Component, Entry, Metadata, Origin, decode_entry, encode_entry
 from fxpool.codecache.store import LocalStore
 from fxpool.commands.main import main
 
@@ -79,7 +79,7 @@ def test_entries_from_before_there_were_origins_are_read(store: LocalStore) -> N
     entry = msgspec.convert(old, Entry)
     assert entry.metadata.origin is None and decode_entry(encode_entry(entry)) == entry
     again = decode_entry(encode_entry(msgspec.structs.replace(entry, metadata=Metadata(origin=GPT2))))
-    assert again.metadata.origin == GPT2 and again.format_version == 1
+    assert again.metadata.origin == GPT2 and again.format_version == FORMAT_VERSION
 
 
 @pytest.mark.parametrize("columns", [40, 80])

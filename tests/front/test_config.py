@@ -48,7 +48,7 @@ def test_the_same_object_until_something_changes(monkeypatch: pytest.MonkeyPatch
 def test_every_setting_has_a_row_a_variable_and_a_default() -> None:
     fields = [field.name for field in dataclasses.fields(config.Settings)]
     assert fields == list(config._TABLE)
-    assert "FXPOOL_CACHE_MAX_BYTES" in config._VARIABLES
+    assert "FXPOOL_JOB_MEMORY" in config._VARIABLES
     assert config._VARIABLES["TORCHINDUCTOR_FX_COMPILE_MODE"] == "mode"
     assert "FXPOOL_MODE" not in config._VARIABLES
 
@@ -67,10 +67,10 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("FXPOOL_CACHE_MAX_BYTES", "2G", 2 << 30),
-        ("FXPOOL_CACHE_MAX_BYTES", "10 MiB", 10 << 20),
-        ("FXPOOL_CACHE_MAX_BYTES", "4096", 4096),
-        ("FXPOOL_CACHE_MAX_FILES", "7", 7),
+        ("FXPOOL_JOB_MEMORY", "2G", 2 << 30),
+        ("FXPOOL_JOB_MEMORY", "10 MiB", 10 << 20),
+        ("FXPOOL_JOB_MEMORY", "4096", 4096),
+        ("FXPOOL_WORKERS", "7", 7),
         ("FXPOOL_STRICT", "Yes", True),
         ("FXPOOL_STRICT", "off", False),
         ("FXPOOL_IDLE_TIMEOUT", "1.5", 1.5),
@@ -105,9 +105,9 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     [
         ("FXPOOL_WORKERS", "0", "at least 1"),
         ("FXPOOL_WORKERS", "many", "at least 1"),
-        ("FXPOOL_CACHE_MAX_BYTES", "10X", "such as 500M"),
-        ("FXPOOL_CACHE_MAX_BYTES", "0", "such as 500M"),
-        ("FXPOOL_CACHE_MAX_FILES", "-1", "at least 1"),
+        ("FXPOOL_JOB_MEMORY", "10X", "such as 500M"),
+        ("FXPOOL_JOB_MEMORY", "0", "such as 500M"),
+        ("FXPOOL_WORKERS", "-1", "at least 1"),
         ("FXPOOL_STRICT", "maybe", "true"),
         ("FXPOOL_IDLE_TIMEOUT", "nan", "seconds"),
         ("FXPOOL_IDLE_TIMEOUT", "soon", "seconds"),

@@ -45,7 +45,7 @@ def child(asked: dict[str, Any]) -> None:
         from fxpool.pool import JobSpec
 
         runtime.pool().start(wait=True)
-        time.sleep(0.5)  # it begins to rehearse when nobody asks for anything
+        time.sleep(0.5)  # it begins to warm up when nobody asks for anything
         runtime.pool().submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     before = set(sys.modules)
     started = time.perf_counter()

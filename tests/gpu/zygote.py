@@ -1,8 +1,8 @@
-"""The zygote of a machine with a GPU: it rehearses, is not replaced, and never touches the device.
+"""The zygote of a machine with a GPU: it warms up, is not replaced, and never touches the device.
 
     python tests/gpu/zygote.py [--out results.json]
 
-Starts a server, leaves it alone until it has rehearsed, then has two small graphs compiled for the GPU, each cold and
+Starts a server, leaves it alone until it has warmed up, then has two small graphs compiled for the GPU, each cold and
 in a process of its own. Prints what the zygote and those calls were. Exits 1 when something that must hold does not:
 one zygote with one thread, CUDA's driver not loaded in it, no worker on the GPU, no step down, results near eager's.
 """
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CALLS = ("warm", "rehearse_devices", "rehearse", "rehearse_training")
+CALLS = ("warm", "warm_up_devices", "warm_up", "warm_up_training")
 PATIENCE = 180.0
 
 
@@ -160,9 +160,9 @@ def check(report: dict[str, Any]) -> list[str]:
             or found["pid"] in found["on_the_gpu"]
         ):
             failures.append(f"{when} the calls: {found}")
-    missing = [name for name in CALLS if f"rehearsal:{name} took" not in report["log"]]
+    missing = [name for name in CALLS if f"warmup:{name} took" not in report["log"]]
     if missing or "Traceback" in report["log"]:
-        failures.append(f"not rehearsed to the end: {missing or 'see the traceback'}")
+        failures.append(f"not warmed up to the end: {missing or 'see the traceback'}")
     for call in report["calls"]:
         if call["differs"] > 1e-2 or call["stats"]["fallbacks"] or call["stats"]["hits"]:
             failures.append(f"graph {call['graph']}: {call}")

@@ -33,7 +33,7 @@ from fxpool.lowering.cuda.devices import Placement
 from fxpool.lowering.fallback.remote import spec_of
 from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 from fxpool.torch_compat.cuda.common_devices import COMMON
-from fxpool.torch_compat.cuda.padding import Question
+from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -145,7 +145,7 @@ def architecture(binary: bytes) -> int:
 
 
 def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
-    asked: list[Question] = []
+    asked: list[PaddingQuestion] = []
     while True:
         job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request))
         answer = decode_reply(job.result())

@@ -1,4 +1,4 @@
-"""Compilers that are not the one that the zygote rehearsed with: kinds, names and places, by turns on one server."""
+"""Compilers that are not the one that the zygote warmed up with: kinds, names and places, by turns on one server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ exec g++ "$@"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables with which programs come to one server, whose zygote has rehearsed with g++."""
+    """Variables with which programs come to one server, whose zygote has warmed up with g++."""
     place = tmp_path_factory.mktemp("g")
     for name in "rc":
         (place / name).mkdir(mode=0o700)
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     run_python(["-c", "import torch, fxpool; torch.compile(lambda x: x + 1, backend='fxpool')(torch.ones(2))"],
                **variables)  # fmt: skip
     deadline = time.monotonic() + 240
-    while not any("rehearse_training took" in log.read_text() for log in (place / "r").glob("*/server.log")):
+    while not any("warm_up_training took" in log.read_text() for log in (place / "r").glob("*/server.log")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     yield variables

@@ -1,4 +1,4 @@
-"""The zygote after its rehearsals: fit to be forked, out of reach of any driver, and its workers need not do it again.
+"""The zygote after its warm-up: fit to be forked, out of reach of any driver, and its workers need not do it again.
 
 There is no GPU here. What could reach for one is a library of NVIDIA's driver that is loaded; tests/gpu/zygote.py
 looks for it where there is one.
@@ -35,7 +35,7 @@ def _path() -> str:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a zygote where Triton is, of one that did not rehearse there, and of one to which no Triton is given."""
+    """Of a zygote where Triton is, of one that did not warm up there, and of one to which no Triton is given."""
     place, home = place_of_triton(), tmp_path_factory.mktemp("zygotes") / "c"
     if place is None:
         pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
@@ -50,8 +50,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("which", ["triton", "plain"])
 def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) -> None:
     report = reports[which]
-    for name in ("warm", "rehearse_devices", "rehearse", "rehearse_training"):
-        assert f"rehearsal:{name} took" in report["log"]
+    for name in ("warm", "warm_up_devices", "warm_up", "warm_up_training"):
+        assert f"warmup:{name} took" in report["log"]
     assert "Traceback" not in report["log"]
     assert len(report["threads"]) == 1
     assert (report["zygotes"], report["zygotes_after"]) == (1, 1)
@@ -61,7 +61,7 @@ def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) ->
 @pytest.mark.timeout(900)
 def test_workers_are_born_with_the_tables(reports: dict[str, Any]) -> None:
     assert reports["triton"]["inherited"]["tables"] == {"joint_graph": 2, "post_grad": 1, "pre_grad": 1}
-    # A build for CUDA has Triton beside it, and rehearses for devices whatever is put in front.
+    # A build for CUDA has Triton beside it, and warms up for devices whatever is put in front.
     of_devices = int(importlib.util.find_spec("triton") is not None)
     plain = reports["plain"]["inherited"]
     assert plain["tables"] == {"joint_graph": 1 + of_devices, "post_grad": 1, "pre_grad": 1}
@@ -73,7 +73,7 @@ def test_workers_are_born_with_the_tables(reports: dict[str, Any]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
 def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) -> None:
-    """Forward and backward, for the CPU and for GPUs of which one is not the model that was rehearsed with."""
+    """Forward and backward, for the CPU and for GPUs of which one is not the model that warmed it up."""
     found, fresh = reports["triton"]["compiles"][name], reports["fresh"]["compiles"][name]
     assert found["before"] == found["after"]
     assert found["graphs"] == fresh["graphs"] == 2
@@ -82,6 +82,6 @@ def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) ->
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
-def test_nothing_of_the_model_that_was_rehearsed_with_is_in_the_code(reports: dict[str, Any], name: str) -> None:
+def test_nothing_of_the_model_it_was_warmed_up_with_is_in_the_code(reports: dict[str, Any], name: str) -> None:
     found, fresh = reports["triton"]["compiles"][name], reports["fresh"]["compiles"][name]
     assert found["code"] == fresh["code"]

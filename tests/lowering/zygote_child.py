@@ -1,9 +1,9 @@
-"""A process that starts a server, lets its zygote rehearse, and prints what zygote and workers are then, as JSON.
+"""A process that starts a server, lets its zygote warm up, and prints what zygote and workers are then, as JSON.
 
     zygote_child.py [--fresh] MODEL@DEVICE...
 
 What is to be compiled afterwards are functions of `gpu_child`, for `cpu` or a common device. A `--fresh` zygote does
-not rehearse.
+not warm up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(wanted: list[str]) -> None:
     log = Path(pool.status()["directory"]) / "server.log"
     end = time.monotonic() + PATIENCE
     while not fresh and log.read_text().count(" took ") < len(_IDLE.split(",")) and time.monotonic() < end:
-        time.sleep(0.1)  # it is left alone: it rehearses when nobody asks for anything
+        time.sleep(0.1)  # it is left alone: it warms up when nobody asks for anything
     facts = pool.status()
     zygote = facts["zygote"]["pid"]
     report: dict[str, Any] = {

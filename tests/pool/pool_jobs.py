@@ -436,40 +436,40 @@ def slots(data: bytes) -> bytes:
 
 # -- what a zygote does in its idle time
 
-rehearsed: list[str] = []
+warmed_up: list[str] = []
 
 
 def _mark(name: str) -> None:
     (pathlib.Path(os.environ["TMPDIR"]) / name).touch()
 
 
-def rehearse() -> None:
-    rehearsed.append(os.getcwd())
-    _mark("mark-rehearsed")
+def warm_up() -> None:
+    warmed_up.append(os.getcwd())
+    _mark("mark-warmed-up")
 
 
-def rehearse_at_last() -> None:
-    rehearsed.append(os.getcwd())
-    _mark("mark-rehearsed-at-last")
+def warm_up_at_last() -> None:
+    warmed_up.append(os.getcwd())
+    _mark("mark-warmed-up-at-last")
 
 
-def rehearse_and_raise() -> None:
-    _mark("mark-rehearsed")
-    raise ValueError("no rehearsal today")
+def warm_up_and_raise() -> None:
+    _mark("mark-warmed-up")
+    raise ValueError("no warm-up today")
 
 
-def rehearse_with_a_thread() -> None:
+def warm_up_with_a_thread() -> None:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-    _mark("mark-rehearsed")
+    _mark("mark-warmed-up")
 
 
-def rehearse_and_die() -> None:
-    _mark("mark-rehearsed")
+def warm_up_and_die() -> None:
+    _mark("mark-warmed-up")
     os.abort()
 
 
-def was_rehearsed(data: bytes) -> bytes:
-    return str(len(rehearsed)).encode()
+def was_warmed_up(data: bytes) -> bytes:
+    return str(len(warmed_up)).encode()
 
 
 # -- jobs that are asked for twice

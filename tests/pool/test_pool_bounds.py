@@ -161,7 +161,7 @@ def test_fewer_workers_where_there_is_little_memory(tmp_path, monkeypatch: pytes
 def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path, name: str) -> None:
     host = memory.Host((group(tmp_path, 1200 * MB, 700 * MB, 100 * MB, "inactive_file"),))
     assert host.room() == (600 * MB, f"the memory limit in {tmp_path / 'memory.max'}")
-    assert memory.too_little(host) and not memory.rehearsal_fits(host)
+    assert memory.too_little(host) and not memory.warm_up_fits(host)
     assert "600 MB are left of 1200 MB" in memory.advice(host) and "FXPOOL_POOL=off" in memory.advice(host)
     assert host.killed() == 0
     (tmp_path / name).write_text("low 0\noom 9\noom_kill 3\n")
@@ -170,4 +170,4 @@ def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path, name: str)
         file.write(f"active_file {300 * MB}\n")
     assert host.room()[0] == 900 * MB, "files that are cached can be given up"
     roomy = memory.Host((group(tmp_path, 1200 * MB, 400 * MB, 100 * MB, "inactive_file"),))
-    assert not memory.too_little(roomy) and memory.rehearsal_fits(roomy)
+    assert not memory.too_little(roomy) and memory.warm_up_fits(roomy)

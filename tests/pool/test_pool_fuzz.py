@@ -126,7 +126,7 @@ def test_the_recorded_sessions_say_everything(sessions: dict[str, bytes]) -> Non
         "to server": "Hello Submit Cancel StatusQuery",
         "light": "Hello Submit Cancel StatusQuery",
         "to client": "Welcome ZygoteState Started LogRecord WarningRecord Done Failed Status",
-        "from worker": "Answer Phase Submit Cancel Waiting Resume SlotsQuery LogRecord WarningRecord",
+        "from worker": "Returned Phase Submit Cancel Waiting Resume SlotsQuery LogRecord WarningRecord",
         "to worker": "Run Granted SlotsReply Done Failed",
     }.items():
         kinds = UNIONS.get(way, m.ToServer)
@@ -493,7 +493,7 @@ def test_another_user_is_refused(client: PoolClient, place: Place) -> None:
 
 def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     """What no worker says, and the words for it in the server's log."""
-    answer = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=1), b"wrong"))
+    answer = b"".join(encode(m.Returned(ok=True, seconds=0.0, pid=1), b"wrong"))
     size = HEADER.unpack_from(answer)[4]
     yield b"HTTP/1.1 200 OK and more\r\n", "not a frame of fxpool"
     yield b"\0" * 5000, "not a frame of fxpool"
@@ -552,7 +552,7 @@ def alive(client: PoolClient) -> bool:
 
 def test_no_payload_is_longer_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PAYLOAD_CAP", 1 << 16)
-    meta = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=1)))[HEADER.size :]
+    meta = b"".join(encode(m.Returned(ok=True, seconds=0.0, pid=1)))[HEADER.size :]
     decoder: FrameDecoder[Any] = FrameDecoder(m.FromWorker, cap=1 << 16)
     with pytest.raises(ProtocolError):
         decoder.feed(HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), (1 << 16) + 1))
@@ -561,7 +561,7 @@ def test_no_payload_is_longer_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> N
 # Not 0 or 1: what is done to the process groups of these would be done to us.
 @pytest.mark.parametrize("pid", [1 << 40, -5])
 def test_a_pid_that_is_no_pid(client: PoolClient, pid: int) -> None:
-    answer = b"".join(encode(m.Answer(ok=True, seconds=0.0, pid=pid), b"said"))
+    answer = b"".join(encode(m.Returned(ok=True, seconds=0.0, pid=pid), b"said"))
     job = client.submit("pool_garbage:say_and_stay", answer, JobSpec(label="lies", retries=0))
     with contextlib.suppress(WorkerDiedError):
         assert job.result(timeout=20) == b"said"

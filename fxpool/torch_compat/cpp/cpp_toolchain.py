@@ -3,7 +3,7 @@
 Inductor 2.11 to 2.13 go through `config.cpp.cxx` (by default None and then $CXX or g++, read when the module was
 imported) and take the first that runs; None stands for one that it downloads, if told to by TORCH_INDUCTOR_INSTALL_GXX.
 Which one that is, what kind it is of and what it says of itself are remembered for the life of a process, some of it
-without the compiler's name: a process that goes on to another one (a worker, forked from a zygote that rehearsed with
+without the compiler's name: a process that goes on to another one (a worker, forked from a zygote that warmed up with
 its own; a program that changes the configuration) would give that the flags of the first.
 """
 

@@ -25,7 +25,7 @@ class Operand(msgspec.Struct, array_like=True, frozen=True):
     reused: bool = False
 
 
-class Question(msgspec.Struct, array_like=True, frozen=True):
+class PaddingQuestion(msgspec.Struct, array_like=True, frozen=True):
     """A product: `mm`, `bmm` or `addmm`, its two matrices and the one that is added to it."""
 
     product: str
@@ -37,26 +37,26 @@ class Question(msgspec.Struct, array_like=True, frozen=True):
 class NotMeasuredError(Exception):
     """A graph can't be compiled before these `questions` are answered."""
 
-    def __init__(self, questions: Sequence[Question]) -> None:
+    def __init__(self, questions: Sequence[PaddingQuestion]) -> None:
         super().__init__(f"{len(questions)} products are to be measured")
         self.questions = list(questions)
 
 
 @contextlib.contextmanager
-def asking(answers: Callable[[Question], bool | None]) -> Iterator[None]:
+def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
     """Let Inductor decide by `answers`. When a graph's decisions are made, raises NotMeasuredError if some were not
     there."""
     from torch._inductor import compile_fx, config
     from torch._inductor.fx_passes import pad_mm
 
-    missing: dict[Question, None] = {}
-    asked: list[Question] = []
+    missing: dict[PaddingQuestion, None] = {}
+    asked: list[PaddingQuestion] = []
 
     def bench_key(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None, is_base_time_key: bool = False) -> str:
         first = _operand(mat1, pad_mm.should_exclude_padding_time(match, "mat1"))
         second = _operand(mat2, pad_mm.should_exclude_padding_time(match, "mat2"))
         added = _operand(input, False) if input is not None else None
-        asked.append(Question(str(op).rpartition(".")[2], first, second, added))
+        asked.append(PaddingQuestion(str(op).rpartition(".")[2], first, second, added))
         return ""
 
     def cached(key: str) -> bool:
@@ -111,7 +111,7 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in hints(sizes))
 
 
-def measure(question: Question, device: int) -> bool:
+def measure(question: PaddingQuestion, device: int) -> bool:
     """Whether padding pays on this CUDA device, by Inductor's measurement. Imports Inductor."""
     from torch._inductor.fx_passes import pad_mm
     from torch._subclasses import FakeTensorMode

@@ -101,7 +101,7 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
         return "a fused kernel"
 
 
-Question = Selection | Fused
+TimingQuestion = Selection | Fused
 
 # With more registers in memory a fused kernel is not timed; torch's number.
 _SPILLS = 8
@@ -113,10 +113,10 @@ class Measure(Protocol):
     def compile(self, name: str, source: str) -> Future[bytes]:
         """Begin to compile a kernel for who will time it."""
 
-    def known(self, question: Question) -> bool:
+    def known(self, question: TimingQuestion) -> bool:
         """Whether the answer is there, so that nothing has to be compiled for it."""
 
-    def times(self, question: Question) -> list[float] | None:
+    def times(self, question: TimingQuestion) -> list[float] | None:
         """Milliseconds, one for each candidate, infinite for those that can't run; None if no device is to be had."""
 
 

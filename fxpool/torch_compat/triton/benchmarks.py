@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from fxpool import notices
-from fxpool.torch_compat.triton.autotuning import Choice, Fused, Question, Selection, Value
+from fxpool.torch_compat.triton.autotuning import Choice, Fused, Selection, TimingQuestion, Value
 
 log = notices.logger(__name__)
 
@@ -43,7 +43,7 @@ def compile_candidate(name: str, source: str) -> None:
         triton_compile.load(name, source).precompile(warm_cache_only=True)
 
 
-def times(question: Question) -> Times:
+def times(question: TimingQuestion) -> Times:
     """Time what `question` asks for. Raises if its inputs can't be made."""
     count = len(question.choices) if isinstance(question, Selection) else 1
     if not torch.cuda.is_available():
@@ -89,7 +89,7 @@ class _Graph:
 
 
 @contextlib.contextmanager
-def _graph(question: Question) -> Iterator[None]:
+def _graph(question: TimingQuestion) -> Iterator[None]:
     from torch._inductor.virtualized import V
 
     values, device = [], torch.cuda.current_device()
