@@ -31,7 +31,7 @@ from fxpool.lowering.request.ambient import AmbientState
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.state import configs, switches
 from fxpool.torch_compat.triton import autotuning, benchmarks, triton_compile
-from fxpool.torch_compat.triton.autotuning import Fused, PaddingQuestion
+from fxpool.torch_compat.triton.autotuning import Fused, TimingQuestion
 
 log = notices.logger(__name__)
 
@@ -55,7 +55,7 @@ class _Source(msgspec.Struct, array_like=True, frozen=True):
 class _Asked(msgspec.Struct, array_like=True, frozen=True):
     """Payload of the sub-job that times; `state` is that of the process that asks, pickled."""
 
-    question: PaddingQuestion
+    question: TimingQuestion
     state: bytes
     directory: str
 
@@ -85,7 +85,7 @@ class Tuning:
             self._compiling[source] = self._submit(COMPILE_CANDIDATE, payload, f"candidate {name}")
         return self._compiling[source]
 
-    def times(self, question: PaddingQuestion) -> list[float] | None:
+    def times(self, question: TimingQuestion) -> list[float] | None:
         """See `autotuning.Measure`."""
         times = self._kept(question)
         if times is None:
@@ -95,27 +95,27 @@ class Tuning:
         self._note(question, times)
         return times
 
-    def known(self, question: PaddingQuestion) -> bool:
+    def known(self, question: TimingQuestion) -> bool:
         """See `autotuning.Measure`."""
         return self._kept(question) is not None
 
-    def _kept(self, question: PaddingQuestion) -> list[float] | None:
+    def _kept(self, question: TimingQuestion) -> list[float] | None:
         known = self._all_kept(question)
         return [known[one] for one in question.candidates()] if known.keys() >= set(question.candidates()) else None
 
-    def _all_kept(self, question: PaddingQuestion) -> dict[str, float]:
+    def _all_kept(self, question: TimingQuestion) -> dict[str, float]:
         data = benchmark_cache.kept(self._tools, self._facts, [self._surroundings, question.identity()])
         try:
             return msgspec.msgpack.decode(data, type=dict[str, float]) if data is not None else {}
         except msgspec.DecodeError:
             return {}
 
-    def _keep(self, question: PaddingQuestion, times: list[float]) -> None:
+    def _keep(self, question: TimingQuestion, times: list[float]) -> None:
         known = {**self._all_kept(question), **dict(zip(question.candidates(), times, strict=True))}
         asked = [self._surroundings, question.identity()]
         benchmark_cache.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(known))
 
-    def _timed(self, question: PaddingQuestion) -> list[float] | None:
+    def _timed(self, question: TimingQuestion) -> list[float] | None:
         if self._devices is None:
             return None
         left = list(range(len(question.candidates())))
@@ -143,12 +143,12 @@ class Tuning:
             left = [number for number in left if times[number] is None]
         return [math.inf if one is None else one for one in times]
 
-    def _ask(self, question: PaddingQuestion) -> benchmarks.Times:
+    def _ask(self, question: TimingQuestion) -> benchmarks.Times:
         payload = msgspec.msgpack.encode(_Asked(question, self._state, self._directory))
         timing = self._submit(TIME_CANDIDATES, payload, f"timing of {question.describe()}", self._devices or "")
         return msgspec.msgpack.decode(timing.result(), type=benchmarks.Times)
 
-    def _note(self, question: PaddingQuestion, times: list[float] | None) -> None:
+    def _note(self, question: TimingQuestion, times: list[float] | None) -> None:
         """For people who look at the entry: what was timed, and the fastest."""
         row: list[Any] = [question.describe()]
         if times is None:
@@ -166,7 +166,7 @@ def _digest(state: AmbientState) -> str:
     return hashlib.sha256(canonical(about)).hexdigest()
 
 
-def _part(question: PaddingQuestion, numbers: Sequence[int]) -> PaddingQuestion:
+def _part(question: TimingQuestion, numbers: Sequence[int]) -> TimingQuestion:
     if isinstance(question, Fused) or len(numbers) == len(question.choices):
         return question
     return msgspec.structs.replace(question, choices=[question.choices[number] for number in numbers])

@@ -218,7 +218,7 @@ def test_a_right_digest_over_nonsense_is_refused():
 
 def test_an_entry_of_another_version_is_let_be(store):
     entry = store.publish(make_entry(), {})
-    magic, rest = b"fxpool-entry 2\n", b"whatever they write"
+    magic, rest = b"fxpool-entry 3\n", b"whatever they write"
     with open(entry_file(store, entry), "wb") as file:
         file.write(magic + hashlib.sha256(magic + rest).digest() + rest)
     assert store.entries(KEY) == []
