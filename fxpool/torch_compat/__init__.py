@@ -1,5 +1,6 @@
 """The wall around torch's private names: everything fxpool knows of torch's internals is in this folder.
 
+    patching     one attribute of torch's or Triton's replaced for a while
     versions     which torch is supported, and the refusal when it isn't
     dynamo       Dynamo, symbolic shapes and fake tensors
     operators    operators by name, and what a program registered for them

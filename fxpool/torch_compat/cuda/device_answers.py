@@ -11,13 +11,13 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.inductor import preload
+from fxpool.torch_compat.patching import patched
 
 
 class UnansweredError(Exception):
@@ -177,7 +177,7 @@ def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def put(owner: Any, name: str, value: Any) -> None:
-            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(patched(owner, name, value, create=True))
 
         for name, answer in answers.items():
             if hasattr(torch.cuda, name):
@@ -215,7 +215,7 @@ def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterato
     before = driver._active
     driver.set_active(_Driver(facts, current))
     try:
-        with mock.patch.object(helpers, "set_driver_to_gpu", lambda: None):
+        with patched(helpers, "set_driver_to_gpu", lambda: None):
             yield
     finally:
         driver._active = before
@@ -249,7 +249,7 @@ def _constants_on_cpu() -> Iterator[None]:
             yield outer
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(proxy_tensor, "unset_fake_temporarily", real_on_cpu))
+        stack.enter_context(patched(proxy_tensor, "unset_fake_temporarily", real_on_cpu))
         for name in ("__init__", "run"):
             original = getattr(UniformValueConstantFolder, name)
 
@@ -257,7 +257,7 @@ def _constants_on_cpu() -> Iterator[None]:
                 with _OnCpu():
                     return _original(*args, **kwargs)
 
-            stack.enter_context(mock.patch.object(UniformValueConstantFolder, name, on_cpu))
+            stack.enter_context(patched(UniformValueConstantFolder, name, on_cpu))
         yield
 
 
@@ -278,7 +278,7 @@ def _modules_read() -> Iterator[None]:
             return original(key, path, *args, **kwargs)
         return _read(text, path)
 
-    with mock.patch.object(PyCodeCache, "load_by_key_path", load_by_key_path):
+    with patched(PyCodeCache, "load_by_key_path", load_by_key_path):
         yield
 
 

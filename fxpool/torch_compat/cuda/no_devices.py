@@ -14,9 +14,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
+
+from fxpool.torch_compat.patching import patched
 
 # Of c10, in all releases that are supported: one pointer for each kind of device.
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -69,7 +70,7 @@ def out_of_reach() -> Iterator[None]:
 
         def put(owner: Any, name: str, value: Any) -> None:
             if hasattr(owner, name):
-                stack.enter_context(mock.patch.object(owner, name, value))
+                stack.enter_context(patched(owner, name, value))
 
         for name, answer in answers.items():
             put(torch.cuda, name, answer)

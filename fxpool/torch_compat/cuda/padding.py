@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
+
+from fxpool.torch_compat.patching import patched
 
 
 class Operand(msgspec.Struct, array_like=True, frozen=True):
@@ -76,9 +77,9 @@ def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
 
     original = compile_fx._recursive_joint_graph_passes
     with (
-        mock.patch.object(pad_mm, "should_pad_bench_key", bench_key),
-        mock.patch.object(pad_mm, "get_cached_should_pad", cached),
-        mock.patch.object(compile_fx, "_recursive_joint_graph_passes", passes),
+        patched(pad_mm, "should_pad_bench_key", bench_key),
+        patched(pad_mm, "get_cached_should_pad", cached),
+        patched(compile_fx, "_recursive_joint_graph_passes", passes),
         _not_remembered(pad_mm),
     ):
         try:
@@ -92,7 +93,7 @@ def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _not_remembered(pad_mm: Any) -> Iterator[None]:
     """Inductor remembers decisions on disk, under keys that do not name the device."""
-    with mock.patch.object(pad_mm, "_should_pad", _undecorated(pad_mm)):
+    with patched(pad_mm, "_should_pad", _undecorated(pad_mm)):
         yield
 
 
@@ -121,11 +122,11 @@ def measure(question: PaddingQuestion, device: int) -> bool:
     times: dict[str, float] = {}
     with (
         torch.cuda.device(device),
-        mock.patch.object(pad_mm, "should_exclude_padding_time", lambda match, name: reused[name]),
-        mock.patch.object(pad_mm, "get_cached_should_pad", lambda key: None),
-        mock.patch.object(pad_mm, "set_cached_should_pad", lambda key, value: None),
-        mock.patch.object(pad_mm, "get_cached_base_mm_benchmark_time", times.get),
-        mock.patch.object(pad_mm, "set_cached_base_mm_benchmark_time", times.__setitem__),
+        patched(pad_mm, "should_exclude_padding_time", lambda match, name: reused[name]),
+        patched(pad_mm, "get_cached_should_pad", lambda key: None),
+        patched(pad_mm, "set_cached_should_pad", lambda key, value: None),
+        patched(pad_mm, "get_cached_base_mm_benchmark_time", times.get),
+        patched(pad_mm, "set_cached_base_mm_benchmark_time", times.__setitem__),
         FakeTensorMode(),
     ):
         operands = [

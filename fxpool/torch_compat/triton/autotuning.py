@@ -16,12 +16,12 @@ import types
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
-from unittest import mock
 
 import msgspec
 
 from fxpool import notices
 from fxpool.torch_compat.cuda.device_answers import UnansweredError
+from fxpool.torch_compat.patching import patched
 
 log = notices.logger(__name__)
 
@@ -167,12 +167,12 @@ def measuring(measure: Measure) -> Iterator[None]:
         return (times[0] if times is not None else 1.0), module.__file__
 
     with (
-        mock.patch.object(autotune_process, "get_tuning_process_pool", lambda: None, create=True),
-        mock.patch.object(selector, "make_precompile_fn", make_precompile_fn),
-        mock.patch.object(selector, "make_benchmark_fn", classmethod(make_benchmark_fn)),
-        mock.patch.object(scheduler.Scheduler, "compile_kernel", compile_kernel),
-        mock.patch.object(TritonScheduling, "benchmark_fused_nodes", benchmark_fused_nodes),
-        mock.patch.object(TritonScheduling, "benchmark_codegened_module", benchmark_codegened_module),
+        patched(autotune_process, "get_tuning_process_pool", lambda: None, create=True),
+        patched(selector, "make_precompile_fn", make_precompile_fn),
+        patched(selector, "make_benchmark_fn", classmethod(make_benchmark_fn)),
+        patched(scheduler.Scheduler, "compile_kernel", compile_kernel),
+        patched(TritonScheduling, "benchmark_fused_nodes", benchmark_fused_nodes),
+        patched(TritonScheduling, "benchmark_codegened_module", benchmark_codegened_module),
     ):
         yield
 

@@ -11,12 +11,12 @@ import pickle
 import types
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
 
 from fxpool import notices
+from fxpool.torch_compat.patching import patched
 from fxpool.torch_compat.triton.autotuning import Choice, Fused, Selection, TimingQuestion, Value
 
 log = notices.logger(__name__)
@@ -39,7 +39,7 @@ def compile_candidate(name: str, source: str) -> None:
 
     # A module that times itself names it; builds for the CPU lack it.
     stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    with triton_compile.no_driver(), mock.patch.object(torch._C, "_cuda_getCurrentRawStream", stream, create=True):
+    with triton_compile.no_driver(), patched(torch._C, "_cuda_getCurrentRawStream", stream, create=True):
         triton_compile.load(name, source).precompile(warm_cache_only=True)
 
 

@@ -18,9 +18,10 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
+
+from fxpool.torch_compat.patching import patched
 
 #: Takes name and source of a kernel that Inductor asks for, and gives what stands for it in the module.
 Collect = Callable[[str, str], Any]
@@ -157,7 +158,7 @@ def no_kept_choices() -> Iterator[None]:
     that out torch's sources would be read."""
     from torch._inductor.runtime import triton_heuristics
 
-    with mock.patch.object(triton_heuristics.AutotuneCache, "create", lambda *args: None):
+    with patched(triton_heuristics.AutotuneCache, "create", lambda *args: None):
         yield
 
 
