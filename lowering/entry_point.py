@@ -1,4 +1,4 @@
-"""What torch finds under the name "fxpool" among its backends.
+"""The entry point under which torch finds the backend "fxpool".
 
 A program asks for this module's `fxpool_backend` by that name and by nothing else: asking starts a pool.
 """

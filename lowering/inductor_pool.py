@@ -55,7 +55,7 @@ _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_
 
 
 class _Interpreter:
-    """Whether the interpreter is `ending`: what Inductor sends then is compiled nowhere."""
+    """The state of the interpreter: once it is `ending`, nothing that Inductor sends is compiled."""
 
     def __init__(self) -> None:
         self.ending = forks.event()
@@ -383,7 +383,7 @@ def run_graph(payload: bytes) -> bytes:
 
 
 def _answer(work: Callable[[], Any], unseen: bool) -> bytes:
-    """What `work` returns, what it raises, or (where devices are `unseen`) what it asked of one."""
+    """Encode what `work` returns or raises, or (where devices are `unseen`) what it asked of one."""
     try:
         return pickle.dumps((True, work()), pickle.HIGHEST_PROTOCOL)
     except Exception as error:

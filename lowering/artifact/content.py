@@ -1,4 +1,4 @@
-"""What an entry holds besides its blobs and guards: the effects of the compile, and what was decided on its way."""
+"""The content of an entry besides blobs and guards: effects of the compile, and decisions made on its way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Choices = dict[str, dict[str, int]]
 
 
 class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a compile does to its surroundings besides returning code, to be replayed where that is loaded.
+    """Changes that a compile makes to its surroundings, to be replayed where its code is loaded.
 
     `restart` names inputs: a pass asked Dynamo to trace again with those specialized, and there is no code.
     `aot_guards` are AOTAutograd's (see `torch_compat.dynamo.tracing.describe_aot_guards`), `mutated_inputs` the
@@ -29,13 +29,13 @@ class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What lowering decided by a clock: paddings that were `measured`, templates that were `tuned`; for people."""
+    """Decisions by a clock, for people to read: paddings that were `measured`, templates that were `tuned`."""
 
     measured: list[Any] = []
     tuned: list[Any] = []
 
     def described(self) -> dict[str, str]:
-        """What was asked, and the answer, in words."""
+        """Put questions and answers into words."""
         rows: list[tuple[str, str]] = []
         for question, pays in self.measured:
             product, *operands = question

@@ -1,4 +1,4 @@
-"""What a compile does to its surroundings besides returning code, recorded there and replayed here.
+"""Changes that a compile makes to its surroundings: recorded by the worker, replayed by the process that loads.
 
     shape guards      sympy expressions, in the entry's own field; evaluated, then added to the ShapeEnv
     AOTAutograd's     DuplicateInputs and StorageOverlap, sources replaced by input positions
@@ -47,7 +47,7 @@ def encoded_guards(env: ShapeEnv, names: set[str]) -> list[Any]:
 
 
 def guards_hold(encoded: Sequence[Any], values: Mapping[str, Any]) -> bool:
-    """Whether every guard holds for these values; a guard that can't be evaluated does not."""
+    """Return whether every guard holds for these values; a guard that can't be evaluated does not."""
     try:
         return all(guards.evaluate(guard, values) for guard in encoded)
     except guards.UnknownGuardError:

@@ -1,4 +1,4 @@
-"""What a compile gives, as bytes: published as an entry of a store, or carried inline.
+"""A compiled graph as bytes: published as an entry of a store, or carried inline.
 
 The parts are the pickled result of torch, the libraries of C++ and Triton kernels, the guards and the effects. An
 entry keeps the first three as blobs; an inline artifact is one message. `Artifact` is what loading
@@ -74,7 +74,7 @@ class Reference(msgspec.Struct, kw_only=True):
 
 
 class CompileReply(msgspec.Struct, kw_only=True):
-    """What a worker sends back: one of these.
+    """The result of a compile job: one of these fields is set.
 
     `questions` are to be answered before the graph can be compiled; `unanswered` is what a device was asked for that
     only a worker which sees it can find out.
@@ -97,7 +97,7 @@ def decode_reply(data: bytes) -> CompileReply:
 
 
 class Parts:
-    """Where loading takes the parts of a compiled graph from.
+    """The parts of a compiled graph, wherever they lie: loading takes them from here.
 
     `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
     loads says in `indices` which CUDA devices the graph is to run on.

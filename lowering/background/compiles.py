@@ -51,7 +51,7 @@ _SIZES = 8
 
 
 class _Background:
-    """What this process has going on in the background, until its interpreter ends."""
+    """The background compiles of this process, withdrawn when its interpreter ends."""
 
     def __init__(self) -> None:
         self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
@@ -105,7 +105,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class StageCompiler:
-    """What `begin` needs of the fallback chain: both give loaded code, through the loader they are handed."""
+    """The two ways to a stage's code, handed to `begin` by the fallback chain. Both call the loader they are given."""
 
     compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
     """Waits for a worker."""
@@ -138,7 +138,7 @@ def begin(
 
 
 class _Work:
-    """What is done for one graph in threads of its own."""
+    """The work for one graph, in threads of its own."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 
 
 def report() -> list[dict[str, Any]]:
-    """What `wait` returns, without waiting."""
+    """Return what `wait` returns, without waiting."""
     found = [
         {
             "label": swap.label,

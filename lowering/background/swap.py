@@ -1,4 +1,4 @@
-"""What Dynamo calls for a graph whose code changes: eager first or an earlier stage, better code when that is there.
+"""The callable of a graph whose code changes: eager or an earlier stage first, better code once that is there.
 
 Dynamo has fixed its guards by then, so what a later compile guards on (sizes, overlapping memory) is checked at each
 call; a call outside of it takes the version before, and in the end the one that Dynamo guards. Forward and backward of
@@ -79,7 +79,7 @@ class Trial:
         self.over = False
 
     def is_for(self, args: Sequence[Any]) -> bool:
-        """Whether a call counts: its inputs are of the sizes of the first that both versions could take."""
+        """Return whether a call counts: its inputs have the sizes of the first call that both versions could take."""
         if self.over:
             return False
         sizes = tuple(tuple(arg.shape) if hasattr(arg, "shape") else arg for arg in args)
@@ -240,7 +240,7 @@ class Swap:
             self.over.clear()
 
     def end(self) -> None:
-        """What `begin` said is over."""
+        """Unregister a compile that `begin` registered."""
         with self._lock:
             self._under_way -= 1
             if self._under_way:

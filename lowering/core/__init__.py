@@ -1,4 +1,4 @@
-"""What every part of the way of a graph uses.
+"""The base of all other parts of `lowering`: options, attempts, the process's runtime.
 
     options             what the caller of ``torch.compile`` asked for, and the mode
     attempt             one graph on its way, and what has happened to it so far

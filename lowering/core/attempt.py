@@ -26,7 +26,7 @@ FINAL = (NoCompilerError,)
 
 
 class Outcome(enum.Enum):
-    """How a graph came to its code. The value is `outcome` in the records of ``fxpool.stats()["graphs"]``."""
+    """The way in which a graph came to its code; its value stands in the records of ``fxpool.stats()["graphs"]``."""
 
     HIT = "hit"
     WORKER = "worker"
@@ -53,7 +53,7 @@ _STATES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where the result of a graph goes: the directory of a `store`, or None. With `keep` false no key is made.
+    """The place for the result of a graph: the directory of a `store`, or None. With `keep` false no key is made.
 
     `toolchain_dir` is where facts about this host's tool chain are kept.
     """
@@ -97,11 +97,11 @@ class Attempt:
         return runtime.store() if self.options.cache else None
 
     def stores(self) -> list[LocalStore]:
-        """Where it is looked for, in that order."""
+        """The stores to look into, in this order."""
         return runtime.stores() if self.options.cache else []
 
     def destination(self) -> Destination:
-        """Where its results go."""
+        """The place for its results."""
         store = self.store()
         return Destination(
             store=store.root if store is not None else None,

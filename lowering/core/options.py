@@ -1,4 +1,4 @@
-"""What ``torch.compile(backend="fxpool", mode=..., options={...})`` may say, and what it means.
+"""The `mode` and `options` of ``torch.compile(backend="fxpool", mode=..., options={...})``, checked and parsed.
 
 `mode` takes torch.compile's names (``reduce-overhead``, ``max-autotune``, ...) or a compile mode in
 the grammar of ``TORCHINDUCTOR_FX_COMPILE_MODE``. `options` takes the names below, and every option

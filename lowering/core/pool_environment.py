@@ -1,4 +1,4 @@
-"""What the pool's processes are told of this one: the environment of server and zygote, and the place of each job.
+"""The environment of the pool's processes: variables and import path of server, zygote and jobs.
 
 A server and its zygote get only what they need to find their interpreter, their libraries and their temporary files.
 Everything else of this program travels with each of its jobs.
@@ -101,7 +101,7 @@ def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def import_path() -> tuple[str, ...]:
-    """Where this program finds its modules; an empty entry is its working directory."""
+    """The program's import path for its jobs; an empty entry becomes the working directory."""
     here = working_directory()
     paths = (path or here for path in sys.path)
     return tuple(path for path in paths if path and is_text(path))
@@ -117,7 +117,7 @@ def working_directory() -> str | None:
 
 
 def is_text(path: str) -> bool:
-    """Whether a path or a variable's value can be sent to a worker: not every one is UTF-8."""
+    """Return whether a path or a variable's value can be sent to a worker: not every one is UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:

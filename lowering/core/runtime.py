@@ -115,7 +115,7 @@ class Runtime:
         )
 
     def limits(self) -> dict[str, float]:
-        """What a job of this process may take where no other process waits for it, too: seconds and bytes."""
+        """The limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
         from fxpool.pool import memory  # 0.02 s with psutil, and a hit asks for no limit
 
         settings = config.current()
@@ -210,7 +210,7 @@ class Runtime:
             return self._bases[root]
 
     def stores(self) -> list[LocalStore]:
-        """Where to look for a graph, in that order: what was filled before holds what most processes need."""
+        """The stores to look into for a graph, in order: the cache base first, as it holds what most processes need."""
         own, below = self.store(), self.base()
         if own is not None and below is not None and own.root == below.root:
             below = None
@@ -218,7 +218,7 @@ class Runtime:
 
     @staticmethod
     def toolchain_directory(store: LocalStore | None) -> str | None:
-        """Where facts about this host's tool chain and its precompiled header are kept."""
+        """The directory for facts about this host's tool chain and for its precompiled header."""
         return os.path.join(store.root, "toolchain") if store is not None else None
 
     def forget_stores(self) -> None:

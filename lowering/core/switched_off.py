@@ -1,4 +1,4 @@
-"""What is said once when a part of fxpool is off, and what to do about it."""
+"""Warnings, each given once, that a part of fxpool is off, with the remedy."""
 
 from __future__ import annotations
 

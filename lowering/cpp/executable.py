@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 def is_forbidden(path: str) -> bool:
-    """Whether the file system of a file, or of a directory, lets nobody execute what is there."""
+    """Return whether the file system of a file or directory is mounted ``noexec``."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
     except OSError:

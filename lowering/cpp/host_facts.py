@@ -1,4 +1,4 @@
-"""What a host's tool chain can do, found once and kept beside the graphs.
+"""The abilities of a host's tool chain, found once and kept beside the graphs.
 
 Which vector instructions the CPU, torch and the compiler agree on takes Inductor a chain of test
 builds (8 s and more, in every process that finds no trace of an earlier one); it is one build here,
@@ -60,12 +60,12 @@ def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
 
 
 def are_kept(toolchain_dir: str) -> bool:
-    """Whether this host's facts lie under `toolchain_dir`."""
+    """Return whether this host's facts lie under `toolchain_dir`."""
     return _kept(_path(toolchain_dir)) is not None
 
 
 def worth_preparing() -> bool:
-    """Whether there is a core to spare for finding out beside a compile."""
+    """Return whether there is a core to spare for probing beside a compile."""
     return len(os.sched_getaffinity(0)) > 1
 
 
@@ -104,7 +104,7 @@ def _alone(toolchain_dir: str | None) -> Iterator[None]:
 
 
 def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
-    """What the CPU claims, if a program that uses all of it builds with the flags of kernels, and loads."""
+    """Return what the CPU claims, if a program that uses all of it builds with the flags of kernels and loads."""
     claimed = instruction_sets.candidates()
     if not claimed:
         return None

@@ -56,13 +56,13 @@ class Submit(Protocol):
     def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]: ...
 
 
-#: How many units may be compiled at once now, the core of who asks included: it waits for them.
+#: The number of units that may be compiled at once now, the waiting caller's own core included.
 Units = Callable[[], int]
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelJobs:
-    """Where the kernels of a graph are compiled, and how many at a time.
+    """The jobs that compile a graph's kernels: where they run, and how many at a time.
 
     `apart`: in other processes; Triton's are compiled side by side only there. On a host whose tool chain nobody has
     asked yet, `patient` does that first; otherwise the CPU is taken at its word, and asked only if the compiler

@@ -70,7 +70,7 @@ def _content() -> str:
 
 
 def is_ready(toolchain_dir: str | None) -> bool:
-    """Whether `command` would return at once: the header is there, or there is to be none."""
+    """Return whether `command` would return at once: the header is there, or there is to be none."""
     wanted = _command(toolchain_dir)
     if toolchain_dir is None or not wanted.precompiles_headers():
         return True
@@ -112,7 +112,7 @@ def _failure(header: str) -> str:
 
 
 def _has_failed(header: str) -> bool:
-    """Whether the compiler refused the header lately, in whichever process. Another compiler's header is another."""
+    """Return whether this compiler refused the header within the last hour, in whichever process."""
     try:
         return 0 <= time.time() - os.stat(_failure(header)).st_mtime < _FAILED_FOR
     except OSError:
@@ -196,7 +196,7 @@ def _sweep(directory: str, held: str) -> None:
 
 
 def _is_nobodys(lock: str) -> bool:
-    """Whether a header's lock is held by no process: who began to compile it has ended."""
+    """Return whether no process holds a header's lock: the one that began to compile it has ended."""
     try:
         with filelock.FileLock(lock, timeout=0, mode=0o600):
             return True

@@ -19,7 +19,7 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
 
 
 def function_name(number: int) -> str:
-    """What kernel `number` is called in its library."""
+    """The name of kernel `number` in its library."""
     return f"k{number}"
 
 

@@ -61,7 +61,7 @@ class _Asked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tuning:
-    """What one compile has timed. `directory` is the job's own, for files of both sub-jobs."""
+    """The timings of one compile. `directory` is the job's own, for files of both sub-jobs."""
 
     def __init__(self, request: CompileRequest, submit: Submit, directory: str) -> None:
         self._submit, self._directory = submit, directory

@@ -47,7 +47,7 @@ class _Measuring:
 
 
 class KnownAnswers:
-    """What is known about one kind of device: what came with the request, and what is kept under `toolchain_dir`."""
+    """Answers about one kind of device: those that came with the request, and those kept under `toolchain_dir`."""
 
     def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None) -> None:
         self._facts, self._tools = facts, toolchain_dir
@@ -105,7 +105,7 @@ def _path(toolchain_dir: str, facts: DeviceFacts, asked: Any) -> str:
 
 
 def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
-    """What was found out about `asked` (plain data) on such a device before, if it is kept."""
+    """The kept answer to `asked` (plain data) for such a device, or None."""
     if toolchain_dir is None:
         return None
     try:

@@ -133,7 +133,7 @@ class LinkedTriton:
 
 
 def attribute(number: int) -> str:
-    """What the library calls its kernel of that number."""
+    """The library's attribute for its kernel of that number."""
     return f"t{number}"
 
 

@@ -1,4 +1,4 @@
-"""Where a graph is compiled, and what happens when that does not work.
+"""The fallback chain: where a graph is compiled, and what happens when that does not work.
 
     chain            the graph as Dynamo made it, else after AOTAutograd, else in this process
     remote           a worker's compile of one captured graph, with all that the worker may ask

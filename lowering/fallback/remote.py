@@ -87,7 +87,7 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
 def _one_job(
     captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, *, flight: str, inline: bool
 ) -> Any | None:
-    """What one job comes to. None if its result is gone, or was made for somebody else and does not fit this call."""
+    """Run one job and load its result; None if that is gone, or was made for another process and does not fit here."""
     with attempt.timed("compile"):
         reply, joined = _reply(captured, attempt, store, flight, inline)
     compiled = reply.reference or reply.artifact

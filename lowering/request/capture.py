@@ -101,7 +101,7 @@ class Captured:
         self._again(devices=(), visible=self.placement.visible())
 
     def _origin(self) -> Origin | None:
-        """What a person would know the graph by. Never raises: nothing depends on it."""
+        """Describe the graph for people. Never raises, as nothing depends on it."""
         try:
             inputs, parameters = frames.shown_inputs(self.fakes[len(self.lifted) :], self.sources[len(self.lifted) :])
             arguments = self.request.arguments

@@ -41,7 +41,7 @@ BACKGROUND = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """What a worker needs for one compile. Another try is another request (`dataclasses.replace`).
+    """All that a worker needs for one compile. Another try is another request (`dataclasses.replace`).
 
     `graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
     where there is none, None travels.

@@ -1,4 +1,4 @@
-"""Which inputs share memory, at capture and at every call of a graph that changes its inputs.
+"""Inputs that share memory: recorded at capture, checked at every call of a graph that changes its inputs.
 
 Code compiled for inputs that lie apart is wrong for inputs that overlap when it writes to one of
 them, and Dynamo guards neither on overlap nor on storage offsets. So the layout of shared memory is
@@ -99,7 +99,7 @@ class Checked:
         return self._otherwise(*args)
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether this call's memory is laid out as it was at compile time."""
+        """Return whether this call's memory is laid out as it was at compile time."""
         try:
             # Shapes too: under dynamic shapes one address can reach further than before.
             pointers = tuple([(a.data_ptr(), a.shape) if isinstance(a, torch.Tensor) else None for a in args])

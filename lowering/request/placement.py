@@ -30,7 +30,7 @@ class Placement:
     needed: str = ""
 
     def visible(self) -> str | None:
-        """What ``CUDA_VISIBLE_DEVICES`` has to be where the graph's numbers are to be indices; None to leave it."""
+        """The ``CUDA_VISIBLE_DEVICES`` under which the graph's device numbers are indices; None to leave it alone."""
         return None if self.indices == tuple(range(len(self.indices))) else self.names()
 
     def names(self) -> str:

@@ -1,4 +1,4 @@
-"""What runs in a worker, and in the zygote that workers are forked from.
+"""The code that runs in a worker, and in the zygote that workers are forked from.
 
     jobs        the functions that a pool calls
     compiler    one request through AOTAutograd and Inductor; in the caller's process for mode ``serialize``

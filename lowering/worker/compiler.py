@@ -126,7 +126,7 @@ def _restart(request: CompileRequest, asked: list[str], started: float) -> Artif
 
 
 def _name(request: CompileRequest) -> str:
-    """What a graph's wrapper is called in tracebacks."""
+    """The name of a graph's wrapper in tracebacks."""
     name = request.key.digest[:16] if request.key is not None else request.label
     return "fxpool " + name.replace(" ", "_")
 
@@ -233,7 +233,7 @@ class _Output:
     def pack(
         self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
     ) -> tuple[bytes, Effects]:
-        """As `_Result.pack`; such a graph has no effects."""
+        """Link and pickle, like `_Result.pack`; a graph after AOTAutograd has no effects."""
         if not output_code.is_compiled_graph(self._output):
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)

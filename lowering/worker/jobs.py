@@ -1,4 +1,4 @@
-"""What runs in the pool: the job functions, and what the zygote imports before it forks.
+"""The job functions that run in the pool, and the imports of the zygote before it forks.
 
 A worker is forked from a zygote that has imported this module, serves one job and ends. It shares
 nothing with the process that asks but the request.
