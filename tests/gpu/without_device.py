@@ -109,7 +109,7 @@ def child(asked: dict[str, Any]) -> None:
         def no_direct_way(*args: Any) -> Any:
             raise CannotTravelError("asked")
 
-        chain._direct = no_direct_way
+        chain._as_dynamo_made_it = no_direct_way
     if how == "install":  # stock Inductor, on fxpool's pool
         import fxpool
 

@@ -303,7 +303,7 @@ def test_choices_join_the_entry(device: Device, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     store = LocalStore(str(tmp_path))
     data = msgspec.msgpack.encode([kernel(b"slow", b"fast")])
-    entry = Entry(key="ab" * 32, effects={"level": "aot", "mutated_inputs": [1]})
+    entry = Entry(key="ab" * 32, content={"level": "aot", "effects": {"mutated_inputs": [1]}})
     entry = store.publish(entry, {entry_parts.RESULT: b"r", entry_parts.TRITON: data})
     parts = entry_parts.parts_of_entry(entry, store)
     mine = parts.triton()
@@ -314,7 +314,7 @@ def test_choices_join_the_entry(device: Device, tmp_path: Path) -> None:
     (again,) = store.entries(entry.key)
     assert store.complete(again)
     parts = entry_parts.parts_of_entry(again, store)
-    assert parts.effects == {"mutated_inputs": [1]}
+    assert parts.effects.mutated_inputs == [1]
     device.measured.clear()
     parts.triton().t0.run("a", 4, stream=9)
     assert device.measured == []
