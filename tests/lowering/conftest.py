@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -54,14 +53,14 @@ def nothing_lowered_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_background(nothing_lowered_here: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_background(nothing_lowered_here: None) -> Iterator[None]:
     """`fxpool.wait` knows this test's graphs only, which are over when it ends."""
     import torch
 
     from fxpool.lowering.background import compiles
 
     # What another test's graphs left is of no interest (a failure's traceback may hold them).
-    monkeypatch.setattr(compiles, "_swaps", weakref.WeakSet())
+    compiles._background().reset()
     torch._dynamo.reset()
     yield
     fxpool.wait(60)
