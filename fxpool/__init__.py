@@ -162,13 +162,13 @@ def install() -> None:
     counted (`stats()["fallbacks"]`), or an error under `strict`; what killed its workers twice is always an error.
     Idempotent. Raises `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where a setting does not parse.
     """
-    from fxpool.lowering import inductor_pool
+    from fxpool.lowering.inductor import installation
 
-    inductor_pool.install()
+    installation.install()
 
 
 def uninstall() -> None:
     """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
-    hooks = _imported("fxpool.lowering.inductor_pool")
-    if hooks is not None:
-        hooks.uninstall()
+    installation = _imported("fxpool.lowering.inductor.installation")
+    if installation is not None:
+        installation.uninstall()

@@ -24,7 +24,7 @@
     worker           what runs in a worker
     background       ``async+`` and ``progressive+``
     fallback         where a graph is compiled, and what happens when that does not work
-    inductor_pool    stock Inductor on the same pool, after ``fxpool.install()``
+    inductor         stock Inductor on the same pool, after ``fxpool.install()``
 
 Every step down is counted under a named reason. What is loaded is a pickle of torch's runtime records, the wrapper's
 code and one library of kernels.

@@ -266,7 +266,7 @@ def _run_kernel(kernel: Any) -> None:
 
 
 def _kernel_pool(_: Path) -> Any:
-    from fxpool.lowering.inductor_pool import KernelPool
+    from fxpool.lowering.inductor.pools import KernelPool
 
     return KernelPool(None)  # type: ignore[arg-type]
 
@@ -315,11 +315,11 @@ def _end_background() -> None:
 
 
 def _end_borrowing() -> None:
-    from fxpool.lowering import inductor_pool
     from fxpool.lowering.core.runtime import runtime
+    from fxpool.lowering.inductor.pools import Interpreter
 
-    runtime.part(inductor_pool._Interpreter).ending.set()
-    runtime.part(inductor_pool._Interpreter).reset()
+    runtime.part(Interpreter).ending.set()
+    runtime.part(Interpreter).reset()
 
 
 def _measure() -> None:
@@ -397,9 +397,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
         "fxpool.lowering.background.compiles", "_Background", "loading", _load_in_background
     ),
     "lowering/background/compiles.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
-    "lowering/inductor_pool.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
-    "lowering/inductor_pool.py:_Interpreter.ending": _of_part(
-        "fxpool.lowering.inductor_pool", "_Interpreter", "ending", _end_borrowing
+    "lowering/inductor/pools.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
+    "lowering/inductor/pools.py:Interpreter.ending": _of_part(
+        "fxpool.lowering.inductor.pools", "Interpreter", "ending", _end_borrowing
     ),
     "lowering/cuda/devices.py:library_ahead.ending": _of_event,
     "lowering/cpp/library.py:_Loaded.loading": _of_part(

@@ -20,7 +20,7 @@ from test_triton_kernels import BESIDE, place_of_triton
 import fxpool
 from fxpool import counters
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
-from fxpool.lowering import inductor_pool
+from fxpool.lowering.inductor import installation, pools
 from fxpool.torch_compat.inductor import hooks
 
 Run = Callable[..., dict[str, Any]]
@@ -184,10 +184,10 @@ class Nowhere:
 
 def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
     fxpool.configure(strict=True)
-    future = inductor_pool.KernelPool(Nowhere()).submit(max, 3, 4)
+    future = pools.KernelPool(Nowhere()).submit(max, 3, 4)
     assert isinstance(future.exception(5), PoolUnavailableError)
     fxpool.configure(strict=None)
-    assert inductor_pool.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
+    assert pools.KernelPool(Nowhere()).submit(max, 3, 4).result(30) == 4
     assert counters.snapshot()["fallbacks"] == {"borrowed:pool_unavailable": 1}
 
 
@@ -202,7 +202,7 @@ def test_uninstall_puts_everything_back(run: Run) -> None:
 
 
 def test_a_torch_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor_pool.versions, "current_refusal", lambda: "this is torch 1.0")
+    monkeypatch.setattr(installation.versions, "current_refusal", lambda: "this is torch 1.0")
     with pytest.raises(UnsupportedTorchError, match="this is torch"):
         fxpool.install()
     assert not hooks.installed()

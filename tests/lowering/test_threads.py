@@ -47,7 +47,7 @@ import fxpool
 def install():
     fxpool.install()
     from torch._inductor.async_compile import AsyncCompile
-    from fxpool.lowering.inductor_pool import KernelPool
+    from fxpool.lowering.inductor.pools import KernelPool
     assert isinstance(AsyncCompile.process_pool(), KernelPool), "it was still at it"
 def settings():
     assert fxpool.configure(workers=1).workers == 1

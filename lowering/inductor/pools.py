@@ -1,60 +1,41 @@
-"""Stock Inductor on the host's pool: ``fxpool.install()`` and ``fxpool.uninstall()``.
-
-    torch.compile(backend="inductor")
-      ├─ kernels   AsyncCompile          ──▶ `KernelPool`  ──▶ service: the pool ──▶ worker: `run_kernel`
-      ├─ graphs    FX_COMPILE_MODE=      ──▶ `GraphPool`   ──▶ service: the pool ──▶ worker: `run_graph`
-      │            subprocess                                     its C++ in threads, its Triton in sub-jobs
-      └─ graphs    async+, progressive+  ──▶ the backend "fxpool" in that mode
-
-Under ``async+`` and ``progressive+`` all is as with ``backend="fxpool"``, the guarded cache too. Else nothing of that
-cache is used: what is kept is kept by Inductor, in the asker's directories, where workers read and write as the asker
-does. A job is a pickle, in a process that has the asker's environment, configuration and switches. What the pool does
-not do is done here as without it, and counted; what killed its workers twice is an error, as Inductor has no eager
-form of a graph to give instead.
-"""
+"""Pools in the place of Inductor's own, in the process that compiles: they send its kernels and graphs to fxpool's."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import contextvars
 import functools
 import os
 import pickle
 import textwrap
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fxpool import config, counters, forks, notices
-from fxpool.codecache import program_code, toolchain
+from fxpool.codecache import program_code
 from fxpool.codecache.undigestable import UndigestableError
-from fxpool.errors import (
-    CannotTravelError,
-    FxpoolError,
-    PoolError,
-    PoolUnavailableError,
-    ProtocolError,
-    UnsupportedTorchError,
-)
-from fxpool.lowering.core import pool_environment, switched_off
+from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
+from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback.eager import DEADLY
+from fxpool.lowering.inductor.records import GRAPH_JOB, KERNEL_JOB, GraphJob, KernelJob, OtherCode
+from fxpool.lowering.request import ambient, capture
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
 from fxpool.lowering.request.placement import current_device, visible_devices
-from fxpool.torch_compat import versions
+from fxpool.torch_compat.cpp import instruction_sets
+from fxpool.torch_compat.inductor import hooks
+from fxpool.torch_compat.state import configs
+
+__all__ = ["GraphPool", "Interpreter", "KernelPool", "Send", "Sent", "to_pool"]
 
 log = notices.logger(__name__)
-
-KERNEL_JOB = "fxpool.lowering.inductor_pool:run_kernel"
-GRAPH_JOB = "fxpool.lowering.inductor_pool:run_graph"
 
 # Not for workers: they have no pool of their own, and are to compile what they are given themselves.
 _KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
 
 
-class _Interpreter:
+class Interpreter:
     """The state of the interpreter: once it is `ending`, nothing that Inductor sends is compiled."""
 
     def __init__(self) -> None:
@@ -71,11 +52,7 @@ class _DeviceNeededError(Exception):
     """A worker that does not see the devices can't compile a graph; the text is what one was asked."""
 
 
-class _OtherCode(str):
-    """Stands for a result where a worker has other code than the program; the text is which."""
-
-
-class _Sent(Protocol):
+class Sent(Protocol):
     """A job on its way: the client's, or a worker's sub-job."""
 
     def result(self) -> bytes: ...
@@ -86,41 +63,13 @@ class _Sent(Protocol):
 class Send(Protocol):
     """Sends a job: its function, payload and label, and whether no GPU is to be seen where it runs."""
 
-    def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> _Sent: ...
+    def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> Sent: ...
 
 
-def install() -> None:
-    """See `fxpool.install`."""
-    refusal = versions.current_refusal()
-    if refusal is not None:
-        raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
-    config.current()  # what does not parse is said here, not in the middle of a compile
-    from fxpool.lowering.backend import fxpool_backend
-    from fxpool.torch_compat.inductor import hooks
-
-    # Another thread may be at it, and is waited for there.
-    if hooks.install(KernelPool(_to_pool), GraphPool(), fxpool_backend):
-        atexit.register(runtime.part(_Interpreter).ending.set)
-
-
-def uninstall() -> None:
-    """See `fxpool.uninstall`."""
-    from fxpool.torch_compat.inductor import hooks
-
-    hooks.uninstall()
-    atexit.unregister(runtime.part(_Interpreter).ending.set)
-
-
-# ------------------------------------------------------------------------------ in the process that asks
-
-
-def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) -> _Sent:
+def to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) -> Sent:
     """Send a job to this process's pool; with `unseen` no GPU is to be seen there. Raises PoolError."""
     if config.current().pool == "off":
         raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
-    from fxpool.lowering.core import job_place
-    from fxpool.torch_compat.inductor import hooks
-
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
     environment["TORCHINDUCTOR_CACHE_DIR"] = hooks.cache_directory()
     if unseen:
@@ -131,8 +80,6 @@ def _to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False)
 def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
     """Count that the pool does not compile something, and say so once per reason. Raises `error` under ``strict``, and
     if it is of something that killed its workers: it would do the same to this process."""
-    from fxpool.lowering.fallback.eager import DEADLY
-
     if config.current().strict or isinstance(error, DEADLY):
         raise error
     if isinstance(error, CannotTravelError):
@@ -157,21 +104,19 @@ def _line(text: str) -> str:
 
 
 def _value(answer: bytes) -> Any:
-    """What a job returned; raises the error that Inductor makes of one which it raised.
+    """Return what a job returned, or raise the error that Inductor makes of one which it raised.
 
     Raises CannotTravelError: the worker has other code than this program.
     """
-    from fxpool.torch_compat.inductor import hooks
-
-    made, value = pickle.loads(answer)
-    if isinstance(value, _OtherCode):
-        raise CannotTravelError(CODE_DIFFERS, value)
-    if made is None:
+    result = pickle.loads(answer)
+    if isinstance(result.value, OtherCode):
+        raise CannotTravelError(CODE_DIFFERS, result.value)
+    if result.device_needed:
         counters.count("fallbacks", "borrowed:device_needed")
-        raise _DeviceNeededError(value)
-    if not made:
-        raise hooks.job_error(value)
-    return value
+        raise _DeviceNeededError(result.value)
+    if not result.returned:
+        raise hooks.job_error(result.value)
+    return result.value
 
 
 class KernelPool:
@@ -183,9 +128,6 @@ class KernelPool:
         self._here = forks.lock(self, "_here")
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        from fxpool.torch_compat.inductor import hooks
-        from fxpool.torch_compat.state import configs
-
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         if hooks.is_question(function):
@@ -195,8 +137,8 @@ class KernelPool:
         unseen = hooks.compiles_only(function)
         here = functools.partial(contextvars.copy_context().run, self._call, call, future)
         try:
-            payload = pickle.dumps((call, configs.capture(), unseen))
-            sent = self._send(KERNEL_JOB, payload, _kernel_name(args), unseen=unseen)
+            job = KernelJob(call=call, configuration=configs.capture(), unseen=unseen)
+            sent = self._send(KERNEL_JOB, pickle.dumps(job), _kernel_name(args), unseen=unseen)
         except PoolError as error:
             self._without_pool(error, here, future)
         else:
@@ -204,7 +146,7 @@ class KernelPool:
             sent.add_done_callback(functools.partial(self._take, here, future))
         return future
 
-    def _take(self, here: Callable[[], None], future: Future[Any], sent: _Sent) -> None:
+    def _take(self, here: Callable[[], None], future: Future[Any], sent: Sent) -> None:
         try:
             future.set_result(_value(sent.result()))
         except PoolError as error:
@@ -215,7 +157,7 @@ class KernelPool:
     def _without_pool(self, error: PoolError, here: Callable[[], None], future: Future[Any]) -> None:
         """In a thread, because some of those who wait, wait for a callback."""
         try:
-            if runtime.part(_Interpreter).ending.is_set():
+            if runtime.part(Interpreter).ending.is_set():
                 raise error  # nobody waits any more
             _step_down(error)
             threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
@@ -239,7 +181,7 @@ class KernelPool:
             log.debug("no pool ahead of the first kernel: %s", error)
 
     def quiesce(self) -> None:
-        """Idle workers are none."""
+        """No-op: no idle workers are kept."""
 
     def shutdown(self) -> None:
         """The pool may be in use for other things than these, and ends with the process."""
@@ -254,8 +196,6 @@ class GraphPool:
     """Graphs after AOTAutograd, each to a worker of its own."""
 
     def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
-        from fxpool.torch_compat.inductor import hooks
-
         try:
             try:
                 answer = self._send(graph, dependencies).result()
@@ -276,7 +216,7 @@ class GraphPool:
 
         def without_pool(error: FxpoolError) -> None:
             try:
-                if not runtime.part(_Interpreter).ending.is_set():
+                if not runtime.part(Interpreter).ending.is_set():
                     _step_down(error, otherwise="stays as it is")
             except FxpoolError as refused:
                 if config.current().strict:
@@ -285,7 +225,7 @@ class GraphPool:
                     counters.count("fallbacks", f"borrowed:{type(refused).__name__}")
                     log.warning("a graph is not compiled: %s", refused)
 
-        def take(sent: _Sent) -> None:
+        def take(sent: Sent) -> None:
             try:
                 try:
                     future.set_result(_value(sent.result()))
@@ -302,14 +242,11 @@ class GraphPool:
             without_pool(error)
         return future
 
-    def _send(self, graph: bytes, dependencies: Mapping[str, Any], *, seen: bool = False) -> _Sent:
+    def _send(self, graph: bytes, dependencies: Mapping[str, Any], *, seen: bool = False) -> Sent:
         """To a worker that does not see this process's GPUs unless they are to be `seen`.
 
         Raises PoolError, and CannotTravelError for a process whose state exists here only.
         """
-        from fxpool.lowering.request import ambient, capture
-        from fxpool.torch_compat.cpp import instruction_sets
-
         modules, libraries, stays = capture.needed(dependencies)
         if stays is not None:
             raise stays
@@ -325,70 +262,17 @@ class GraphPool:
         facts = visible_devices(toolchain_dir) if not seen else ()
         # Asking a host takes a second in each process that does; a worker would be another.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
-        current = current_device() if facts else 0
-        payload = pickle.dumps((graph, modules, libraries, code, state, known, facts, current, toolchain_dir))
-        sent = _to_pool(GRAPH_JOB, payload, "graph", unseen=bool(facts))
+        job = GraphJob(
+            graph=graph,
+            modules=modules,
+            libraries=libraries,
+            code=code,
+            state=state,
+            known=known,
+            devices=facts,
+            current=current_device() if facts else 0,
+            toolchain_dir=toolchain_dir,
+        )
+        sent = to_pool(GRAPH_JOB, pickle.dumps(job), "graph", unseen=bool(facts))
         counters.count("borrowed", "fx")
         return sent
-
-
-# ------------------------------------------------------------------------------ in a worker
-
-
-def run_kernel(payload: bytes) -> bytes:
-    """Job: call a function that Inductor wants called elsewhere; answers with what it returns or raises."""
-    from fxpool.torch_compat.inductor import preload
-    from fxpool.torch_compat.state import configs
-    from fxpool.torch_compat.triton import triton_compile
-
-    call, configuration, unseen = pickle.loads(payload)
-    preload.settle_assembler()
-    with configs.entered(configuration), triton_compile.no_driver() if unseen else contextlib.nullcontext():
-        return _answer(lambda: pickle.loads(call)(), unseen)
-
-
-def run_graph(payload: bytes) -> bytes:
-    """Job: compile one graph; its kernels on the cores that are free now, without a pool in the pool."""
-    from fxpool.lowering.cuda import devices
-    from fxpool.lowering.request import ambient
-    from fxpool.lowering.worker import compiler as compiling
-    from fxpool.pool import current_job
-    from fxpool.torch_compat.cpp import instruction_sets
-    from fxpool.torch_compat.inductor import hooks, preload
-
-    graph, modules, libraries, code, state, known, facts, current, toolchain_dir = pickle.loads(payload)
-    try:
-        others = compiling.load_code(modules, libraries, code)
-    except CannotTravelError as error:
-        return pickle.dumps((False, _OtherCode(error.detail)))
-    job = current_job()
-    assert job is not None, "run_graph runs in a pool"
-    preload.settle_assembler()
-
-    def send(function: str, data: bytes, label: str, *, unseen: bool = False) -> _Sent:
-        return job.submit(function, data, label=label)
-
-    hooks.take_in_worker(KernelPool(send), 1 + job.slots_free())
-    with ambient.entered(state), contextlib.ExitStack() as stack:
-        toolchain.settle(toolchain_dir)
-        if known is not None:
-            stack.enter_context(instruction_sets.instruction_sets_known(known))
-        stack.enter_context(devices.unseen(facts, current, toolchain_dir))
-        try:
-            compiling.compare_configured(code)
-            with compiling.unless_met(others):
-                return _answer(lambda: hooks.compile_graph(graph), bool(facts))
-        except CannotTravelError as error:
-            return pickle.dumps((False, _OtherCode(error.detail)))
-
-
-def _answer(work: Callable[[], Any], unseen: bool) -> bytes:
-    """Encode what `work` returns or raises, or (where devices are `unseen`) what it asked of one."""
-    try:
-        return pickle.dumps((True, work()), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        from fxpool.torch_compat.cuda import device_answers
-
-        if unseen and (asked := device_answers.unanswered(error)):
-            return pickle.dumps((None, asked))
-        return pickle.dumps((False, traceback.format_exc()))

@@ -1,0 +1,38 @@
+"""``fxpool.install()`` and ``fxpool.uninstall()``: fxpool's pools in the place of Inductor's own."""
+
+from __future__ import annotations
+
+import atexit
+
+from fxpool import config
+from fxpool.errors import UnsupportedTorchError
+from fxpool.lowering.core.runtime import runtime
+from fxpool.torch_compat import versions
+
+__all__ = ["install", "uninstall"]
+
+
+def install() -> None:
+    """Do what `fxpool.install` says."""
+    refusal = versions.current_refusal()
+    if refusal is not None:
+        raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
+    config.current()  # what does not parse is said here, not in the middle of a compile
+    # Imported late: an unsupported torch may not have the names these need.
+    from fxpool.lowering.backend import fxpool_backend
+    from fxpool.lowering.inductor.pools import GraphPool, Interpreter, KernelPool, to_pool
+    from fxpool.torch_compat.inductor import hooks
+
+    # Another thread may be at it, and is waited for there.
+    if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend):
+        atexit.register(runtime.part(Interpreter).ending.set)
+
+
+def uninstall() -> None:
+    """Do what `fxpool.uninstall` says."""
+    # Imported late, as in `install`, and here already if that was called.
+    from fxpool.lowering.inductor.pools import Interpreter
+    from fxpool.torch_compat.inductor import hooks
+
+    hooks.uninstall()
+    atexit.unregister(runtime.part(Interpreter).ending.set)

@@ -1,0 +1,72 @@
+"""The jobs that Inductor sends, in a worker: a call of one of torch's functions, or the compile of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from fxpool.codecache import toolchain
+from fxpool.errors import CannotTravelError
+from fxpool.lowering.cuda import devices
+from fxpool.lowering.inductor.pools import KernelPool, Sent
+from fxpool.lowering.inductor.records import GraphJob, KernelJob, OtherCode, Result
+from fxpool.lowering.request import ambient
+from fxpool.lowering.worker import compiler
+from fxpool.pool import current_job
+from fxpool.torch_compat.cpp import instruction_sets
+from fxpool.torch_compat.cuda import device_answers
+from fxpool.torch_compat.inductor import hooks, preload
+from fxpool.torch_compat.state import configs
+from fxpool.torch_compat.triton import triton_compile
+
+__all__ = ["run_graph", "run_kernel"]
+
+
+def run_kernel(payload: bytes) -> bytes:
+    """Job: make the call of a `KernelJob`; the result is a `Result`."""
+    job: KernelJob = pickle.loads(payload)
+    preload.settle_assembler()
+    no_driver = triton_compile.no_driver() if job.unseen else contextlib.nullcontext()
+    with configs.entered(job.configuration), no_driver:
+        return _result(lambda: pickle.loads(job.call)(), job.unseen)
+
+
+def run_graph(payload: bytes) -> bytes:
+    """Job: compile a `GraphJob`, its kernels on the cores that are free now; the result is a `Result`."""
+    graph_job: GraphJob = pickle.loads(payload)
+    try:
+        others = compiler.load_code(graph_job.modules, graph_job.libraries, graph_job.code)
+    except CannotTravelError as error:
+        return Result(OtherCode(error.detail), returned=False).dump()
+    job = current_job()
+    assert job is not None, "run_graph runs in a pool"
+    preload.settle_assembler()
+
+    def send(function: str, data: bytes, label: str, *, unseen: bool = False) -> Sent:
+        return job.submit(function, data, label=label)
+
+    hooks.take_in_worker(KernelPool(send), 1 + job.slots_free())
+    with ambient.entered(graph_job.state), contextlib.ExitStack() as stack:
+        toolchain.settle(graph_job.toolchain_dir)
+        if graph_job.known is not None:
+            stack.enter_context(instruction_sets.instruction_sets_known(graph_job.known))
+        stack.enter_context(devices.unseen(graph_job.devices, graph_job.current, graph_job.toolchain_dir))
+        try:
+            compiler.compare_configured(graph_job.code)
+            with compiler.unless_met(others):
+                return _result(lambda: hooks.compile_graph(graph_job.graph), bool(graph_job.devices))
+        except CannotTravelError as error:
+            return Result(OtherCode(error.detail), returned=False).dump()
+
+
+def _result(work: Callable[[], Any], unseen: bool) -> bytes:
+    """Encode what `work` returns or raises, or (where devices are `unseen`) what it asked of one."""
+    try:
+        return Result(work()).dump()
+    except Exception as error:
+        if unseen and (asked := device_answers.unanswered(error)):
+            return Result(asked, returned=False, device_needed=True).dump()
+        return Result(traceback.format_exc(), returned=False).dump()
