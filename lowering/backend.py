@@ -60,7 +60,7 @@ def fxpool_backend(
 
 
 def _label() -> str:
-    from fxpool.torch_compat.dynamo import tracing
+    from fxpool.torch_compat.dynamo import tracing  # as in `fxpool_backend`
 
     number = next(_numbers)
     compile_id = tracing.compile_label()

@@ -198,7 +198,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
     Raises:
         CorruptEntryError: the entry is damaged, or this process can't read what its torch wrote.
     """
-    from fxpool.torch_compat.inductor import aot, inner, output_code
+    from fxpool.torch_compat.inductor import aot, inner, output_code  # for `cache show`, which imports no torch before
 
     data = parts_of_entry(entry, store).result()
     if not data:  # the compile ended in tracing again

@@ -185,7 +185,7 @@ def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
 
 def compile_candidate(payload: bytes) -> bytes:
     """Job: compile a candidate for who will time it. Raises what Triton raises."""
-    from fxpool.torch_compat.inductor import preload
+    from fxpool.torch_compat.inductor import preload  # imports Inductor's compiler, which is there in a worker
 
     wanted = msgspec.msgpack.decode(payload, type=_Source)
     preload.settle_assembler()
@@ -196,6 +196,7 @@ def compile_candidate(payload: bytes) -> bytes:
 
 def time_candidates(payload: bytes) -> bytes:
     """Job: time what the payload asks for on this process's device; answers with `Times`."""
+    # As in `compile_candidate`.
     from fxpool.pool import current_job
     from fxpool.torch_compat.inductor import preload
 

@@ -51,7 +51,7 @@ def unseen(facts: Sequence[DeviceFacts], current: int, toolchain_dir: str | None
 
 @contextlib.contextmanager
 def _answering(facts: Sequence[DeviceFacts], current: int, library: str) -> Iterator[None]:
-    from fxpool.torch_compat.cuda import device_answers
+    from fxpool.torch_compat.cuda import device_answers  # imports Inductor and Triton, which only a compile needs
 
     device_guard.install(library, len(facts), facts[0].capability[0], facts[0].cudnn)
     with device_answers.answering(facts, current):
@@ -165,7 +165,7 @@ def _made(directory: str, name: str, begun: Begun | None = None) -> str:
             begun(running)
         _, complaint = running.communicate()
         if running.returncode != 0:
-            from fxpool.torch_compat.cuda.device_answers import UnansweredError
+            from fxpool.torch_compat.cuda.device_answers import UnansweredError  # as in `_answering`
 
             said = f"{' '.join(command)}\n{complaint[-4000:]}"
             raise UnansweredError(f"torch's C++ for devices, and what would answer does not compile:\n{said}")

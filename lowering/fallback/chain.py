@@ -149,7 +149,8 @@ def _by_stages(
     gm: torch.fx.GraphModule, stages: Sequence[Stage], attempt: Attempt, loader: Callable[[Captured], Load]
 ) -> Call:
     """The best stage that is there; the better ones, or all of them, are compiled in the background."""
-    from fxpool.lowering.background import compiles  # as in `_as_dynamo_made_it`
+    # As in `_as_dynamo_made_it` and `compile_captured`.
+    from fxpool.lowering.background import compiles
     from fxpool.lowering.fallback import remote
 
     store = attempt.store()
@@ -232,8 +233,9 @@ def _complete(captured: Captured) -> None:
 
 def _through_bytes(captured: Captured, attempt: Attempt) -> Parts:
     """Mode ``serialize`` (and a pool that is off): the worker's way, through bytes, in this process."""
+    # Inductor's compiler takes seconds to import, which a hit does without.
     from fxpool.lowering.artifact import publishing
-    from fxpool.lowering.worker import compiler  # imports Inductor's compiler: seconds that a hit does without
+    from fxpool.lowering.worker import compiler
 
     request = CompileRequest.load(captured.request.dump())
     with compiler.local_kernels() as kernels:
@@ -261,8 +263,9 @@ def _keeping(
     if served is not None:
         return served  # type: ignore[no-any-return]
     eager.check(attempt.store(), attempt.key, attempt.label)
+    # As in `_through_bytes`.
     from fxpool.lowering.artifact import publishing
-    from fxpool.lowering.worker import compiler  # as in `_through_bytes`
+    from fxpool.lowering.worker import compiler
 
     captured.complete()
     with compiler.local_kernels() as kernels:
