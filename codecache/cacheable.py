@@ -39,7 +39,7 @@ _KNOWN = frozenset(
 )  # fmt: skip
 
 
-def check(gm: torch.fx.GraphModule, context: Any | None, *, after_autograd: bool = False) -> None:
+def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, after_autograd: bool = False) -> None:
     """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept.
 
     `after_autograd`: AOTAutograd made it, and will make it again for whoever is served.

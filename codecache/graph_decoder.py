@@ -24,7 +24,7 @@ class GraphDecoder:
     symbols); `constants` are the tensors sent along, by number.
     """
 
-    def __init__(self, builder: tensors.Builder, env: Any | None, constants: Sequence[Any]) -> None:
+    def __init__(self, builder: tensors.Builder, env: shape_env.ShapeEnv | None, constants: Sequence[Any]) -> None:
         self._builder = builder
         self._env = env
         self._symbols = shape_env.symbols(env) if env is not None else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxpool.errors import UnsupportedTorchError
 from fxpool.lowering.core import options as call_options
@@ -18,13 +18,20 @@ from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.torch_compat import versions
 from fxpool.watch import configured
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["fxpool_backend"]
 
 _numbers = itertools.count()
 
 
 def fxpool_backend(
-    gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph; returns what Dynamo calls in its place.
 

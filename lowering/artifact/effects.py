@@ -21,7 +21,7 @@ from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 
 
-def record(context: TracingContext, sources: Sequence[Any], mutated: Sequence[int]) -> Effects:
+def record(context: TracingContext | None, sources: Sequence[Any], mutated: Sequence[int]) -> Effects:
     """The effects of a finished compile; `mutated` are the positions of inputs that its code writes to.
 
     Raises:

@@ -149,7 +149,7 @@ class _Traced:
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def capture(gm: Any, inputs: Sequence[Any], *, label: str, into: Destination) -> Captured:
+def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into: Destination) -> Captured:
     """Capture a graph as Dynamo made it: `gm` is a ``GraphModule`` or something that holds one, `inputs` are its fake
     or real inputs.
 

@@ -204,7 +204,12 @@ class _Result:
         self._result, self._sources = result, sources
 
     def pack(
-        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
+        self,
+        context: tracing.TracingContext | None,
+        name: str,
+        names: Mapping[str, str],
+        triton: LinkedTriton,
+        indices: Sequence[int],
     ) -> tuple[bytes, Effects]:
         """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
 
@@ -231,7 +236,12 @@ class _Output:
         self._output = output
 
     def pack(
-        self, context: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]
+        self,
+        context: tracing.TracingContext | None,
+        name: str,
+        names: Mapping[str, str],
+        triton: LinkedTriton,
+        indices: Sequence[int],
     ) -> tuple[bytes, Effects]:
         """Link and pickle, like `_Result.pack`; a graph after AOTAutograd has no effects."""
         if not output_code.is_compiled_graph(self._output):

@@ -97,8 +97,8 @@ def positional_source(index: int) -> Any:
 # --- guards that AOTAutograd adds -------------------------------------------------------------
 
 
-def aot_guards(context: Any) -> list[Any]:
-    return list(context.guards_context.aotautograd_guards)
+def aot_guards(context: TracingContext | None) -> list[Any]:
+    return list(context.guards_context.aotautograd_guards) if context is not None else []
 
 
 def describe_aot_guards(guards: Sequence[Any], sources: Sequence[Any]) -> list[list[Any]]:
@@ -125,7 +125,7 @@ def describe_aot_guards(guards: Sequence[Any], sources: Sequence[Any]) -> list[l
     return described
 
 
-def replay_aot_guards(context: Any, described: Sequence[Sequence[Any]], sources: Sequence[Any]) -> None:
+def replay_aot_guards(context: TracingContext, described: Sequence[Sequence[Any]], sources: Sequence[Any]) -> None:
     """Give the current context the guards of `describe_aot_guards`, for this call's sources."""
     target = context.guards_context.aotautograd_guards
     for guard in described:
@@ -211,7 +211,7 @@ def worker_context(fake_mode: FakeTensorMode, compile_id: Sequence[Any] | None) 
 
 
 @contextlib.contextmanager
-def reentered(context: Any) -> Iterator[None]:
+def reentered(context: TracingContext | None) -> Iterator[None]:
     """In another thread, later: the tracing context a graph was captured in."""
     with _guards.tracing(context):
         yield
@@ -245,7 +245,7 @@ def compile_label() -> str:
     return str(compile_id) if compile_id is not None else ""
 
 
-def constraints(context: Any, value: Any) -> list[str] | None:
+def constraints(context: TracingContext, value: Any) -> list[str] | None:
     """What the user promised about the sizes of an input (mark_dynamic), as text; None without a promise."""
     if not isinstance(value, torch.Tensor):
         return None

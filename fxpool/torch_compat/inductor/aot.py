@@ -44,7 +44,7 @@ def _put_back() -> None:
         setattr(*_before.pop())
 
 
-def copy_of(gm: Any) -> Any:
+def copy_of(gm: torch.fx.GraphModule) -> Any:
     """The same graph, for a compile that another may have to follow: Inductor's first passes change what they get.
 
     Parameters, and graphs nested in it, are shared.
@@ -110,7 +110,7 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
         yield
 
 
-def compile_graph(gm: Any, inputs: Sequence[Any], *, keep_result: bool) -> Compiled:
+def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, keep_result: bool) -> Compiled:
     """Compile in this process, under the tracing context, switches and configuration in force.
 
     With `keep_result` the backward is lowered at once and `Compiled.result` is the bundled
@@ -229,7 +229,7 @@ def parameters_and_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def parameter_sources(gm: Any) -> dict[str, Any] | None:
+def parameter_sources(gm: torch.fx.GraphModule) -> dict[str, Any] | None:
     """Sources of lifted parameters by name; None for a graph that Dynamo did not make."""
     if "dynamo_compile_id" not in getattr(gm, "meta", {}):
         return None

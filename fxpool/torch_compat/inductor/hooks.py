@@ -63,7 +63,7 @@ class Begin(Protocol):
     """Takes one of Dynamo's graphs in a mode that compiles in the background, with Inductor's options of that call."""
 
     def __call__(
-        self, gm: Any, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
+        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
     ) -> Callable[..., Any]: ...
 
 
@@ -163,7 +163,9 @@ def _take_graphs(graphs: Graphs) -> None:
 
     original = _SubprocessFxCompile.codegen_and_compile
 
-    def codegen_and_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+    def codegen_and_compile(
+        self: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any
+    ) -> Any:
         try:
             return original(self, gm, inputs, to_check, kwargs)
         except NotBorrowedError:
@@ -174,7 +176,9 @@ def _take_graphs(graphs: Graphs) -> None:
 
     serialize = _SubprocessFxCompile.serialize_compile
 
-    def serialize_compile(self: Any, gm: Any, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any) -> Any:
+    def serialize_compile(
+        self: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any
+    ) -> Any:
         _sent.dependencies = operators_of(gm)  # it is sent next, by this thread
         with _unpicklable() as errors:
             try:

@@ -18,7 +18,9 @@ PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper"
                    "layout_opt")  # fmt: skip
 
 
-def compile_with_inner(gm: Any, inputs: Sequence[Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+def compile_with_inner(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], inner: Callable[..., Any]
+) -> Callable[..., Any]:
     """AOTAutograd here, `inner(gm, fake inputs, **arguments)` for each graph it makes."""
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
@@ -141,7 +143,7 @@ def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
-def compile_as_torch_does(gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+def compile_as_torch_does(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
     """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
     from torch._inductor import compile_fx
 
