@@ -1,9 +1,9 @@
-"""A store that somebody filled before: looked into and never written to.
+"""A store that was filled before: read and never written to.
 
-For images: a cache that root filled when the image was made lies below the one of the user who runs it. What is in it
-is run as code, so it must belong to root or to the user, be writable by nobody else, and nobody else may be able to put
-another directory in its place. A user reads it, who can't write to it: its files are not set aside when they are
-damaged, nor marked when they are used.
+For images: a cache that root filled when the image was made lies below the one of the user who runs it. Its contents
+are run as code, so it must belong to root or to the user, be writable by nobody else, and nobody else may be able to
+put another directory in its place. The user may have no right to write to it, so its files are not set aside when they
+are damaged, nor marked when they are used.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SETTING = "FXPOOL_CACHE_BASE"
 
 
 class BaseStore(LocalStore):
-    """A cache directory of root's or our own, for reading."""
+    """A cache directory of root's or our own, read-only: methods that write raise StoreError or do nothing."""
 
     def __init__(self, root: str) -> None:
-        """Raises UnsafeDirectoryError if others could have written there, StoreError if there is nothing to read."""
+        """Raises UnsafeDirectoryError if others could have written to `root`, StoreError if it can't be read."""
         self.owners = tuple(dict.fromkeys((os.geteuid(), 0)))
         super().__init__(root)
         unreadable = _unreadable(self.root)
@@ -64,7 +64,7 @@ class BaseStore(LocalStore):
 
 
 def _unreadable(root: str) -> str | None:
-    """What keeps us from reading a store, by the first entry and the first blob of it; None for nothing."""
+    """Return why a store can't be read, judging by its first entry and first blob; None if it can."""
     for top, depth in (("", 0), ("entries", 3), ("blobs", 2)):
         path = os.path.join(root, top) if top else root
         for level in range(depth + 1):
@@ -76,7 +76,7 @@ def _unreadable(root: str) -> str | None:
                 names = sorted(name for name in os.listdir(path) if not name.startswith("."))
             except FileNotFoundError:
                 if top:
-                    break  # nothing was kept in it so far
+                    break  # no entry or blob has been kept yet
                 return f"there is no directory {root}"
             except OSError as error:
                 return f"{path}: {error.strerror}"

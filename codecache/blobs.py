@@ -1,4 +1,4 @@
-"""Files that nobody else could have written, and immutable blobs kept in them.
+"""Private files, which nobody else could have written, and immutable blobs kept in them.
 
 Everything the store writes goes through `write_private` (temporary name in the destination's directory, fsync,
 rename) and everything it reads through `read_private`, which refuses a file that another user owns or can write to,
@@ -28,11 +28,11 @@ from fxpool import directories, forks
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
-#: a writer that has not renamed its file for this long is gone, or is stuck in a way that a retry will repair
+#: Seconds; a writer that has not renamed its file for this long is dead, or stuck in a way that a retry repairs.
 TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
-# Errors that mean "the directory went away under us" (a concurrent clear): worth another try.
+# Errors that mean "the directory was removed meanwhile" (a concurrent clear): worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
 
@@ -49,7 +49,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.digest}-{self.size}"
 
     def relative_path(self) -> str:
-        """Where it lies below the store's root.
+        """Return the blob's path below the store's root.
 
         Raises CorruptEntryError if the reference is not a digest and a size (it would name another place).
         """
@@ -63,17 +63,17 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_name(cls, name: str) -> BlobRef | None:
-        """The reference that a file name stands for; None for any other name."""
+        """Return the reference that a file name stands for; None for any other name."""
         match = _BLOB_NAME.match(name)
         return cls(digest=match[1], size=int(match[2])) if match else None
 
 
 class UnsafeFileError(StoreError):
-    """A file in the store that somebody else owns or can write to. Never leaves the store: it is a miss."""
+    """A file in the store that another user owns or can write to. Never leaves the store: it is a miss."""
 
 
 class StoreWriteError(StoreError):
-    """Writing to the store failed; `reason` is the errno's name (`ENOSPC`, `EROFS`, ...), to be counted under."""
+    """Writing to the store failed; `reason`, the errno's name (`ENOSPC`, `EROFS`, ...), is counted."""
 
     def __init__(self, what: str, reason: str, detail: str = "", *, remedy: str = "") -> None:
         self.reason = reason
@@ -93,7 +93,7 @@ _REMEDY = "set FXPOOL_CACHE_DIR to a directory that can be written"
 
 
 def write_error(what: str, error: OSError) -> StoreWriteError:
-    """The StoreWriteError that stands for an OSError, with the errno by name and what to do about it."""
+    """Return the StoreWriteError for an OSError, with the errno's name and a remedy."""
     reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=_REMEDIES.get(reason, _REMEDY))
 
@@ -105,7 +105,7 @@ def _host_tag() -> str:
 
 
 def make_private_directory(path: str) -> None:
-    """Create `path` and what is missing above it, mode 0700 each whatever the umask. Raises OSError."""
+    """Create `path` and missing parents, mode 0700 each whatever the umask. Raises OSError."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -119,9 +119,10 @@ def make_private_directory(path: str) -> None:
 
 
 def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
-    """Put `data` at `path`, whole or not at all, readable and writable by us alone.
+    """Write `data` to `path` atomically, readable and writable by us alone.
 
-    A directory that is removed while this runs is made again. Raises StoreWriteError, and leaves no temporary file.
+    A directory that is removed meanwhile is made again, unless `make_parents` is False. Raises StoreWriteError, and
+    leaves no temporary file.
     """
     directory = os.path.dirname(path)
     for attempt in range(_ATTEMPTS):
@@ -162,7 +163,7 @@ def _sync_directory(directory: str) -> None:
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return  # cleared meanwhile
+        return  # removed meanwhile
     try:
         os.fsync(fd)
     except OSError:
@@ -172,18 +173,17 @@ def _sync_directory(directory: str) -> None:
 
 
 def is_private(status: os.stat_result, owners: Collection[int] = ()) -> bool:
-    """Ours (or that of one of the users in `owners`), and writable by nobody else."""
+    """Return whether a file is ours (or that of one of the users in `owners`), and writable by nobody else."""
     return status.st_uid in (owners or (os.geteuid(),)) and not status.st_mode & 0o022
 
 
 def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_result]:
-    """A read-only descriptor of a regular file that is ours alone (or of one of `owners`), and its status.
+    """Open a regular file that is ours alone (or of one of `owners`); return its read-only descriptor and status.
 
-    Raises UnsafeFileError if it is a link, no regular file, or open to others; FileNotFoundError and other OSErrors
-    as they come.
+    Raises UnsafeFileError if it is a link, not a regular file, or open to others; OSError as the system raises it.
     """
     try:
-        # O_NONBLOCK: opening a FIFO that somebody put here must not hang.
+        # O_NONBLOCK: opening a FIFO that another user put here must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -202,9 +202,10 @@ def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_
 
 
 def read_private(path: str, *, size: int | None = None, owners: Collection[int] = ()) -> tuple[bytes, os.stat_result]:
-    """Content and status of a file that is ours alone, or of one of `owners`.
+    """Return content and status of a file that is ours alone, or of one of `owners`.
 
-    With `size`, a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (size), OSError.
+    With `size` (bytes), a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (size),
+    OSError.
     """
     fd, status = open_private(path, owners)
     try:
@@ -221,11 +222,11 @@ def read_private(path: str, *, size: int | None = None, owners: Collection[int] 
 def check_directory(
     path: str, owners: Collection[int] = (), what: str = "cache directory", setting: str = "FXPOOL_CACHE_DIR"
 ) -> None:
-    """Refuse a cache directory that somebody else could have written to: what is in it is run.
+    """Refuse a cache directory that others could have written to: its contents are run as code.
 
     The directory must be ours (or that of one of `owners`) and not writable by group or others; a symbolic link to it
     must be ours or root's; no directory above may let others rename what is in it (writable without the sticky bit).
-    One that does not exist yet passes if what exists above it does. `what` and `setting` are for the message. Raises
+    A missing directory passes if the existing ones above it do. `what` and `setting` are used in the message. Raises
     UnsafeDirectoryError.
     """
     users = owners or (os.geteuid(),)
@@ -240,7 +241,7 @@ def check_directory(
     try:
         status = os.stat(real)
     except OSError:
-        pass  # made by the first publish
+        pass  # the first publish makes it
     else:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         if not stat.S_ISDIR(status.st_mode):
@@ -262,8 +263,8 @@ def check_directory(
         )
 
 
-# (device, inode, size, mtime, ctime) of blobs whose digest held in this process. ctime is in it because a file's owner
-# can set mtime back, but not ctime.
+# (device, inode, size, mtime, ctime) of blobs whose digest this process has verified. ctime is included because a
+# file's owner can set mtime back, but not ctime.
 _verified: dict[tuple[int, int, int, int, int], str] = {}
 _verified_lock = forks.lock(__name__, "_verified_lock")
 
@@ -273,7 +274,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:
 
 
 def read_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> bytes:
-    """A blob's content. Raises CorruptEntryError if size or digest do not hold, UnsafeFileError, OSError."""
+    """Return a blob's content. Raises CorruptEntryError if size or digest is wrong, UnsafeFileError, OSError."""
     data, status = read_private(path, size=ref.size, owners=owners)
     if hashlib.sha256(data).hexdigest() != ref.digest:
         raise CorruptEntryError(f"the digest of {path} does not hold")
@@ -283,7 +284,7 @@ def read_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> byt
 
 
 def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> None:
-    """As `read_blob_file`, but reads a file that has not changed since only once per process."""
+    """Verify a blob like `read_blob_file`, but read a file only once per process unless it has changed."""
     fd, status = open_private(path, owners)
     os.close(fd)
     if status.st_size != ref.size:
@@ -295,7 +296,7 @@ def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> N
 
 
 def sweep_temporaries(directory: str, *, now: float | None = None) -> int:
-    """Remove temporary files of dead writers from one directory; how many. Never raises for what it can't read."""
+    """Remove temporary files of dead writers from one directory; return how many. Never raises OSError."""
     now = time.time() if now is None else now
     removed = 0
     try:
@@ -315,7 +316,7 @@ def sweep_temporaries(directory: str, *, now: float | None = None) -> int:
 
 
 def _writer_lives(name: str) -> bool:
-    """Whether the writer named in a temporary file's name is a running process of this host."""
+    """Return whether the writer named in a temporary file's name is a running process of this host."""
     parts = name[len(TEMPORARY_PREFIX) :].split("-")
     if len(parts) != 3 or parts[0] != _host_tag() or not parts[1].isdigit():
         return False
@@ -324,5 +325,5 @@ def _writer_lives(name: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return False  # a process of somebody else has got the number since
+        return False  # another user's process has that number now
     return True

@@ -1,9 +1,9 @@
-"""Which graphs may be kept, and under which name a refusal is counted.
+"""Decides which graphs may be kept, and the reason each refusal is counted under.
 
 An entry is served to every later request with the same key, so a graph may be kept only if its
 key tells it from every graph that compiles to something else. What can't be hashed (a function
 with no fixed source, a pass without a uuid, a TorchScript object) is refused here, in the process
-that has it. A refused graph is compiled in a worker all the same; it just leaves nothing behind.
+that has it. A refused graph is compiled in a worker all the same, but is not stored.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fxpool.torch_compat.state import configs
 
 
 class Bypass(Exception):
-    """This graph may not be kept; `reason` is what is counted, `detail` is for a person."""
+    """Raised if a graph may not be kept; `reason` is counted, `detail` is for people."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 
-# Where public functions live that Dynamo puts into graphs and that do only what their arguments say.
+# Homes of public functions that Dynamo puts into graphs and that do only what their arguments say.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
                  "torch.special", "torch.linalg", "torch.fft")  # fmt: skip
 _PURE_MODULES = ("operator", "_operator", "builtins", "math", "einops.einops", "torch._functorch.predispatch")
 _PURE_PACKAGES = ("torch._numpy.",)
-# Private, and still functions of their arguments only.
+# Private, but functions of their arguments only.
 _KNOWN = frozenset(
     ("torch._sym_sqrt", "torch.sym_float", "torch.sym_int", "torch.sym_sum", "torch.Size", "torch._tensor.Tensor",
      "torch.autograd.grad", "torch._assert", "torch._assert_async", "torch._check_is_size", "torch.sym_max",
@@ -42,7 +42,7 @@ _KNOWN = frozenset(
 def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, after_autograd: bool = False) -> None:
     """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept.
 
-    `after_autograd`: AOTAutograd made it, and will make it again for whoever is served.
+    `after_autograd`: AOTAutograd made the graph, and makes it again in a process that is served.
     """
     if configs.caches_disabled():
         raise Bypass("caches_disabled", "force_disable_caches is set")
@@ -54,14 +54,14 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
 
 
 def check_graph(gm: torch.fx.GraphModule) -> None:
-    """The rules for nodes, in `gm` and every graph nested in it."""
+    """Raise `Bypass` unless the nodes of `gm`, and of every graph nested in it, may be kept."""
     for module in gm.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         context_fn = module.meta.get("_checkpoint_context_fn")
         if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
             raise Bypass("checkpoint_context_fn", "it has no attribute cache_hash")
-        accepted: set[int] = set()  # functions by identity: a graph calls few of them, each many times
+        accepted: set[int] = set()  # ids of functions: a graph calls few of them, each many times
         for node in module.graph.nodes:
             _check_node(module, node, accepted)
 
@@ -71,7 +71,7 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
         if id(node.target) in accepted:
             return
         if node.meta.get("is_wrapped") and node.meta.get("user_cache_hash"):
-            return  # torch.fx.wrap with the user's own word for its version
+            return  # torch.fx.wrap with a version that the user states
         reason = _refusal(node.target)
         if reason is not None:
             raise Bypass(reason, operators.pretty_name(node.target))
@@ -89,9 +89,9 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
 
 
 def _refusal(target: Any) -> str | None:
-    """The bypass a function's presence means, or None."""
+    """Return the bypass reason for a function in a graph, or None if it may be kept."""
     if operators.is_overload(target) or operators.is_packet(target):
-        return None  # those of a program are hashed by content: see program_code
+        return None  # a program's own operators are hashed by content: see program_code
     if operators.is_higher_order(target):
         return None if operators.higher_order_cacheable(target) else "higher_order_operator"
     wrapped = operators.numpy_wrapper(target)

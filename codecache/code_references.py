@@ -1,6 +1,6 @@
-"""What a function refers to, and whose that is: the user's code, or torch's, Triton's and the standard library's.
+"""Finds what a function refers to, and whose code that is: the user's, or torch's, Triton's or the standard library's.
 
-The user's is digested by its content (`sources`); the rest is known by name and version.
+The user's is digested by content (`sources`); the rest is identified by name and version.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from fxpool.codecache import process_state
 
-# Whose code is identified by name and version: the key holds torch's and Triton's digests anyway.
+# Packages whose code is identified by name and version: the key includes torch's and Triton's digests anyway.
 NAMED_BY_VERSION = frozenset({"torch", "torchgen", "functorch", "triton", "numpy", "sympy", *sys.stdlib_module_names})
-# Whose objects are known by the name they are published under; their state is ambient state, which the key holds.
+# Packages whose objects are identified by public name; their state is ambient state, which the key includes.
 NAMED_OBJECTS = frozenset({"torch", "torchgen", "functorch", "triton"})
 MISSING = object()
 
 
 def is_named_by_version(value: Any) -> bool:
-    """Whether a function or class is what torch, Triton or the standard library publish under its name.
+    """Return whether a function or class is the one published under its name by torch, Triton or another known library.
 
     A user's wrapper can carry the name of what it wraps (`functools.wraps`), so the name must lead back to it.
     """
@@ -36,14 +36,14 @@ def is_named_by_version(value: Any) -> bool:
 
 
 class Named:
-    """Stands for an object of torch's or Triton's that is known by name."""
+    """Stands for an object of torch's or Triton's that is identified by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def is_instance(value: Any) -> bool:
-    """Whether a value is an object of a class of torch's or Triton's, and not an operator, which is looked into."""
+    """Return whether a value is an object of torch's or Triton's, but no operator or tensor: those are looked into."""
     module = type(value).__module__
     return top_level(module) in NAMED_OBJECTS and module != "torch._ops" and not hasattr(value, "untyped_storage")
 
@@ -57,7 +57,7 @@ def top_level(module: str) -> str:
 
 
 def version_of(module: str) -> str:
-    """The version that stands for a module's code."""
+    """Return the version that stands for a module's code."""
     top = top_level(module)
     if top in sys.stdlib_module_names or not top:
         return f"python {sys.version_info.major}.{sys.version_info.minor}"
@@ -65,18 +65,18 @@ def version_of(module: str) -> str:
 
 
 class Variable:
-    """Stands for a variable of the environment that a function reads."""
+    """Stands for an environment variable that a function reads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of the global names in a function's code and the code nested in it, sorted by name.
+    """Return (dotted name, value) of the globals that a function's code and the code nested in it read, sorted by name.
 
-    A user's module is followed along the attributes that are read from it, to what is used of it. What is imported in
-    the function is a global of its own. `refuse` makes the error for an import whose outcome is not known here, and
-    for a reader of the environment that names no constant.
+    A user's module is followed along the attributes read from it, to those used. An import inside the function counts
+    as a global. `refuse` makes the error for an import whose outcome is not known here, and for a read of the
+    environment whose variable is not a constant.
     """
     reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]] = set()
     imports: set[tuple[str, int, tuple[str, ...]]] = set()
@@ -105,7 +105,7 @@ def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception
 
 
 def _owner_of(name: str, value: Any) -> str:
-    """The module of torch's that has a table under a name, if one has; such tables are looked through by themselves."""
+    """Return the module of torch or Triton that has a table by this name, or "": those are digested elsewhere."""
     for module_name, module in list(sys.modules.items()):
         if top_level(module_name) in NAMED_OBJECTS and getattr(module, "__dict__", {}).get(name) is value:
             return module_name
@@ -113,11 +113,11 @@ def _owner_of(name: str, value: Any) -> str:
 
 
 def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:
-    """How much of a path leads from module to module, and to what."""
+    """Follow `path` from module to module; return how much of it is used, and the value it leads to."""
     while used < len(path) and (isinstance(value, types.ModuleType) or process_state.is_environment(value)):
         owner, found = value, getattr(value, path[used], MISSING)
         if not isinstance(owner, types.ModuleType) and not process_state.is_environment(found):
-            break  # a method of the environment that is no reader
+            break  # a method of the environment that reads no variable
         value, used = found, used + 1
         if isinstance(owner, types.ModuleType) and top_level(owner.__name__) in NAMED_OBJECTS and is_instance(value):
             value = Named(f"{owner.__name__}.{path[used - 1]} {version_of(owner.__name__)}")
@@ -127,7 +127,7 @@ def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:
 def _imported(
     function: types.FunctionType, name: str, level: int, wanted: tuple[str, ...], refuse: Callable[[str], Exception]
 ) -> Iterator[tuple[str, Any]]:
-    """What a function imports, where that is known: of a module that is loaded in this process."""
+    """Yield (name, value) of an import in a function; raise `refuse`'s error if the module is not loaded."""
     package = str(function.__globals__.get("__package__") or function.__globals__.get("__name__", ""))
     try:
         full = importlib.util.resolve_name("." * level + name, package)
@@ -148,9 +148,9 @@ def _imported(
 def _imported_of_libraries(
     function: types.FunctionType, full: str, wanted: tuple[str, ...]
 ) -> Iterator[tuple[str, Any]]:
-    """Of torch, NumPy and the standard library: what is named and reads the process. The rest counts by their version.
+    """Yield what an import from a library reads of the process's state; the rest counts by the library's version.
 
-    Which attributes of a module are meant, nobody says: any that the function names.
+    The bytecode does not tell which attributes of a module are used: any that the function names may be.
     """
     for attribute in wanted:
         yield from _readers(function, f"{full}.{attribute}", getattr(sys.modules.get(full), attribute, None))
@@ -161,7 +161,7 @@ def _imported_of_libraries(
 
 def _readers(function: types.FunctionType, name: str, value: Any, deep: int = 2) -> Iterator[tuple[str, Any]]:
     if process_state.is_environment(value):
-        yield f"import {name}", os.getenv  # what is asked for is not seen from here
+        yield f"import {name}", os.getenv  # the variable's name is not visible here
     elif isinstance(value, types.ModuleType):
         named = {each for code in _codes(function.__code__) for each in code.co_names}
         for attribute in sorted(named) if deep else ():
@@ -182,8 +182,8 @@ def _read(
     reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]],
     imports: set[tuple[str, int, tuple[str, ...]]],
 ) -> None:
-    """Add the global names a code object loads, each with the attributes that are taken from it at once and the
-    constant it is called with; and what it imports, with the level of a relative import and the names taken."""
+    """Add a code object's reads and imports: each global with the attributes read from it at once and the constant it
+    is called with; each import with its relative level and the names taken."""
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "CACHE")]
     for position, instruction in enumerate(instructions):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

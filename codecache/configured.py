@@ -1,7 +1,7 @@
-"""What stands in a key for code that a program configures: custom passes, estimators, choices.
+"""Identifies code that a program configures, for keys: custom passes, estimators, choices.
 
-By its ``uuid()`` where it has one, which is the user's word for what it does, and by the code of its class, since words
-are forgotten when code is changed; by content where it has none.
+An object with a ``uuid()`` counts by that, the user's word for what it does, and by the code of its class, since uuids
+are forgotten when code is changed; one without counts by its content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 def identity(name: str, value: Any) -> Any:
-    """Plain data that tells a configured value from every other that does something else.
+    """Return plain data that tells a configured value from every other that does something else.
 
     Raises:
         Bypass: a uuid of None says not to keep anything, or there is no uuid and the code has no digest.
@@ -29,7 +29,7 @@ def identity(name: str, value: Any) -> Any:
         return [identity(name, item) for item in value]
     found = _uuid(value)
     if found is None and name.endswith("_class") and callable(value):
-        found = _uuid(value())  # a factory: Inductor asks what it makes
+        found = _uuid(value())  # a factory: Inductor asks the object it makes
     if found is not None:
         if found[0] is None:
             raise Bypass("custom_pass_without_uuid", name)
@@ -41,11 +41,11 @@ def identity(name: str, value: Any) -> Any:
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Of each configured value what it does here: its content, or its uuid where that has no digest.
+    """Return the digest of each configured value's content, or its uuid if the content has none.
 
-    What was configured in one process and came to another by name is the same if the digests are.
+    A value configured in one process that came to another by name is the same if the digests are equal.
 
-    Raises UndigestableError: one has neither.
+    Raises UndigestableError: a value has neither.
     """
     found: dict[str, str] = {}
     for name, value in values.items():
@@ -60,13 +60,13 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _uuid(value: Any) -> tuple[Any] | None:
-    """What an object says of itself, in a tuple; None if it has no such method."""
+    """Return an object's ``uuid()`` in a tuple; None if it has no such method."""
     method = getattr(value, "uuid", None)
     return (method(),) if callable(method) and not isinstance(value, type) else None
 
 
 def _code_of(value: Any) -> str:
-    """Digest of the class of an object that has a uuid; empty where it has none, as the uuid says it all then."""
+    """Return the digest of an object's class; empty if it has none, as the uuid says it all then."""
     try:
         return sources.digest_value(type(value))
     except sources.UndigestableError:
@@ -74,7 +74,7 @@ def _code_of(value: Any) -> str:
 
 
 def _content(value: Any) -> str:
-    """Digest of code, of an object of a class written in Python with its state, or of a container of those."""
+    """Return the digest of code, of a container, or of an object of a Python class with its state."""
     if isinstance(value, (list, tuple)):
         return sources.digest_value([_content(item) for item in value])
     if isinstance(value, (set, frozenset)):

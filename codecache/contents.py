@@ -1,13 +1,13 @@
-"""What lies in a cache directory, by kind, with what it takes on the disk; and the removal of all of it.
+"""Measures a cache directory by kind of content, with its size on the disk, and clears it.
 
     entries, blobs                           see `store.py`
     toolchain/headers                        precompiled headers, 150 MB each
-    toolchain/..., slower, failed            what is known of compilers, CPUs and GPUs of hosts; of stages, of levels
+    toolchain/..., slower, failed            facts about compilers, CPUs and GPUs of hosts; about stages, levels
     quarantine                               graphs that killed workers, with the end of their workers' output
-    aside                                    what did not verify
+    aside                                    files that failed verification
 
-What is none of that is not fxpool's: it is counted, and left alone. A header that somebody compiles, or includes now,
-stays. Sizes are those of `du`: blocks, of directories too, and of files with several names once.
+Anything else is not fxpool's: it is counted, and left alone. A header that a process compiles, or includes now,
+stays. Sizes are those of `du`: blocks, with those of directories, and a file with several names once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure"
 
 ENTRIES, BLOBS, HEADERS = "entries", "blobs", "precompiled headers"
 FACTS, QUARANTINE, ASIDE, FOREIGN = "host facts", "quarantine", "set aside", "not fxpool's"
-#: In the order in which they are told.
+#: In the order of display.
 KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, FOREIGN)
 
 _TOP = {
@@ -41,16 +41,16 @@ _TOP = {
     ".swept": FACTS,
 }
 _HEADERS = os.path.join("toolchain", "headers")
-# Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
+# Entries first, so that readers meet as few entries without blobs as possible.
 _ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "toolchain", ".swept")
 _BUILDING = "building-"
-#: Seconds in which a compile that was told of a header may yet include it.
+#: Seconds in which a compile that was given a header's name may yet include it.
 _LATELY = 3600.0
 
 
 @dataclass
 class Share:
-    """What is of one kind: how many `files`, and the `bytes` of disk they take with their directories."""
+    """Number of `files` of one kind, and the `bytes` of disk they take with their directories."""
 
     files: int = 0
     bytes: int = 0
@@ -58,7 +58,7 @@ class Share:
 
 @dataclass
 class Cleared:
-    """What a `clear` removed, by kind; headers `in_use` that stay; what is `left` in all, by kind."""
+    """Result of `clear`: what was removed, by kind; paths of headers `in_use` that stay; what is `left`, by kind."""
 
     removed: dict[str, Share] = field(default_factory=dict)
     in_use: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Cleared:
 
 
 def measure(root: str) -> dict[str, Share]:
-    """Every kind with what there is of it; the directory itself counts as a host's facts. Raises OSError."""
+    """Return the share of every kind; the directory itself counts as host facts. Raises OSError."""
     found = {kind: Share() for kind in KINDS}
     seen: set[tuple[int, int]] = set()
     with contextlib.suppress(FileNotFoundError):
@@ -83,17 +83,16 @@ def measure(root: str) -> dict[str, Share]:
 
 
 def clear(root: str) -> Cleared:
-    """Remove all that is fxpool's from a cache directory, but for headers in use. Raises StoreError.
+    """Remove all that is fxpool's from a cache directory, except headers in use. Raises StoreError.
 
-    Publishers that run meanwhile are not disturbed; what they write is there afterwards. Graphs are let out of
-    quarantine.
+    Concurrent publishers are not disturbed; what they write stays. Graphs are let out of quarantine.
     """
     check_directory(root)
     cleared = Cleared()
     try:
         before = measure(root)
         headers = os.path.join(root, _HEADERS)
-        if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # what a link leads to is not in here
+        if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # a link's target is not in `root`
             cleared.in_use = _clear_headers(headers)
         names = [name for name in os.listdir(root) if name.startswith(TEMPORARY_PREFIX)]
         for name in [*_ORDER, *names]:
@@ -120,7 +119,7 @@ def _blocks(status: os.stat_result) -> int:
 
 
 def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """`path` and all below it, links not followed; what vanishes meanwhile is left out."""
+    """Yield `path` and all below it with their status; links are not followed, files that vanish are skipped."""
     try:
         status = os.lstat(path)
         names = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
@@ -132,10 +131,10 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _remove(path: str, spared: str) -> None:
-    """Remove a tree as far as it stands still, without `spared`. Raises OSError."""
+    """Remove what is still there of a tree, without `spared`. Raises OSError."""
     if path == spared and os.path.isdir(path):
         with contextlib.suppress(OSError):
-            os.rmdir(path)  # it goes if nothing is left in it
+            os.rmdir(path)  # succeeds if it is empty
         return
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -151,10 +150,10 @@ def _remove(path: str, spared: str) -> None:
 
 
 def _clear_headers(directory: str) -> list[str]:
-    """Remove precompiled headers that nobody compiles or includes; paths of those that stay.
+    """Remove precompiled headers that no process compiles or includes; return the paths of those that stay.
 
-    Of one that was used lately the line of text stays which includes it: a worker may have been told of it, and takes
-    it as text then.
+    For one used within `_LATELY` the one-line text file that includes it stays: a worker may have been given its name,
+    and then takes the header as text.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -189,7 +188,7 @@ def _clear_headers(directory: str) -> list[str]:
 
 
 def _command_lines() -> list[str]:
-    """Of all processes that can be looked at."""
+    """Return the command lines of all processes that this one may read."""
     found = []
     for number in filter(str.isdigit, _names("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:

@@ -1,8 +1,8 @@
-"""Compiled graphs that were timed and found slower than others of the same graph.
+"""Compiled graphs that were measured slower than others of the same graph.
 
     <root>/slower/<key>    the key of the faster one
 
-Only who compiles one graph in several ways asks; an entry under `key` itself is as good as ever.
+Read only by callers that compile one graph in several ways; an entry under `key` itself stays valid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIRECTORY = "slower"
 
 
 def find(root: str, key: str) -> str | None:
-    """The key of the graph that is faster than that of `key`, or None."""
+    """Return the key of the graph that is faster than that of `key`, or None."""
     path = os.path.join(root, _DIRECTORY, key)
     if not os.path.exists(path):  # the usual case, before anything that costs more
         return None
@@ -32,7 +32,7 @@ def find(root: str, key: str) -> str | None:
 
 
 def add(root: str, key: str, faster: str) -> None:
-    """Remember that the graph of `faster` is the better one. Raises StoreError, ValueError for what is no key."""
+    """Record that `faster`'s graph is faster than `key`'s. Raises StoreError; ValueError for an invalid key."""
     for one in (key, faster):
         if not is_hex_digest(one):
             raise ValueError(f"{one!r} is no key: a lower-case sha256 is")

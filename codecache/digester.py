@@ -1,7 +1,7 @@
-"""Writes values of a program as tokens into a hash: what `sources` gives out as digests.
+"""Hashes values of a program as tokens, for the digests of `sources`.
 
-Plain data by value, functions by code and by what that refers to, classes and plain objects by their attributes.
-`torch_objects` knows tensors, operators and kernels.
+Plain data counts by value, functions by code and by what that refers to, classes and plain objects by their attributes.
+`torch_objects` handles tensors, operators and kernels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fxpool.codecache.undigestable import UndigestableError
 
 __all__ = ["Digester", "describe"]
 
-# What a class body leaves in the class besides code and values; `_autograd_function_id` counts definitions, and
-# `__slotnames__` is there once an instance was pickled.
+# Attributes of a class besides the code and values of its body; `_autograd_function_id` counts definitions, and
+# `__slotnames__` exists once an instance has been pickled.
 _SKIPPED_CLASS_ATTRIBUTES = frozenset(
     (
         "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__",
@@ -45,10 +45,10 @@ _SKIPPED_CLASS_ATTRIBUTES = frozenset(
         "__type_params__", "__classcell__", "_autograd_function_id", "__slotnames__",
     )
 )  # fmt: skip
-# Libraries that Dynamo leaves in graphs as calls: their functions keep tables of objects that have no digest, and
-# compute from their arguments only. The sources of all of the package count.
+# Libraries that Dynamo leaves in graphs as calls: their functions keep tables of objects without a digest, and
+# compute from their arguments only. All sources of the package count.
 _BY_PACKAGE = frozenset(("einops",))
-# What a module has besides what its source makes.
+# Attributes of a module besides those its source makes.
 _SKIPPED_MODULE_ATTRIBUTES = frozenset(
     ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__path__", "__file__", "__cached__",
      "__builtins__", "__annotations__", "__warningregistry__", "__annotate__", "__conditional_annotations__")
@@ -58,8 +58,8 @@ _SKIPPED_MODULE_ATTRIBUTES = frozenset(
 class Digester:
     """Writes a value as tokens, each with its length, into a hash.
 
-    A function, class or mutable container met before is written as the number it was met under, which makes cycles
-    finite; the order of meeting depends on the code alone.
+    A function, class or mutable container met again is written as the number it was first met under, which makes
+    cycles finite; the order of meeting depends on the code alone.
     """
 
     def __init__(self, *, runs_later: bool = False) -> None:
@@ -71,7 +71,7 @@ class Digester:
         self.environment: dict[str, str | None] = {}
 
     def child(self) -> Digester:
-        """One with a hash of its own that has met the same."""
+        """Return a digester with a hash of its own that has met the same values."""
         other = Digester(runs_later=self.runs_later)
         other._seen, other._way, other.environment = dict(self._seen), self._way, self.environment
         return other
@@ -87,7 +87,7 @@ class Digester:
         self._hash.update(f"{tag}:{len(raw)}:".encode() + raw)
 
     def add(self, value: Any, name: str = "") -> None:
-        """Write a value; `name` is how it was reached, for the error."""
+        """Write a value. `name` is how it was reached, for the error. Raises UndigestableError unless `runs_later`."""
         if name:
             self._way += (name,)
         depth = len(self._way)
@@ -107,13 +107,13 @@ class Digester:
         return UndigestableError(f"{way}: {what}" if way else what)
 
     def _aside(self, value: Any) -> bytes:
-        """The digest of one element of a set, for sorting."""
+        """Return the digest of one element of a set, for sorting."""
         child = self.child()
         child.add(value)
         return child.digest()
 
     def met(self, value: Any) -> bool:
-        """Whether it was written before, in which case its number is written."""
+        """Return whether a value was met before; if so, write its number."""
         if found := self._seen.get(id(value)):
             self.token("again", str(found[0]))
             return True
@@ -224,11 +224,11 @@ class Digester:
     # ------------------------------------------------------------ code
 
     def add_code(self, code: types.CodeType) -> None:
-        """All of a code object but where it was written (file name, line tables)."""
+        """Write a code object without the place where it was written (file name, line tables)."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self.token("code", repr(counts))
         self.token("name", code.co_name)
-        # co_code is the original byte code, whatever the interpreter has specialised since.
+        # co_code is the original bytecode, whatever the interpreter has specialised since.
         self.token("bytecode", code.co_code)
         self.token("exceptions", getattr(code, "co_exceptiontable", b""))
         for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
@@ -298,7 +298,7 @@ class Digester:
     def _add_builtin(self, function: types.BuiltinFunctionType) -> None:
         owner = function.__self__
         name = getattr(function, "__qualname__", function.__name__)
-        # pybind11 binds its functions to a record of theirs, which says nothing.
+        # pybind11 binds its functions to an internal record, which identifies nothing.
         bound_to_record = type(owner).__module__ == "pybind11_builtins" or type(owner).__name__ == "PyCapsule"
         if owner is None or bound_to_record or isinstance(owner, (types.ModuleType, type)):
             module = function.__module__ or getattr(owner, "__module__", None) or getattr(owner, "__name__", "")
@@ -310,7 +310,7 @@ class Digester:
             self.add(owner, "its instance")
 
     def _add_module(self, module: types.ModuleType) -> None:
-        """A module as a whole: by version if it is one of those; else by its source and by what is in it now."""
+        """Write a module: by version if it is in `NAMED_BY_VERSION`, else by its source and current attributes."""
         if top_level(module.__name__) in NAMED_BY_VERSION:
             self.token("module", f"{module.__name__} {version_of(module.__name__)}")
             return
@@ -323,7 +323,7 @@ class Digester:
                 self.add(value, f"{module.__name__}.{name}")
 
     def _add_instance(self, value: Any) -> bool:
-        """An object of a class written in Python, by its class and its attributes; False if there may be more to it."""
+        """Write an object of a Python class by its class and attributes; return False if it may have other state."""
         cls = type(value)
         if not _is_plain_class(cls):
             return False
@@ -349,7 +349,7 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def _is_plain_class(cls: type) -> bool:
-    """Whether all state of a class's objects is in attributes: it and its bases are written in Python."""
+    """Return whether all state of a class's objects is in attributes: it and its bases are written in Python."""
     if cls is types.SimpleNamespace:
         return True
     if cls is object or not all(
@@ -357,7 +357,7 @@ def _is_plain_class(cls: type) -> bool:
         for base in cls.__mro__
     ):
         return False
-    # Room for a dictionary, weak references and slots; what a base written in C keeps comes on top.
+    # Room for a dictionary, weak references and slots; a base written in C needs more for its own state.
     slots = sum(len(_slots(base)) for base in cls.__mro__)
     return cls.__basicsize__ <= object.__basicsize__ + _POINTER * (2 + slots)
 

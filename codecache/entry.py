@@ -1,13 +1,13 @@
-"""The record of one compiled graph, and its bytes.
+"""The record of one compiled graph, and its byte format.
 
     fxpool-entry 1\\n          magic line with the format's version
     32 bytes                  sha256 of the magic line and of all that follows the digest
-    1 byte                    how the body is packed: 0 as it is, 1 zstandard
+    1 byte                    the body's packing: 0 none, 1 zstandard
     body                      msgpack of `Entry`
 
 The digest is checked before anything is decoded. This frame stays the same in later versions, so that a program can
-tell an entry of another version (not its business) from a damaged one. Nothing in an entry is a path or names a host,
-so a cache directory can be copied anywhere.
+tell an entry of another version (to be ignored) from a damaged one. Nothing in an entry is a path or names a host, so a
+cache directory can be copied anywhere.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FORMAT_VERSION = 2
 _MAGIC = re.compile(rb"fxpool-entry ([0-9]{1,9})\n")
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _PLAIN, _ZSTD = 0, 1
-# Below this, compressing costs more than the file system block it saves.
+# Bytes; below this, compressing costs more than the file system block it saves.
 _COMPRESS_FROM = 4096
 _MAX_BODY = 1 << 30
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Component(msgspec.Struct, frozen=True, array_like=True):
-    """One named part of a key: its digest, and a short text that tells a person what it was."""
+    """One named part of a key: its digest, and a short text that describes it to a person."""
 
     name: str
     digest: str
@@ -42,12 +42,12 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Which function of the program a graph is of.
+    """The function of the program that a graph comes from.
 
-    `model` is the class of the module whose method `function` is, or empty. `file` is relative to where it was imported
-    from. `line` is where the function begins, or, where it was `resumed`, where it goes on after a graph break. `part`
-    is ``forward`` or ``backward`` where the two were compiled apart. `inputs` has dtype and sizes of those that are
-    neither parameters nor buffers, which are counted in `parameters`.
+    `model` is the class of the module whose method `function` is, or empty. `file` is relative to the directory it was
+    imported from. `line` is where the function begins, or, if it was `resumed`, where it continues after a graph break.
+    `part` is ``forward`` or ``backward`` if the two were compiled apart. `inputs` has dtype and sizes of inputs that
+    are neither parameters nor buffers; `parameters` counts those.
     """
 
     model: str = ""
@@ -61,7 +61,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """``GPT2LMHeadModel.forward``; empty where no function is known."""
+        """``GPT2LMHeadModel.forward``; empty if no function is known."""
         name = f"{self.model}.{self.function.rpartition('.')[2]}" if self.model else self.function
         return f"{name} ({self.part})" if self.part else name
 
@@ -72,10 +72,9 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """For people and for statistics; nothing is decided by it. `created` is Unix time, seconds.
+    """Facts for people and statistics; nothing is decided by them. `created` is Unix time, seconds.
 
-    What is added here has a default: entries that were written before it are read all the same, and who does not know
-    of it passes it over.
+    Every field added later has a default: older entries can be read without it, and older programs ignore it.
     """
 
     label: str = ""
@@ -87,7 +86,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache knows about one graph compiled under one set of guards.
+    """One graph compiled under one set of guards.
 
     `guards` is a list of encoded guards (`codecache.guards.encode`), `content` is plain data that only its writer
     understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it.
@@ -103,12 +102,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The digest of its guards, by which it is told from other entries of the same key."""
+        """The digest of its guards, which tells it from other entries of the same key."""
         return guards_digest(self.guards)
 
 
 class OtherVersionError(StoreError):
-    """An undamaged entry in a format this program does not read; the store ignores it and lets it be."""
+    """An undamaged entry in a format that this program does not read; the store ignores and keeps it."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -116,12 +115,12 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def is_hex_digest(text: str) -> bool:
-    """Whether `text` is a lower-case sha256."""
+    """Return whether `text` is a lower-case sha256."""
     return _HEX64.match(text) is not None
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The bytes of an entry. Raises StoreError if its guards, content or metadata are not plain data."""
+    """Return the bytes of an entry. Raises StoreError if its guards, content or metadata are not plain data."""
     try:
         body = _encoder.encode(entry)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -137,10 +136,9 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry that `data` is.
+    """Return the entry that `data` encodes.
 
-    Raises CorruptEntryError if anything about the bytes does not hold, OtherVersionError if they are intact but of
-    another format.
+    Raises CorruptEntryError if the bytes are damaged, OtherVersionError if they are intact but of another format.
     """
     match = _MAGIC.match(data)
     if match is None:
@@ -157,7 +155,7 @@ def decode_entry(data: bytes) -> Entry:
     if not is_hex_digest(entry.key):
         raise CorruptEntryError("the entry's key is no digest")
     for ref in entry.blobs.values():
-        ref.relative_path()  # raises CorruptEntryError for a reference that is none
+        ref.relative_path()  # raises CorruptEntryError for an invalid reference
     return entry
 
 

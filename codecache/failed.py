@@ -1,10 +1,9 @@
-"""Levels at which a graph was tried and can't be compiled for being kept: later processes don't try them again.
+"""Levels at which a graph can't be compiled for the cache: later processes don't try them again.
 
     <root>/failed/<key>    the reason
 
-A key is of one level. It holds torch and fxpool, too: with another of either it is another key, and another chance.
-What a compiler refused may have been for want of something (a disk was full, a process was killed), so that is believed
-for a day.
+Each level has a key of its own. The key includes torch and fxpool: another version of either gets another chance. A
+compiler's failure may have had a passing cause (a full disk, a killed process), so it counts for a day only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fxpool.errors import StoreError
 
 __all__ = ["COMPILE_ERROR", "add", "find"]
 
-#: how a reason begins that is a compiler's
+#: Prefix of a reason that came from a compiler.
 COMPILE_ERROR = "compile_error:"
 _DIRECTORY = "failed"
 _BELIEVED = 24 * 3600.0
@@ -26,10 +25,10 @@ _LONGEST = 200
 
 
 def find(root: str, key: str) -> str:
-    """Why the graph of a key is not to be tried at its level; empty if it is."""
+    """Return why the graph of a key is not to be tried at its level; empty if it may be."""
     path = os.path.join(root, _DIRECTORY, key)
     try:
-        modified = os.stat(path).st_mtime  # mostly there is none, which is seen before anything that costs more
+        modified = os.stat(path).st_mtime  # usually missing: checked before anything that costs more
         check_directory(root)
         reason = read_private(path)[0].decode("utf-8")
     except (OSError, StoreError, UnicodeDecodeError):
@@ -38,7 +37,7 @@ def find(root: str, key: str) -> str:
 
 
 def add(root: str, key: str, reason: str) -> None:
-    """Remember why a graph can't be had at a level. Raises StoreError, ValueError for what is no key."""
+    """Record why a graph can't be compiled at a level. Raises StoreError; ValueError for an invalid key."""
     if not is_hex_digest(key):
         raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
     check_directory(root)

@@ -6,14 +6,14 @@
 
 Everything is a list that starts with a short tag; numbers, strings, booleans and None stand for
 themselves. Encoding is most of what a key costs, so types that occur often are looked up, and rows
-that occur often (a node, a function) are made once and shared: nobody may change a row. What does not
-decide what is compiled (stack traces, module paths) is kept apart in `EncodedGraph.debug` and travels
-without being hashed. Tensors that are captured as constants are hashed by content and travel beside
+that occur often (a node, a function) are made once and shared: never change a row. Debug data that
+does not affect the compile (stack traces, module paths) is kept apart in `EncodedGraph.debug` and
+travels without being hashed. Tensors captured as constants are hashed by content and travel beside
 the description. Functions and operators are named; those from outside torch are listed in
 `EncodedGraph.dependencies`, for the key to hash and the worker to load.
 
-Raises `CannotTravelError` (with the reason that is counted) for whatever has no name in another
-process. Nothing in a graph is changed by encoding it: Dynamo still needs it afterwards.
+Raises `CannotTravelError` (with the counted reason) for anything without a name in another
+process. Encoding does not change the graph: Dynamo still needs it afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fxpool.torch_compat.dynamo import shape_env, tensors
 from fxpool.torch_compat.operators import operators
 from fxpool.torch_compat.triton import user_kernels
 
-# Node metadata that says where a node came from, or that compiling works out again.
+# Node metadata that tells where a node came from, or that compiling computes again.
 _DEBUG_META = frozenset(
     ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
      "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
@@ -46,7 +46,7 @@ _DEBUG_META = frozenset(
      "original_output_strides", "mod_stack", "dynamo_source", "autograd_backward")
 )  # fmt: skip
 
-# And of these, what is kept in part.
+# Of these, metadata that is kept in part.
 _PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
 
 _NO_ARGUMENTS, _NO_KEYWORDS = ("t",), ("d",)
@@ -55,16 +55,16 @@ _NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
 
 @dataclasses.dataclass
 class EncodedGraph:
-    """What `GraphEncoder` makes of a graph.
+    """The result of `GraphEncoder.encode`.
 
     `description` is hashed and travels. `constants` are the tensors it names by number; `debug`
     holds text for messages. `dependencies` maps a name to a function, operator, Triton kernel or
     module from outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
     devices, also of those that are named in a string.
 
-    Which of several equal devices a graph is for does not decide what is compiled: in the description they are
-    numbered in order of appearance. `indices` holds this process's index of each, `current_named` says that the
-    current device is meant somewhere, `attention_open` that only there is found out how attention is computed.
+    Which of several equal devices a graph is for does not affect the compile: in the description they are
+    numbered in order of appearance. `indices` holds this process's index of each; `current_named` says that the
+    current device is meant somewhere, `attention_open` that the attention implementation is chosen only in the worker.
     """
 
     description: list[Any]
@@ -95,17 +95,17 @@ class GraphEncoder:
         self._calls_kernels = False
         self._kernels: dict[int, list[Any]] = {}
         self._nodes: dict[torch.fx.Node, list[Any]] = {}
-        # By identity, since an operator may compare as it likes; kept, or its id could be taken by another.
+        # By identity, since an operator's comparison may be arbitrary; kept, or its id could be reused.
         self._functions: dict[int, tuple[Any, list[Any]]] = {}
-        # Names of metadata that nodes have together and that say nothing: most nodes have the same few.
+        # Combinations of metadata names that are left out: most nodes have the same few.
         self._of_no_interest: set[tuple[str, ...]] = set()
         self._debug: list[Any] = []
 
     # --- the graph -----------------------------------------------------------------------
 
     def encode(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor] | None = None) -> EncodedGraph:
-        """Describe `gm`. `lifted` maps names of parameters and buffers that the graph carries as
-        attributes to their fake twins; only their metadata travels. Other tensors are constants."""
+        """Encode `gm`. `lifted` maps names of parameters and buffers that the graph carries as attributes to their fake
+        twins; only their metadata travels. Other tensors are constants. Raises CannotTravelError."""
         lifted = lifted or {}
         description = self._module(gm, lifted)
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
@@ -115,7 +115,7 @@ class GraphEncoder:
         )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
-        codegen = type(gm.graph._codegen)  # a flattened calling convention is not a graph of Dynamo's
+        codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
         if codegen is not torch.fx.graph.CodeGen:
             raise CannotTravelError("calling_convention", codegen.__name__)
         lifted_rows = [
@@ -139,7 +139,7 @@ class GraphEncoder:
                     node.name,
                     called,
                     ["t", *self._each(args)] if args else _NO_ARGUMENTS,
-                    # By name: the order in which keyword arguments were written means nothing, that of a dict may.
+                    # By name: the order of keyword arguments means nothing, that of a dict's items may.
                     self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
                     self._meta(about),
                 ]
@@ -154,7 +154,7 @@ class GraphEncoder:
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
 
     def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
-        """In the call of a program's Triton kernel: what it finds in tables of this process, in place of where."""
+        """Put a Triton kernel's data in place of its table numbers, in a call's row: tables differ by process."""
         try:
             constants = user_kernels.constants(node)
             found = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
@@ -164,7 +164,7 @@ class GraphEncoder:
         return [*before, [tag, *([name, found.get(name, value)] for name, value in keywords)], meta]
 
     def _kernel(self, node: torch.fx.Node) -> list[Any]:
-        """Its digest travels too: imported elsewhere, a module may make another kernel under the same name."""
+        """Return a kernel's row. Its digest travels too: imported elsewhere, the module may make another kernel."""
         place = user_kernels.place(node)
         if place not in self._kernels:
             kernel = user_kernels.describe(node)
@@ -222,11 +222,11 @@ class GraphEncoder:
     # --- values --------------------------------------------------------------------------
 
     def value(self, value: Any) -> Any:
-        """Any argument of a node, or part of one."""
+        """Encode any argument of a node, or part of one."""
         return self._each((value,))[0]
 
     def _each(self, values: Iterable[Any]) -> list[Any]:
-        """What stands for each of `values`, most of which are nodes and numbers: those are not worth a call."""
+        """Encode each of `values`. Most are nodes and numbers: those are handled without a call."""
         nodes, encoders = self._nodes, _ENCODERS
         found = []
         for value in values:
@@ -270,7 +270,7 @@ class GraphEncoder:
         return self._indices.setdefault(index, len(self._indices))
 
     def _of_other_type(self, value: Any) -> Any:
-        """What `_ENCODERS` does not name by its type: tensors, functions, and whatever is derived from a type there."""
+        """Encode a value whose exact type is not in `_ENCODERS`: tensors, functions, and subclasses of those types."""
         if isinstance(value, torch.Tensor):
             return ["tensor", self.tensor(value)] if tensors.is_fake(value) else ["constant", *self.constant(value)]
         if isinstance(value, torch.Size):
@@ -296,7 +296,7 @@ class GraphEncoder:
         raise CannotTravelError("value", f"{type(value).__module__}.{type(value).__name__}")
 
     def value_object(self, value: Any) -> Any:
-        """A frozen dataclass of torch's (a key path of a binding) by class and fields."""
+        """Encode a frozen dataclass of torch's (a key path of a binding) by class and fields."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [[f.name, self.value_object(getattr(value, f.name))] for f in dataclasses.fields(value)]
             return ["dc", self.function(type(value)), *fields]
@@ -316,14 +316,14 @@ class GraphEncoder:
             raise CannotTravelError("symbolic_expression", str(error)) from error
 
     def tensor(self, tensor: torch.Tensor) -> list[Any]:
-        """A tensor by metadata only."""
+        """Encode a tensor by metadata only."""
         try:
             return self._facts(self.describer.describe(tensor))
         except tensors.UnsupportedTensor as error:
             raise CannotTravelError("tensor", str(error)) from error
 
     def _facts(self, facts: tensors.TensorFacts) -> list[Any]:
-        """One row in the order of `TensorFacts`."""
+        """Return one row in the order of `TensorFacts`."""
         return [
             facts.identity,
             facts.storage,
@@ -344,7 +344,7 @@ class GraphEncoder:
         ]
 
     def constant(self, tensor: torch.Tensor) -> list[Any]:
-        """A tensor by value: its number among the constants, and a digest of metadata and content."""
+        """Encode a tensor by value: its number among the constants, and a digest of metadata and content."""
         if tensors.is_fake(tensor):
             raise CannotTravelError("fake_constant")
         try:
@@ -361,7 +361,7 @@ class GraphEncoder:
     # --- functions -----------------------------------------------------------------------
 
     def function(self, target: Any) -> list[Any]:
-        """A function, operator or class by a name that finds the same object in another process."""
+        """Encode a function, operator or class by a name that finds the same object in another process."""
         known = self._functions.get(id(target))
         if known is None:
             known = self._functions[id(target)] = target, self._function(target)
@@ -390,14 +390,14 @@ class GraphEncoder:
 
 
 def _by_name(value: Any) -> Any:
-    """Mappings of names, in the order of the names; anything else as it is."""
+    """Return dicts with string keys sorted by key; anything else unchanged."""
     if type(value) is dict and all(type(name) is str for name in value):
         return {name: _by_name(value[name]) for name in sorted(value)}
     return value
 
 
 def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
-    """The attribute a dotted target names."""
+    """Return the attribute that a dotted target names."""
     found: Any = gm
     for part in path.split("."):
         found = getattr(found, part)
@@ -405,7 +405,7 @@ def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Digest of a real tensor's metadata and content (read to the CPU; sizes in elements)."""
+    """Return the digest of a real tensor's metadata and content (read to the CPU; sizes in elements)."""
     meta = repr(
         (dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.device.type, tensor.is_conj(),
          tensor.is_neg())
@@ -416,7 +416,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """The elements of a real tensor in row-major order."""
+    """Return the elements of a real tensor in row-major order."""
     with tensors.modes_disabled():
         flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
         if flat.numel() == 0:
@@ -430,7 +430,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _Node = torch.fx.Node
-_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of the integers that are written as themselves
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of integers that stand for themselves
 _THEMSELVES = frozenset((bool, type(None)))
 _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     int: lambda _, v: ["i", str(v)],
@@ -462,10 +462,10 @@ _HOMES = ("torch", "torch._C._nn", "torch.nn.functional", "torch._C._special", "
 
 
 def name_of(target: Any) -> tuple[str, str]:
-    """(module, qualified name) under which `target` is found again.
+    """Return (module, qualified name) under which `target` is found again.
 
     Raises:
-        CannotTravelError: it is local, anonymous, of the main script, or the name leads elsewhere.
+        CannotTravelError: it is local, anonymous, of the main script, or the name leads to another object.
     """
     known = _FOUND.get(id(target))
     if known is not None and known[0] is target:

@@ -1,4 +1,4 @@
-"""A graph and its inputs from plain data: the way back from `graph_codec`, in the worker that compiles them."""
+"""Rebuilds a graph and its inputs from plain data: the reverse of `graph_codec`, in the worker that compiles them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GraphDecoder:
         self._kernels: dict[int, int] = {}
 
     def decode(self, description: list[Any], debug: Sequence[Any] | None = None) -> torch.fx.GraphModule:
-        """The graph module; `debug` puts stack traces back."""
+        """Return the graph module, with the stack traces of `debug`. Raises CannotTravelError."""
         gm = self._module(description)
         for node, trace in zip(self._nodes, debug or (), strict=False):
             if trace:
@@ -101,7 +101,7 @@ class GraphDecoder:
         return self._constants[number]
 
     def kernel(self, number: int, digest: str, description: list[Any]) -> int:
-        """The place of a program's Triton kernel in this process's table. Raises CannotTravelError: it is another."""
+        """Return a Triton kernel's number in this process's table. Raises CannotTravelError if it differs here."""
         if number not in self._kernels:
             try:
                 function = user_kernels.find(description)

@@ -1,6 +1,7 @@
-"""What the nodes of a guard mean, on plain numbers: the arithmetic of sympy and of torch's functions.
+"""Evaluates the nodes of guards on plain numbers, with the arithmetic of sympy and of torch's functions.
 
-Exact where sympy is exact (int, Fraction), a double where it is a float. Truth values are not numbers. Where sympy,
+Exact if sympy is exact (int, Fraction), a double if it uses a float. Truth values are not numbers. If sympy, torch's
+printed guards and Python disagree, or there is no value, `UnknownGuardError` is raised: doubt is a miss.
 torch's printed guards and Python do not agree, or there is no value, `UnknownGuardError` is raised: doubt is a miss.
 
     FUNCTIONS   kind -> function of evaluated arguments
@@ -15,11 +16,11 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-#: what an argument evaluates to; infinities are floats, a Fraction is never a whole number
+#: The value of an argument; infinities are floats, a Fraction is never a whole number.
 Number: TypeAlias = int | float | Fraction
 Value: TypeAlias = bool | int | float | Fraction
 
-#: torch's classes are told from sympy's of the same name by it
+#: Prefix of torch's classes, which tells them from sympy's of the same name.
 TORCH = "torch."
 
 
@@ -28,14 +29,14 @@ class UnknownGuardError(ValueError):
 
 
 def split(data: Any) -> tuple[str, list[Any]]:
-    """Kind and arguments of a node. Raises UnknownGuardError."""
+    """Return kind and arguments of a node. Raises UnknownGuardError."""
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], str):
         raise UnknownGuardError(f"{data!r:.80} is no node of a guard")
     return data[0], list(data[1:])
 
 
 def decode_int(data: Any) -> int:
-    """An integer, which may be one that msgpack can't carry as such. Raises UnknownGuardError."""
+    """Return an integer, also from the form for those that msgpack can't carry. Raises UnknownGuardError."""
     if isinstance(data, int) and not isinstance(data, bool):
         return data
     if isinstance(data, (list, tuple)) and len(data) == 2 and data[0] == "big" and isinstance(data[1], str):
@@ -81,7 +82,7 @@ def symbol_value(name: str, assumptions: list[str], values: Mapping[str, int | f
     value = values[name]
     if not isinstance(value, (bool, int, float)):
         raise UnknownGuardError(f"the value of {name} is a {type(value).__name__}")
-    # sympy dropped what follows from an assumption when the guard was made: a guard says nothing without them.
+    # sympy simplified the guard by the symbols' assumptions when it was made: it is meaningless if they do not hold.
     for word in assumptions:
         check = _ASSUMPTION_CHECKS.get(word.lstrip("!"))
         if check is not None and check(value) is word.startswith("!"):
@@ -90,10 +91,10 @@ def symbol_value(name: str, assumptions: list[str], values: Mapping[str, int | f
 
 
 def float_value(args: list[Any], *, exact: bool = True) -> float:
-    """A saved float as a double; with `exact`, one that is not a double raises UnknownGuardError."""
+    """Return a saved float as a double; with `exact`, raise UnknownGuardError if that loses precision."""
     sign, mantissa, exponent, _ = args
     mantissa = decode_int(mantissa)
-    if abs(exponent) > 1100 or mantissa.bit_length() > 1000:  # no double, and costly to find out
+    if abs(exponent) > 1100 or mantissa.bit_length() > 1000:  # out of range, and costly to compute
         raise UnknownGuardError("a float out of range")
     value = math.ldexp(mantissa, exponent)
     if exact and Fraction(value) != mantissa * Fraction(2) ** exponent:
@@ -102,7 +103,7 @@ def float_value(args: list[Any], *, exact: bool = True) -> float:
 
 
 def _number(value: Value) -> Number:
-    # A truth value in arithmetic is what torch makes of a SymBool there: 0 or 1.
+    # torch converts a SymBool in arithmetic to 0 or 1.
     return int(value) if isinstance(value, bool) else value
 
 
@@ -119,7 +120,7 @@ def _truth(value: Value) -> bool:
 
 
 def _double(value: Value) -> float:
-    """As a float; refuses integers that are not representable, where torch's functions and Python part ways."""
+    """Convert to float; refuse integers that are not representable: torch's functions and Python differ there."""
     if isinstance(value, int) and abs(value) > 1 << 53:
         raise UnknownGuardError(f"{value} does not fit a float")
     return float(value)
@@ -158,7 +159,7 @@ def _pow(base: Value, exponent: Value) -> Any:
 
 def _natural_power(base: Value, exponent: Value) -> int:
     base, exponent = _whole(base), _whole(exponent)
-    # torch turns what leaves 63 bits into an infinity.
+    # torch turns values beyond 63 bits into an infinity.
     if exponent < 0 or (abs(base) > 1 and exponent > 63) or abs(power := base**exponent) > sys.maxsize:
         return unknown("a power outside 63 bits")  # type: ignore[no-any-return]
     return power
@@ -172,7 +173,7 @@ def _modulo(base: Value, divisor: Value) -> Number:
 
 
 def _generic_modulo(base: Value, divisor: Value) -> int:
-    # torch defines its Mod for these only.
+    # torch's Mod is defined for these only.
     if _whole(base) < 0 or _whole(divisor) < 1:
         raise UnknownGuardError(f"Mod of {base!r} and {divisor!r}")
     return _whole(base) % _whole(divisor)
@@ -220,7 +221,7 @@ def _bitwise(on_bools: Callable[[bool, bool], bool], on_ints: Callable[[int, int
 
 
 def _dense_indicator(*args: Value) -> int:
-    """1 if sizes (first half) and strides (second half) lay out memory without overlap and gaps, else 0."""
+    """Return 1 if sizes (first half) and strides (second half) lay out memory without overlap and gaps, else 0."""
     half, odd = divmod(len(args), 2)
     if odd or not half:
         raise UnknownGuardError("sizes and strides differ in number")
@@ -237,7 +238,7 @@ def _dense_indicator(*args: Value) -> int:
 
 
 def _order(left: Value, right: Value) -> int:
-    """-1, 0 or 1. Refuses to compare truth values with numbers, and what only rounding makes equal."""
+    """Return -1, 0 or 1. Refuses truth values with numbers, and values that are equal only after rounding."""
     if isinstance(left, bool) or isinstance(right, bool):
         raise UnknownGuardError("a truth value compared with a number")
     order = (left > right) - (left < right)
@@ -321,7 +322,7 @@ _TORCH_FUNCTIONS |= {f"OpaqueUnaryFn_{name}": _opaque(name) for name in _OPAQUE}
 FUNCTIONS |= {TORCH + name: function for name, function in _TORCH_FUNCTIONS.items()}
 
 
-# Kinds of which not every argument has a value when the guard is used: `Where(s0 > 0, 8 // s0, 0)`.
+# Lazy kinds: not every argument has a value when the guard is used, as in `Where(s0 > 0, 8 // s0, 0)`.
 
 
 def _and(args: list[Any], value_of: Callable[[Any], Value]) -> bool:

@@ -4,9 +4,9 @@
                         │                                   (pure Python; imports neither sympy nor torch)
                         └──▶ decode(data) ──▶ the same expression, node for node
 
-A node is `[kind, argument, ...]`; an integer or a truth value stands for itself. Only kinds of the tables below are
-written, read and evaluated. Whatever else comes, or has no single right answer (a division by zero, a comparison that
-hangs on the last bit of a float), raises `UnknownGuardError`: callers make it a miss, so doubt costs a compile and
+A node is `[kind, argument, ...]`; an integer or a truth value stands for itself. Only the kinds in the tables below are
+written, read and evaluated. Any other kind, or one without a single right answer (a division by zero, a comparison that
+depends on a float's last bit), raises `UnknownGuardError`: callers treat that as a miss, so doubt costs a compile and
 never a wrong hit.
 """
 
@@ -58,14 +58,14 @@ _RELATIONS = {
     "StrictGreaterThan": ">",
     "GreaterThan": ">=",
 }
-# sympy's own classes that may stand in a guard; torch's are told from them by the prefix "torch.".
+# sympy's own classes that may occur in a guard; torch's have the prefix "torch.".
 _SYMPY_KINDS = (
     "Add", "Mul", "Pow", "Max", "Min", "Abs", "floor", "ceiling", "Mod",
     *_RELATIONS,
     "And", "Or", "Not", "Xor", "ITE", "Piecewise", "ExprCondPair",
 )  # fmt: skip
 _INT64 = 1 << 63
-#: assumptions of the symbols that torch and Inductor make, so that these few words stand for all that follows from them
+#: Assumptions of the symbols that torch and Inductor make: these few words imply all the others.
 _COMMON_ASSUMPTIONS: tuple[dict[str, bool], ...] = (
     {"integer": True, "positive": True},
     {"integer": True},
@@ -80,7 +80,7 @@ _COMMON_ASSUMPTIONS: tuple[dict[str, bool], ...] = (
 
 
 def encode(expr: sympy.Basic) -> Any:
-    """`expr` as plain data that msgpack and JSON can carry.
+    """Return `expr` as plain data that msgpack and JSON can carry.
 
     Raises UnknownGuardError for anything outside the allow-list, and for an expression that would not come back
     equal (sympy can rewrite some when they are built).
@@ -134,11 +134,10 @@ def _encode_assumptions(symbol: sympy.Symbol) -> list[str]:
 
 
 def decode(data: Any, symbols: Mapping[str, sympy.Symbol] | None = None) -> sympy.Basic:
-    """The expression that `encode` was given, node for node: nothing is simplified or evaluated.
+    """Return the expression that `encode` was given, node for node: nothing is simplified or evaluated.
 
-    With `symbols`, these take the places of the symbols of the same names, and every name must be there; without,
-    symbols are made from the saved names and assumptions. Raises UnknownGuardError for anything that `encode` could
-    not have written.
+    With `symbols`, these replace the symbols of the same names, and every name must be there; without, symbols are made
+    from the saved names and assumptions. Raises UnknownGuardError for anything that `encode` could not have written.
     """
     try:
         return _decode(data, symbols)
@@ -200,7 +199,7 @@ def _classes_by_kind() -> dict[str, Any]:
 
         for name in _SYMPY_KINDS:
             _classes[name] = ExprCondPair if name == "ExprCondPair" else getattr(sympy, name)
-        # Only those with a meaning below: a guard that can't be evaluated makes an entry that is never served.
+        # Only classes that can be evaluated: an entry with any other guard would never be served.
         for name, cls in function_classes().items():
             if TORCH + name in FUNCTIONS or TORCH + name in LAZY:
                 _classes[TORCH + name] = cls
@@ -217,11 +216,11 @@ _classes: dict[str, Any] = {}
 _kinds: dict[Any, str] = {}
 
 
-# ---------------------------------------------------------------- data alone
+# ---------------------------------------------------------------- without sympy
 
 
 def free_symbol_names(data: Any) -> set[str]:
-    """The names of the symbols in an encoded guard. Raises UnknownGuardError if it is malformed."""
+    """Return the names of the symbols in an encoded guard. Raises UnknownGuardError if it is malformed."""
     if isinstance(data, (bool, int)):
         return set()
     kind, args = split(data)
@@ -239,7 +238,7 @@ def _symbol_name(args: list[Any]) -> str:
 
 
 def digest(guards: Iterable[Any]) -> str:
-    """sha256 of a list of encoded guards, whatever their order: all of them must hold, so it is a set."""
+    """Return the sha256 of a list of encoded guards in any order: all of them must hold, so it is a set."""
     encoded = sorted({msgspec.msgpack.encode(guard) for guard in guards})
     whole = hashlib.sha256(b"fxpool guards")
     for one in encoded:
@@ -266,7 +265,7 @@ _ATOM = len(_PRECEDENCE)
 
 
 def render(data: Any) -> str:
-    """An encoded guard as text for people, such as `1 + s0 <= 8`. Raises UnknownGuardError if it is malformed."""
+    """Return an encoded guard as text for people, such as `1 + s0 <= 8`. Raises UnknownGuardError if malformed."""
     try:
         text, _ = _render(data)
     except RecursionError:
@@ -277,7 +276,7 @@ def render(data: Any) -> str:
 
 
 def _render(data: Any) -> tuple[str, int]:
-    """(text, how strongly it binds)."""
+    """Return (text, precedence)."""
     if isinstance(data, (bool, int)):
         return str(data), _PRECEDENCE["*"] if data < 0 else _ATOM
     kind, args = split(data)
@@ -303,7 +302,7 @@ def _render(data: Any) -> tuple[str, int]:
 def _render_float(args: list[Any]) -> str:
     try:
         return repr(float_value(args, exact=False))
-    except (UnknownGuardError, OverflowError):  # sympy's floats have no largest one
+    except (UnknownGuardError, OverflowError):  # sympy's floats have no upper limit
         sign, mantissa, exponent, _ = args
         return f"{'-' if sign else ''}{hex(decode_int(mantissa))}p{int(exponent)}"
 
@@ -312,10 +311,10 @@ def _render_float(args: list[Any]) -> str:
 
 
 def evaluate(data: Any, values: Mapping[str, int | float | bool]) -> bool:
-    """Whether an encoded guard holds for these values of its symbols.
+    """Return whether an encoded guard holds for these values of its symbols.
 
-    Raises UnknownGuardError if there is no answer to rely on: a symbol without a value or with one that contradicts
-    its assumptions, an unknown kind, a division by zero, an overflow, a result that is no truth value.
+    Raises UnknownGuardError if there is no reliable answer: a symbol without a value or with one that contradicts its
+    assumptions, an unknown kind, a division by zero, an overflow, a result that is not a truth value.
     """
     result = evaluate_expression(data, values)
     if not isinstance(result, bool):
@@ -324,7 +323,7 @@ def evaluate(data: Any, values: Mapping[str, int | float | bool]) -> bool:
 
 
 def evaluate_expression(data: Any, values: Mapping[str, int | float | bool]) -> Value:
-    """The value of an encoded expression, exact where sympy is exact (int, Fraction). Raises UnknownGuardError."""
+    """Return the value of an encoded expression, exact if sympy is exact (int, Fraction). Raises UnknownGuardError."""
     try:
         return _evaluate(data, values)
     except UnknownGuardError:

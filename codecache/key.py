@@ -1,8 +1,8 @@
-"""The key of a graph: named components, each hashed, and the hash of those.
+"""The key of a graph: named components, their hashes, and the hash of those.
 
     graph          nodes, targets, arguments, nested graphs, constants by content
     inputs         tensors by metadata, views, shared storages, overlaps; plain numbers by value
-    shapes         what is proven about the symbols that occur, hints left out
+    shapes         what is proven about the symbols that occur, without hints
     ambient        global switches: grad mode, autocast, SDPA backends, precision, threads, ...
     configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
     code           sources of functions and operators that are not torch's
@@ -26,7 +26,7 @@ import msgspec
 
 from fxpool.codecache.entry import Component
 
-# Bump when the meaning of an entry changes in a way the digest of fxpool's own sources does not show.
+# Bump if the meaning of an entry changes in a way that the digest of fxpool's own sources does not show.
 KEY_VERSION = 1
 
 ORDER = ("graph", "inputs", "shapes", "ambient", "configuration", "code", "system", "toolchain")
@@ -35,7 +35,7 @@ _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def canonical(data: Any) -> bytes:
-    """Plain data as bytes that depend on nothing but its value (mappings are sorted).
+    """Encode plain data as bytes that depend on nothing but its value (mappings are sorted).
 
     Raises:
         TypeError: something in `data` is not plain.
@@ -45,7 +45,7 @@ def canonical(data: Any) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class GraphKey:
-    """`digest` is what an entry is stored under; `components` say what went into it, in `ORDER`."""
+    """`digest` is the key that entries are stored under; `components` are its parts, in `ORDER`."""
 
     digest: str
     components: tuple[Component, ...]
@@ -55,7 +55,7 @@ class GraphKey:
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> GraphKey:
-        """Key of plain data by component name; bytes are hashed as they are.
+        """Return the key of plain data by component name; bytes are hashed as they are.
 
         Raises:
             ValueError: the components are not exactly those of `ORDER`.
@@ -70,13 +70,13 @@ class GraphKey:
         return cls(total.hexdigest(), components)
 
     def holds(self, name: str, part: Any) -> bool:
-        """Whether a component is of this value."""
+        """Return whether component `name` has the value `part`."""
         return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
 
     def described(self, parts: Mapping[str, Any], texts: Mapping[str, str]) -> GraphKey:
-        """The same key with what a person is shown of each component: its text, or its own values, cut.
+        """Return the same key with texts for people: from `texts`, or the component's own values, shortened.
 
-        Only an entry that is written needs it, and it takes longer than the key.
+        Needed only for an entry that is written; it takes longer than the key itself.
         """
         components = (
             Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
@@ -85,7 +85,7 @@ class GraphKey:
         return GraphKey(self.digest, tuple(components))
 
 
-# Of a component that hardly ever changes between graphs: its last value, as bytes that tell types apart, and digest.
+# Last value of each component that seldom changes between graphs, as bytes that tell types apart, and its digest.
 _LAST: dict[str, tuple[bytes, str]] = {}
 _SELDOM_CHANGING = ("configuration", "system", "toolchain")
 
@@ -95,7 +95,7 @@ def _digest(name: str, part: Any) -> str:
         return hashlib.sha256(part).hexdigest()
     seen: bytes | None = None
     if name in _SELDOM_CHANGING:
-        with contextlib.suppress(ValueError):  # a value that only `canonical` knows
+        with contextlib.suppress(ValueError):  # a value that only `canonical` can encode
             seen = marshal.dumps(part, 2)  # a version without references: equal bytes are equal values
             last = _LAST.get(name)
             if last is not None and last[0] == seen:
@@ -107,7 +107,7 @@ def _digest(name: str, part: Any) -> str:
 
 
 def readable(data: Any, limit: int = 4000) -> str:
-    """A component's values for a person: one ``name = value`` per line where there are names."""
+    """Return a component's values for people: one ``name = value`` per line for mappings."""
     if isinstance(data, bytes):
         return f"{len(data)} bytes"
     if isinstance(data, Mapping):

@@ -1,9 +1,9 @@
-"""Answers that are slow to find and stay right as long as a file is the same, kept beside the graphs.
+"""Caches probe answers beside the graphs: slow to find, valid while a file is unchanged.
 
-    <root>/toolchain/<digest of what was asked, of which file>.json
+    <root>/toolchain/<digest of question and file>.json
 
-A file is the same while its real path, device, inode, size and times are. Answers hold no paths. What can't
-be read is asked again, what can't be written is asked again by the next process: neither is an error.
+A file is unchanged while its real path, device, inode, size and times are. Answers hold no paths. An answer that can't
+be read is probed again, one that can't be written is probed again by the next process: neither is an error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Identity = tuple["str | int", ...]
 
 
 def identity_of(path: str) -> Identity:
-    """What tells a file from another, and from what it is after a change. Raises OSError."""
+    """Return facts that tell a file from any other, and from itself after a change. Raises OSError."""
     real = os.path.realpath(path)
     status = os.stat(real)
     return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
-    """The answer to a question about a file; None if there is none, or the directory is not to be trusted."""
+    """Return the answer to a question about a file; None if there is none, or the directory is not to be trusted."""
     if root is None:
         return None
     try:
@@ -40,7 +40,7 @@ def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[
 
 
 def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
-    """Keep an answer for the next process, where that can be done."""
+    """Keep an answer for the next process; failures to write are ignored."""
     if root is None:
         return
     try:
@@ -51,7 +51,7 @@ def write(root: str | None, question: Sequence[str], identity: Identity, answer:
 
 
 class Kept:
-    """What is kept under `root`, for those who do not know of this room."""
+    """The answers kept under `root`, as an object for modules that must not import this package."""
 
     def __init__(self, root: str | None) -> None:
         self._root = root

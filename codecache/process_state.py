@@ -1,8 +1,8 @@
-"""What code reads of the process it runs in: environment, files, clocks, random numbers.
+"""Detects code that reads state of its process: environment, files, clocks, random numbers.
 
 Code that tracing runs (a backward, a rule for fake tensors, a decomposition) leaves in the graph what it read then, and
-a worker is another process. Variables of the environment that code names by a constant are known here, by value, and
-travel. Anything else of this kind has no digest: such code is traced in the program's own process.
+a worker is another process. Environment variables that code names by a constant are identified by value, and travel.
+Any other such read has no digest: the code is traced in the program's own process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 __all__ = ["ENVIRONMENT", "is_environment", "reads", "variable_asked", "variable_read"]
 
-#: stands for a reader of the environment that names no constant
+#: Description of an environment read whose variable is not a constant.
 ENVIRONMENT = "the environment, under a name that is computed"
 
 _READERS = (os.getenv, os.environ, os.environ.get)
-# Between a reader and the constant it is called with, by interpreter.
+# Instructions between a reader and the constant it is called with; they depend on the interpreter.
 _BETWEEN = frozenset(("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG", "NOP", "KW_NAMES"))
 
-# Modules whose functions and classes read the state of the process or of the host; `...` is all of them.
+# Modules whose functions and classes read the state of the process or of the host; `...` means all of them.
 _IMPURE: dict[str, Any] = {
     "builtins": {"open", "input", "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint"},
     "io": ..., "_io": ..., "pathlib": {"Path", "PosixPath"}, "pathlib._local": {"Path", "PosixPath"},
@@ -33,7 +33,7 @@ _IMPURE: dict[str, Any] = {
     "pickle": {"load", "loads", "Unpickler"}, "_pickle": {"load", "loads", "Unpickler"},
     "json": {"load"}, "sys": ..., "torch.serialization": {"load"}, "numpy.random": ..., "numpy.random.mtrand": ...,
     "linecache": ..., "pkgutil": ...,
-    # NumPy says of most that it publishes that it is of "numpy".
+    # NumPy sets "numpy" as the module of most of its public names.
     "numpy": {"load", "loadtxt", "genfromtxt", "fromregex", "fromfile", "memmap", "DataSource"},
     "numpy.lib._npyio_impl": ..., "numpy.lib.npyio": ..., "numpy.lib.format": {"open_memmap", "read_array"},
     "torch": {"_VariableFunctionsClass.from_file"}, "torch.jit._serialization": {"load"}, "torch.hub": ...,
@@ -44,7 +44,7 @@ _IMPURE: dict[str, Any] = {
     "netrc": ..., "mimetypes": ..., "zoneinfo": ..., "resource": ..., "sysconfig": ..., "site": ..., "select": ...,
     "signal": {"getsignal"}, "pwd": ..., "grp": ..., "asyncio": ...,
 }  # fmt: skip
-# Of modules that do both, what only computes, or gives nothing back.
+# In modules of both kinds: names that only compute, or return nothing.
 _PURE_OF_OS = frozenset(("fspath", "fsencode", "fsdecode", "kill", "abort", "_exit"))
 _PURE_OF_PATHS = frozenset(("join", "basename", "dirname", "split", "splitext", "normpath", "isabs", "commonpath",
                             "commonprefix", "splitdrive", "normcase"))  # fmt: skip
@@ -52,12 +52,12 @@ _PURE_OF_SYS = frozenset(("getsizeof", "intern", "getrefcount", "exc_info", "get
 
 
 def reads(value: Any) -> str:
-    """What a function or class of the standard library, NumPy or torch reads of its process; empty if nothing."""
+    """Return what a function or class of the standard library, NumPy or torch reads of its process; "" if nothing."""
     owner = getattr(value, "__self__", None)
     module = getattr(value, "__module__", None)
     name = str(getattr(value, "__qualname__", getattr(value, "__name__", "")))
     if not module and owner is not None and not isinstance(owner, types.ModuleType):
-        # A method of a class or an object that somebody publishes as a function: random.random, datetime.now.
+        # A method of a class or an object that is published as a function: random.random, datetime.now.
         kind = owner if isinstance(owner, type) else type(owner)
         module, name = kind.__module__, kind.__qualname__
     module = str(module or getattr(owner, "__name__", "") or "")
@@ -75,15 +75,16 @@ def reads(value: Any) -> str:
 
 
 def is_environment(value: Any) -> bool:
-    """Whether a value is the environment, or what reads one variable of it."""
+    """Return whether a value is the environment, or a function that reads one variable of it."""
     return any(value is reader or (isinstance(value, types.MethodType) and value == reader) for reader in _READERS)
 
 
 def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tuple[str, bool] | None:
-    """The text that what was loaded before `position` is called or subscripted with at once, and whether subscripted.
+    """Return the constant that the value loaded before `position` is called or subscripted with at once, and if the
+    latter.
 
-    A call may have one more argument, which is loaded by one instruction: what to take where there is none. None if
-    what follows is anything else, a text that is put together among them.
+    A call may have one more argument, loaded by one instruction: the default. None for anything else, such as a name
+    that is computed.
     """
     rest = [each for each in instructions[position : position + 10] if each.opname not in _BETWEEN]
     if len(rest) < 2 or rest[0].opname != "LOAD_CONST" or not isinstance(rest[0].argval, str):
@@ -95,7 +96,7 @@ def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tu
 
 
 def variable_read(reader: Any, asked: tuple[str, bool] | None) -> str | None:
-    """The variable of the environment that a reader is asked for; None if it is computed, or the reader handed on."""
+    """Return the environment variable that `reader` is asked for; None if computed, or the reader is passed on."""
     if asked is None or (reader is os.environ) != asked[1]:
         return None
     return asked[0]

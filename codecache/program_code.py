@@ -1,12 +1,12 @@
-"""The program's code that a graph is compiled with, by digest: in the key, and compared in the worker.
+"""Digests of the program's code that a graph is compiled with: hashed for the key, checked in the worker.
 
     what a graph names        functions, operators and kernels from outside torch, with all they lead to
-    what is registered        kernels for torch's own operators, and what Inductor is told to do otherwise
-    what was replaced         torch's functions and methods that stand under other names, or are a program's
+    what is registered        kernels for torch's own operators, and changes to Inductor's tables
+    what was replaced         torch's functions and methods that are under other names, or the program's
 
-A worker imports a program's modules afresh. What it gets is the program's code only if nothing was different: the
-text of a file, the environment when it was imported, what the program put into a module since. So digests travel with
-a request, are made again there, and a compile whose code differs is made in the program's own process.
+A worker imports a program's modules afresh. It gets the program's code only if nothing was different: the text of a
+file, the environment when it was imported, later changes to a module. So digests travel with a request and are made
+again in the worker; a graph whose code differs is compiled in the program's own process.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ __all__ = ["ProgramCode", "SentCode", "of"]
 _REGISTERED = "registered: "
 _KERNEL = "kernel:"
 _RENAMED = "torch's functions under other names than their own"
-#: what a process with other tables has among its digests; tables are compared by what they mean
+#: The name of the tables' digest; in a worker, tables are compared by meaning instead.
 TABLES = "registered: tables of lowerings and decompositions"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCode:
-    """Digests by name, and the variables of the environment that the code reads (None: not set)."""
+    """Digests by name, and the environment variables that the code reads (None: not set)."""
 
     digests: dict[str, str]
     environment: dict[str, str | None]
 
     def traced(self) -> dict[str, str]:
-        """Those of code that compiling runs. The rest is called by compiled code, in the program's process.
+        """Return the digests of code that compiling runs. Other code is called by compiled code, in the program's
+        process.
 
-        Triton kernels are compared where a graph is rebuilt.
+        Triton kernels are not among them: they are compared when a graph is rebuilt.
         """
         return {
             name: digest
@@ -50,12 +51,13 @@ class ProgramCode:
 
 
 def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> ProgramCode:
-    """The code behind what a graph names (see `GraphEncoder.dependencies`), and what is registered in this process.
+    """Digest the code behind a graph's dependencies (`GraphEncoder.dependencies`), and the registrations of this
+    process.
 
     `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like.
 
     Raises:
-        UndigestableError: code has no digest, so that nobody can say whether it is the same elsewhere.
+        UndigestableError: code has no digest, so that it can't be compared elsewhere.
     """
     digests: dict[str, str] = {}
     environment: dict[str, str | None] = {}
@@ -96,9 +98,9 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> Prog
 
 @dataclasses.dataclass(frozen=True)
 class SentCode:
-    """What travels of it: digests of traced code, names of the graph's dependencies, and changed tables.
+    """The part that travels: digests of traced code, names of the graph's dependencies, and changed tables.
 
-    `configured` are digests of what options hold besides plain values, which comes to a worker by name.
+    `configured` are digests of the options' values that are not plain data and come to a worker by name.
     """
 
     digests: Mapping[str, str]
@@ -115,12 +117,12 @@ class SentCode:
         return SentCode(code.traced(), names, inductor_registrations.tables(), configured, after_autograd)
 
     def other_configured(self, here: Mapping[str, str]) -> str:
-        """Which configured code is another in a process where the request's options are in force; empty if none is."""
+        """Return the name of configured code that differs from `here`, this process's digests; empty if none does."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
     def difference(self) -> tuple[str, list[Otherwise]]:
-        """Which piece of code is another in this process (empty if none is), and operators for which something else is
-        registered: a compile that comes to none of these is the same here."""
+        """Compare with this process. Return the name of code that differs (empty if none does), and the operators with
+        different registrations: a compile that meets none of these is the same here."""
         try:
             targets = {name: _found(name) for name in self.dependencies}
             here = of(targets, after_autograd=self.after_autograd).traced()
@@ -141,7 +143,7 @@ class SentCode:
 
 
 def _found(name: str) -> Any:
-    """What a dependency's name leads to in this process. Raises ImportError, AttributeError."""
+    """Return the object that a dependency's name leads to in this process. Raises ImportError, AttributeError."""
     kind, _, rest = name.partition(":")
     if kind == "operator":
         return operators.find_overload(rest) if "." in rest.partition("::")[2] else operators.find_packet(rest)

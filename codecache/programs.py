@@ -1,12 +1,12 @@
-"""What a compiler's command runs, by content: the program, a script in its place, and what that script names.
+"""Identifies by content what a compiler's command runs: the program, a script in its place, and what that script names.
 
     script ──▶ its text ──▶ files and programs that it names, followed in turn
                        └──▶ variables that it reads, by value
     ccache, distcc, ... ──▶ their settings, and the compiler behind them
     compiler ──▶ its file, and those of the passes that it starts (cc1plus, as, ld)
 
-A script is read, not run: what it names counts whether it comes to use it or not. A name that it puts together as it
-runs is not seen; what it says of itself when it is asked for its version still counts (`toolchain`).
+A script is read, not run: what it names counts whether it uses it or not. A name that it computes as it runs is not
+seen; the version it reports still counts (`toolchain`).
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from fxpool.codecache import probe_cache
 
 __all__ = ["FRONTS", "Program", "identify", "is_script"]
 
-#: Programs that run the compiler of their own name that is next on the path, and how their settings begin.
+#: Programs that run the next compiler of their own name on the path, and the prefix of their variables.
 FRONTS = {"ccache": "CCACHE_", "sccache": "SCCACHE_", "distcc": "DISTCC_", "icecc": "ICECC_"}
-# Where a front keeps things and what it says: nothing of it reaches the code.
+# Variables about a front's storage and logs: they do not affect the code.
 _OF_THE_PLACE = re.compile(r"_(DIR|TEMPDIR|LOGFILE|LOG|DEBUG|DEBUGDIR|MAXSIZE|MAXFILES|STATS|STATSLOG|VERBOSE)$")
 _SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccache.conf")
-# What may be asked for its passes: any other program could take the question for an order.
+# Programs that may be asked for their passes: any other could take the question for an order.
 _COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
 _PASSES = ("cc1plus", "as", "collect2", "ld")
 _VARIABLES = re.compile(
     r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
     re.X,
 )
-# Set by every shell for itself, or told to every process in another way.
+# Set by every shell for itself, or passed to every process in another way.
 _OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
 _WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
 _COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
-# What a shell only writes to, a log: `>> "$log"` and `tee -a file`, and what the variable there is set to.
+# Files that a shell only writes to, such as logs: `>> "$log"` and `tee -a file`, and the assignment of the variable.
 _SHELL = re.compile(r"^#!.*\b(?:sh|bash|dash|ksh|zsh|ash)\b")
 _WRITTEN = re.compile(
     r"""(?:(?:\d|&)?>>?\|?|\btee\s+(?:-\w+\s+)*)\s*(?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""",
 )
 _ONE_VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
-# A script that names more is none that a person wrote to run a compiler.
+# A script that names more was not written by a person to run a compiler.
 _MOST_FILES = 200
 _LONGEST_TEXT = 256 << 10
 _TIMEOUT = 60.0
-# Seconds that a file must have been left alone before its times can stand for its content.
+# Seconds that a file must have been unchanged before its times can stand for its content.
 _SETTLED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`digest` is of all that counts, `variables` are those of the environment that it may read.
+    """`digest` covers everything that counts; `variables` are the environment variables that it may read.
 
-    `unknown` says why that is not all; empty where it is.
+    `unknown` says why that is incomplete; empty if it is not.
     """
 
     digest: str
@@ -67,13 +67,13 @@ class Program:
 
 
 def is_script(path: str) -> bool:
-    """Whether a program is text for an interpreter. Raises OSError."""
+    """Return whether a program is a script for an interpreter. Raises OSError."""
     with open(path, "rb") as file:
         return file.read(2) == b"#!"
 
 
 def identify(path: str, root: str | None) -> Program:
-    """What the program at `path` is and runs; digests of files are kept under `root`."""
+    """Identify the program at `path` and all it runs; digests of files are kept under `root`."""
     looked = _Look(root)
     looked.at(path, ())
     names = tuple(sorted(looked.variables))
@@ -82,19 +82,19 @@ def identify(path: str, root: str | None) -> Program:
 
 
 class _Look:
-    """One walk from a program to what it runs."""
+    """One walk from a program to all it runs."""
 
     def __init__(self, root: str | None) -> None:
         self._root = root
         self._seen: set[tuple[str, str]] = set()
-        self.found: set[str] = set()  # a line each: what it is called, its content
+        self.found: set[str] = set()  # a line each: name and digest of content
         self.variables: set[str] = set()
         self.unknown = ""
 
     def at(self, path: str, places: tuple[str, ...]) -> None:
-        """Take up a file; `places` are directories that scripts on the way to it named."""
+        """Add a file; `places` are directories named by the scripts that lead to it."""
         real = os.path.realpath(path)
-        called = (os.path.basename(path), real)  # by what name counts: fronts and compilers look at it
+        called = (os.path.basename(path), real)  # the name counts: fronts and compilers look at it
         if called in self._seen or self.unknown:
             return
         self._seen.add(called)
@@ -105,7 +105,7 @@ class _Look:
             text = _text(real)
             content = hashlib.sha256(text).hexdigest() if text is not None else _digest(real, self._root)
         except OSError as error:
-            if os.path.exists(path):  # it can be run, and not read
+            if os.path.exists(path):  # executable, but not readable
                 self.unknown = f"{os.path.basename(path)}: {error.strerror}"
             return
         self.found.add(f"{os.path.basename(path)} {content}")
@@ -147,7 +147,7 @@ class _Look:
         for file in (*files, os.path.join(directory, "ccache.conf") if directory else ""):
             if os.path.isfile(file):
                 self.at(file, places)
-        # By which name it was called says what it runs: the next of it on the path that is no front.
+        # A front runs the next program of its own name on the path that is not a front.
         wanted = os.path.basename(path)
         search = [*os.environ.get(f"{begins}PATH", "").split(os.pathsep), *_search_path()]
         for place in filter(None, (*search, *places)):
@@ -158,7 +158,7 @@ class _Look:
 
 
 def _without_what_it_writes(text: str) -> str:
-    """A shell script's text without names of files that stand for output only: they change each time it runs."""
+    """Remove the names of output files from a shell script's text: they change each time it runs."""
     logs = {found[1] for one in _WRITTEN.finditer(text) if (found := _ONE_VARIABLE.match(one["to"]))}
     text = _WRITTEN.sub(" ", text)
     for name in logs:
@@ -175,7 +175,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> Iterator[str]:
-    """What a word of a script may be the name of."""
+    """Yield the paths that a word of a script may stand for."""
     if not word or len(word) > 4096 or "\0" in word:
         return
     if "/" in word:
@@ -190,7 +190,7 @@ def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> 
         candidate = os.path.join(place, word)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             yield candidate
-            # A script may run the next of its own name.
+            # A script may run the next program of its own name.
             if os.path.basename(os.path.realpath(candidate)) not in FRONTS and not _runs_others(candidate):
                 return
 
@@ -207,7 +207,7 @@ def _search_path() -> list[str]:
 
 
 def _text(path: str) -> bytes | None:
-    """What is in a file that a shell may read; None for a program."""
+    """Return the content of a file that a shell may read; None for a binary."""
     with open(path, "rb") as file:
         start = file.read(4096)
         if b"\0" in start or (not start.startswith(b"#!") and os.fstat(file.fileno()).st_size > _LONGEST_TEXT):
@@ -216,7 +216,7 @@ def _text(path: str) -> bytes | None:
 
 
 def _digest(path: str, root: str | None) -> str:
-    """Digest of a program's content, kept as long as it is the same file. Raises OSError."""
+    """Return the digest of a program's content, kept while the file is unchanged. Raises OSError."""
     identity = probe_cache.identity_of(path)
     known = _digests.get(identity) or (probe_cache.read(root, ["content"], identity) or {}).get("digest")
     if known is None:
@@ -237,10 +237,10 @@ _asked: dict[probe_cache.Identity, dict[str, str]] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
-    """The programs that a compiler starts, and libraries that it is made of: a rebuilt one may say the same version.
+    """Return the programs that a compiler starts and its own libraries: a rebuilt one may report the same version.
 
-    Where it looks for them is kept. What lies there is looked at each time: another assembler that was put there, or
-    into a directory earlier on the path, leaves the compiler's own file as it is.
+    Where the compiler looks for them is cached. The files there are checked each time: another assembler put there, or
+    into a directory earlier on the path, leaves the compiler's own file unchanged.
     """
     identity = probe_cache.identity_of(compiler)
     question = ["where passes are", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
@@ -258,7 +258,7 @@ def _passes(compiler: str, root: str | None) -> list[str]:
 
 
 def _places_of_passes(compiler: str) -> list[str]:
-    """Directories in which a compiler looks for its passes before it looks on the path."""
+    """Return the directories in which a compiler looks for its passes before the path."""
     said = re.search(r"^programs: =(.*)$", _said([compiler, "-print-search-dirs"]), re.M)
     found = said[1].split(os.pathsep) if said is not None else []
     return list(dict.fromkeys(os.path.realpath(place) for place in found if place))
@@ -273,7 +273,7 @@ def _as_a_compiler_finds(name: str, places: list[str]) -> str:
 
 
 def _own_libraries(compiler: str) -> list[str]:
-    """Shared libraries that hold a compiler's passes, as clang's do."""
+    """Return the shared libraries that hold a compiler's passes, as clang's do."""
     linked = re.findall(r"=> (/\S*/lib(?:clang|LLVM)\S*)", _said(["ldd", compiler]))
     return [os.path.realpath(path) for path in linked]
 

@@ -1,12 +1,12 @@
-"""Graphs that killed the workers that compiled them: not compiled again until somebody says so.
+"""Quarantine: graphs that killed the workers that compiled them are not compiled again until a user releases them.
 
-Or, where it was a limit that ended the worker, until somebody allows more than that.
+If a limit ended the worker, they are compiled again once a higher limit is allowed.
 
     <root>/quarantine/<key>.json    which graph, how it ended
     <root>/quarantine/<key>.log     the end of its last worker's output
 
-The key holds everything a compile depends on, so another torch, compiler or processor is another chance. Records are
-data, nothing of them is run; one that can't be read is none.
+The key includes everything a compile depends on, so another torch, compiler or processor is another chance. Records are
+data, nothing of them is run; an unreadable one is ignored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LOG_KEPT = 64 << 10
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
-    """`when` is Unix time; `log` is where the output lies, or empty where it could not be kept.
+    """`when` is Unix time; `log` is the path of the output, or empty if it could not be kept.
 
-    `limit` is ``timeout`` or ``memory`` for a graph that went over one, and `value` what it was (seconds, bytes).
+    `limit` is ``timeout`` or ``memory`` for a graph that exceeded one, and `value` that limit (seconds, bytes).
     """
 
     key: str
@@ -43,12 +43,12 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     value: float = 0.0
 
     def holds_under(self, limits: Mapping[str, float]) -> bool:
-        """Whether the graph is not to be compiled under these limits, by the names that `limit` has."""
+        """Return whether the graph stays quarantined under `limits` (by the names of `limit`; seconds, bytes)."""
         return not self.limit or limits.get(self.limit, 0.0) <= self.value
 
 
 def find(root: str, key: str) -> Record | None:
-    """The record of a graph, or None."""
+    """Return the record of a graph, or None."""
     path = _path(root, key, "json")
     if not os.path.exists(path):  # the usual case, before anything that costs more
         return None
@@ -60,9 +60,10 @@ def find(root: str, key: str) -> Record | None:
 
 
 def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
-    """Keep a graph from being compiled again; `log` is a file with its last worker's output. Raises StoreError.
+    """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError; ValueError for an invalid
+    key.
 
-    Takes the place of a record that is there, unless that says more: no limit at all, or a larger one.
+    Replaces an earlier record, unless that one is stricter: without a limit, or with a larger one.
     """
     check_directory(root)
     before = find(root, key)
@@ -80,7 +81,7 @@ def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: 
 
 
 def scan(root: str) -> Iterator[Record]:
-    """All that can be read, the oldest first."""
+    """Yield all readable records, oldest first."""
     try:
         names = os.listdir(os.path.join(root, _DIRECTORY))
     except OSError:
@@ -90,7 +91,7 @@ def scan(root: str) -> Iterator[Record]:
 
 
 def release(root: str, key: str) -> bool:
-    """Let a graph be compiled again; whether it was kept from that."""
+    """Release a graph from quarantine; return whether it was in it. Raises ValueError for an invalid key, OSError."""
     try:
         os.unlink(_path(root, key, "json"))
     except FileNotFoundError:

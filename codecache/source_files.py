@@ -1,4 +1,4 @@
-"""Digests of files: sources, libraries, and what a module was loaded from."""
+"""Digests of files: sources, libraries, and the files of modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _files_lock = forks.lock(__name__, "_files_lock")
 
 
 def digest_file(path: str) -> str:
-    """sha256 of a file's content; read once per process unless its inode, size or times change. Raises OSError."""
+    """Return a file's sha256; it is read once per process unless its inode, size or times change. Raises OSError."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         identity = (os.path.abspath(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -33,7 +33,7 @@ def digest_file(path: str) -> str:
 
 
 def digest_module(module: types.ModuleType) -> str:
-    """sha256 of a module's source (or of its binary), with its name. Raises UndigestableError if it has no file."""
+    """Return the sha256 of a module's name and source (or binary). Raises UndigestableError if it has no file."""
     path = getattr(module, "__file__", None)
     if path is None and module.__name__ in sys.builtin_module_names:
         content = f"builtin {sys.version}"
@@ -46,7 +46,7 @@ def digest_module(module: types.ModuleType) -> str:
 
 
 def digest_package(package: types.ModuleType) -> str:
-    """sha256 of all Python sources of a package, loaded or not. Raises UndigestableError."""
+    """Return the sha256 of all Python sources of a package, loaded or not. Raises UndigestableError."""
     whole = hashlib.sha256()
     try:
         for top in sorted(package.__path__):

@@ -1,14 +1,14 @@
 """Digests of the Python code that a compiled graph depends on, where torch's own keys see only a name.
 
-A function's digest covers its code (not where it is written), its defaults, what its closure holds, and whatever its
-global names lead to: the user's functions, classes and plain objects with theirs in turn, constants and tensors by
-value, modules and what belongs to torch, Triton or the standard library by name and version. Variables of the
-environment that it names are covered by value.
+A function's digest covers its code (not its location), its defaults, what its closure holds, and whatever its global
+names lead to: the user's functions, classes and plain objects with theirs in turn, constants and tensors by value,
+modules and objects of torch, Triton or the standard library by name and version. Environment variables that it names
+are covered by value.
 
-It is the same in every process and under every hash seed. What has no value that could be hashed (an object with state
-outside Python, a clock, a file) raises `UndigestableError`: the caller does without rather than serve old code.
+It is the same in every process and under every hash seed. A value that can't be hashed (an object with state outside
+Python, a clock, a file) raises `UndigestableError`: the caller compiles without the cache rather than serve old code.
 
-Not seen: what is reached by `getattr` with a computed name.
+Not seen: anything reached by `getattr` with a computed name.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """The digest of a value, and the variables of the environment that its code reads (None: not set)."""
+    """The digest of a value, and the environment variables that its code reads (None: not set)."""
 
     digest: str
     environment: Mapping[str, str | None]
 
 
 def digest_callable(fn: Callable[..., Any]) -> str:
-    """sha256 of what a callable does, as far as its code and what that refers to say.
+    """Return the sha256 of what a callable does, as far as its code and what that refers to tell.
 
     Takes functions, methods, partials, built-ins, classes, operators and Triton kernels. Raises UndigestableError.
     """
@@ -49,15 +49,18 @@ def digest_callable(fn: Callable[..., Any]) -> str:
 
 
 def digest_value(value: Any) -> str:
-    """As `digest_callable`, for anything a function could refer to: constants, containers, tensors, callables."""
+    """Return the sha256 of anything a function could refer to: constants, containers, tensors, callables.
+
+    Raises UndigestableError.
+    """
     return examine(value).digest
 
 
 def examine(value: Any, *, runs_later: bool = False) -> Examined:
-    """As `digest_value`, with what it reads of the environment.
+    """Return a value's digest and the environment variables it reads. Raises UndigestableError.
 
-    `runs_later`: the code is not traced but called by compiled code, in whatever process that runs; what it reads of
-    that process is then its own business, and what has no digest is left out.
+    `runs_later`: the code is not traced but called by compiled code, in whatever process that runs. It may read that
+    process's state, and parts without a digest are left out.
     """
     digester = Digester(runs_later=runs_later)
     try:

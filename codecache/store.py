@@ -2,13 +2,13 @@
 
     <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry     records, see `entry.py`
     <root>/blobs/<digest[:2]>/<digest>-<size>                       immutable content, shared between entries
-    <root>/aside/                                                   what did not verify, kept for a look
+    <root>/aside/                                                   files that failed verification, for inspection
     <root>/quarantine/                                              see `quarantine.py`
 
 There is no index and no lock: a record is complete or absent (write, fsync, rename), its blobs are written before it,
 and names are digests, so publishers of the same content can't harm one another. The digest of every byte is checked
-before it is used. What does not verify is a miss, is counted, and never raises; what can't be written raises
-`StoreError`, which callers count and live with.
+before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
+`StoreError`, which callers count and tolerate.
 
 What this does not do: evict (`cache gc` does, by `scan` and `remove`), fetch from elsewhere, or evaluate guards.
 """
@@ -45,9 +45,9 @@ from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 ENTRY_SUFFIX = ".entry"
 _SWEEP_INTERVAL = 3600.0
-# Damaged files are kept for a look, but a disk that damages everything must not fill up with them.
+# Damaged files are kept for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
-# Entries first, so that a reader does not see an entry whose blobs went before it for longer than need be.
+# Entries first, so that readers meet as few entries without blobs as possible.
 _CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed")
 
 
@@ -75,11 +75,11 @@ class StoredBlob:
 class LocalStore:
     """A cache directory. Cheap to make; safe to use from many threads and processes at once."""
 
-    #: users besides ourselves whose files are believed
+    #: Users besides ourselves whose files are trusted.
     owners: tuple[int, ...] = ()
 
     def __init__(self, root: str) -> None:
-        """Raises UnsafeDirectoryError if the directory, or one above it, is open to others."""
+        """Raises UnsafeDirectoryError if the directory, or one above it, is writable by others."""
         self.root = os.path.abspath(os.path.expanduser(root))
         self._lock = forks.lock(self, "_lock")
         self._counts: Counter[str] = Counter()
@@ -91,10 +91,11 @@ class LocalStore:
     # ---------------------------------------------------------------- writing
 
     def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:
-        """Store `blobs` (role to content) and then `entry`, which names them; what was stored is returned.
+        """Store `blobs` (role to content) and then `entry`, which names them; return the stored entry.
 
-        References that `entry` has already are kept, for blobs which are in the store. An entry of the same key and
-        guards is replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError); nothing is half there then.
+        References that `entry` already has are kept, for blobs that are in the store. An entry of the same key and
+        guards is replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError), and then stores no entry;
+        ValueError for an invalid key.
         """
         if not is_hex_digest(entry.key):
             raise ValueError(f"{entry.key!r} is no key: a lower-case sha256 is")
@@ -126,7 +127,7 @@ class LocalStore:
         path = self._blob_path(ref)
         try:
             verify_blob_file(path, ref)
-            # An eviction that runs now must see that somebody wants it again.
+            # Tell a concurrent eviction that the blob is wanted again.
             os.utime(path)
         except (OSError, CorruptEntryError, UnsafeFileError):
             write_private(path, content)
@@ -136,7 +137,7 @@ class LocalStore:
         return ref
 
     def mark_used(self, entry: Entry) -> None:
-        """Note that an entry was served: `entries` puts it first, eviction takes it last. Never raises."""
+        """Record that an entry was served: `entries` lists it first, eviction takes it last. Never raises."""
         try:
             os.utime(self._entry_path(entry.key, entry.name))
         except OSError:
@@ -145,9 +146,9 @@ class LocalStore:
     # ---------------------------------------------------------------- reading
 
     def entries(self, key: str) -> list[Entry]:
-        """Every well-formed entry under a key, most recently used first.
+        """Return every well-formed entry under a key, most recently used first. Raises ValueError for an invalid key.
 
-        Whether its guards hold and its blobs are there is not known yet. Damaged files are set aside and counted.
+        Neither its guards nor its blobs are checked. Damaged files are set aside and counted.
         """
         if not is_hex_digest(key):
             raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
@@ -164,7 +165,7 @@ class LocalStore:
         return [entry for _, entry in found]
 
     def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
-        """(time of last use, entry) of a record that verifies, else None; counts, and sets aside what is damaged."""
+        """Return (time of last use, entry) of a sound record, else None; count failures, set damaged files aside."""
 
         def read() -> tuple[int, Entry]:
             data, status = read_private(path, owners=self.owners)
@@ -180,7 +181,7 @@ class LocalStore:
             return None
 
     def read_blob(self, ref: BlobRef) -> bytes | None:
-        """A blob's content, its digest verified; None if it is not there or not sound."""
+        """Return a blob's content, its digest verified; None if it is missing or damaged."""
         try:
             path = self._blob_path(ref)
         except CorruptEntryError:
@@ -190,7 +191,7 @@ class LocalStore:
         return self._guarded(path, lambda: read_blob_file(path, ref, self.owners))
 
     def blob_path(self, ref: BlobRef) -> str | None:
-        """Where a blob is, for `dlopen`; None if it is not there or not sound.
+        """Return a blob's path, for `dlopen`; None if it is missing or damaged.
 
         Its digest is verified once per process and version of the file.
         """
@@ -208,11 +209,11 @@ class LocalStore:
         return self._guarded(path, verify)
 
     def complete(self, entry: Entry) -> bool:
-        """Whether all blobs of an entry are there and sound; an entry that is not complete is a miss."""
+        """Return whether all blobs of an entry are there and sound; an incomplete entry is a miss."""
         return all(self.blob_path(ref) is not None for ref in entry.blobs.values())
 
     def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
-        """What `read` returns, or None for a file that is missing, damaged, unsafe or unreadable."""
+        """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable."""
         try:
             return read()
         except (FileNotFoundError, NotADirectoryError):
@@ -227,7 +228,7 @@ class LocalStore:
         return None
 
     def _set_aside(self, path: str) -> None:
-        """Move a damaged file out of the way; delete it if that fails. Never raises."""
+        """Move a damaged file to `aside`; delete it if that fails. Never raises."""
         aside = os.path.join(self.root, "aside")
         try:
             make_private_directory(aside)
@@ -241,20 +242,20 @@ class LocalStore:
         except OSError:
             pass
 
-    # ---------------------------------------------------------------- keeping house
+    # ---------------------------------------------------------------- maintenance
 
     def counters(self) -> dict[str, Any]:
-        """What this object has seen: counts by name, and `write_failed` by the errno's name."""
+        """Return what this object has counted: events by name, and `write_failed` by the errno's name."""
         names = ("published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version")
         with self._lock:
             return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
 
     def is_empty(self) -> bool:
-        """Whether no entry is kept: every graph will be a miss."""
+        """Return whether there is no entry at all: every graph will be a miss."""
         return next(self._entry_paths(), None) is None
 
     def sizes(self) -> dict[str, int]:
-        """How many `entries` and `blobs` there are, and their `bytes` together."""
+        """Return the number of `entries` and `blobs`, and their `bytes` together."""
         counts = {"entries": 0, "blobs": 0, "bytes": 0}
         for kind, paths in (("entries", self._entry_paths()), ("blobs", self._blob_paths())):
             for path in paths:
@@ -266,7 +267,7 @@ class LocalStore:
         return counts
 
     def scan(self) -> Iterator[StoredEntry]:
-        """Every entry record, in no order; damaged ones with `entry=None`, left where they are."""
+        """Yield every entry record, in no order; damaged ones with `entry=None`, left in place."""
         for path in self._entry_paths():
             key = os.path.basename(os.path.dirname(path))
             name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
@@ -286,7 +287,7 @@ class LocalStore:
             yield StoredEntry(key, name, path, status.st_size, status.st_mtime, entry)
 
     def scan_blobs(self) -> Iterator[StoredBlob]:
-        """Every blob, in no order, not verified."""
+        """Yield every blob, in no order, not verified."""
         for path in self._blob_paths():
             ref = BlobRef.from_name(os.path.basename(path))
             try:
@@ -297,7 +298,10 @@ class LocalStore:
                 yield StoredBlob(ref, path, written)
 
     def remove(self, key: str, name: str | None = None) -> int:
-        """Remove the entries of a key (or the one called `name`), not their blobs; how many. Raises StoreError."""
+        """Remove the entries of a key (or the one called `name`), not their blobs; return how many.
+
+        Raises StoreError; ValueError for an invalid key or name.
+        """
         if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
             raise ValueError("keys and names of entries are lower-case sha256")
         directory = self._key_directory(key)
@@ -309,13 +313,13 @@ class LocalStore:
         return removed
 
     def remove_blob(self, ref: BlobRef) -> bool:
-        """Remove a blob; whether it was there. Entries that need it become misses. Raises StoreError."""
+        """Remove a blob; return whether it was there. Entries that need it become misses. Raises StoreError."""
         return _unlink(self._blob_path(ref))
 
     def clear(self) -> None:
-        """Remove all entries and blobs, and let every graph out of quarantine. Raises StoreError.
+        """Remove all entries and blobs, and release every graph from quarantine. Raises StoreError.
 
-        Publishers that run meanwhile are not disturbed.
+        Concurrent publishers are not disturbed.
         """
         self._check_root()
         failures = [error for part in _CLEARED for error in _clear(os.path.join(self.root, part))]
@@ -323,7 +327,7 @@ class LocalStore:
             raise write_error(f"can't clear {self.root}", failures[0])
 
     def _sweep_now_and_then(self) -> None:
-        """Remove what dead writers left, at most once an hour for all processes together."""
+        """Remove temporary files of dead writers, at most once an hour for all processes together."""
         now = time.time()
         if now < self._next_sweep:
             return
@@ -341,7 +345,7 @@ class LocalStore:
         self.sweep()
 
     def sweep(self) -> int:
-        """Remove temporary files of writers that are gone; how many."""
+        """Remove temporary files of dead writers; return how many."""
         removed = sweep_temporaries(self.root)
         for top in _names(os.path.join(self.root, "blobs")):
             removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
@@ -350,7 +354,7 @@ class LocalStore:
                 removed += sweep_temporaries(os.path.join(self.root, "entries", top, key))
         return removed
 
-    # ---------------------------------------------------------------- places
+    # ---------------------------------------------------------------- paths
 
     def _key_directory(self, key: str) -> str:
         return os.path.join(self.root, "entries", key[:2], key)
@@ -384,7 +388,7 @@ class LocalStore:
         with self._lock:
             self._counts[name] += 1
 
-    # ---------------------------------------------------------------- is it safe?
+    # ---------------------------------------------------------------- safety
 
     def _prepare_root(self) -> None:
         try:
@@ -402,7 +406,7 @@ class LocalStore:
         return True
 
     def _check_root(self) -> None:
-        """Check the directory, unless it is the one that was checked before, unchanged. Raises UnsafeDirectoryError."""
+        """Check the directory, unless it is unchanged since it was last checked. Raises UnsafeDirectoryError."""
         try:
             status = os.stat(self.root)
         except OSError:
@@ -415,12 +419,12 @@ class LocalStore:
         self._checked = state
 
     def check(self) -> None:
-        """Raises UnsafeDirectoryError for a directory whose content somebody else could have written."""
+        """Raise UnsafeDirectoryError for a directory whose content others could have written."""
         check_directory(self.root)
 
 
 def _names(directory: str) -> list[str]:
-    """What is in a directory; nothing if it can't be listed."""
+    """Return the names in a directory; none if it can't be listed."""
     try:
         return os.listdir(directory)
     except OSError:
@@ -438,7 +442,7 @@ def _unlink(path: str) -> bool:
 
 
 def _rmdir(directory: str) -> None:
-    """Remove a directory if nothing is in it."""
+    """Remove a directory if it is empty."""
     try:
         os.rmdir(directory)
     except OSError:
@@ -446,7 +450,7 @@ def _rmdir(directory: str) -> None:
 
 
 def _clear(top: str) -> list[OSError]:
-    """Remove a tree as far as it stands still; what failed for another reason than a neighbour's doing."""
+    """Remove a tree except what changes meanwhile; return the errors that had another cause."""
     failures = []
     for directory, _, names in os.walk(top, topdown=False):
         try:
@@ -458,7 +462,7 @@ def _clear(top: str) -> list[OSError]:
                     pass
             os.rmdir(directory)
         except OSError as error:
-            # Removed by somebody else, or published into meanwhile: both are fine.
+            # Removed by another process, or published into meanwhile: both are fine.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 failures.append(error)
     return failures

@@ -1,7 +1,7 @@
-"""Facts about this installation and this machine that compiled code depends on, as plain data for the key.
+"""Facts about this installation and machine that compiled code depends on, as plain data for the key.
 
-Two machines with equal facts may share entries; so nothing here is a path, a host's name or a process's number.
-Facts about devices are asked for separately, and only of the devices that a graph uses: a graph on the CPU must not
+Two machines with equal facts may share entries, so nothing here is a path, a host's name or a process's number.
+Facts about devices are collected separately, and only for the devices that a graph uses: a graph on the CPU must not
 create a CUDA context.
 """
 
@@ -21,15 +21,15 @@ from fxpool.codecache import probe_cache, programs
 
 Facts = dict[str, "str | int"]
 
-# Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this room does not import it.
+# Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this package does not import it.
 _OWN_PACKAGES = ("fxpool.torch_compat", "fxpool.lowering", "fxpool.codecache")
-# Inductor compiles with -march=native, so every extension that compilers make use of counts, not only vectors.
+# Inductor compiles with -march=native, so every extension that compilers use counts, not only vectors.
 _X86_EXTENSIONS = re.compile(
     r"(sse|ssse|avx|amx|fma|f16c|bmi|abm$|popcnt|movbe|adx|aes$|vaes|pclmulqdq|vpclmulqdq|gfni|sha|cx16|xop|tbm|lzcnt)"
 )
 
 
-#: facts on which nothing depends that runs on another device
+#: Facts that do not matter to code for another device.
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 
 _GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
@@ -39,9 +39,9 @@ _installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
-    """Identity of torch, Triton, Python, fxpool and the CPU. Found out once per process.
+    """Identify torch, Triton, Python, fxpool and the CPU. Computed once per process.
 
-    `root` is the store's directory, where digests of what is installed are kept for the next process.
+    `root` is the store's directory, where digests of installed packages are kept for the next process.
     """
     if not _found:
         _found.update(_system_facts(root))
@@ -69,7 +69,7 @@ def _system_facts(root: str | None) -> Facts:
 
 
 def _assemblers(root: str | None) -> dict[str, str]:
-    """What the environment gives Triton in place of its own, by content. Inductor's choice lies in torch's tree."""
+    """Identify by content the tools the environment sets for Triton; one in torch's own tree counts with that."""
     found = {}
     for name in _GIVEN_TO_TRITON:
         path = os.environ.get(name, "")
@@ -88,17 +88,17 @@ def _torch_file() -> str:
 
 
 def installed_facts(root: str | None = None) -> dict[str, str]:
-    """What is installed of the code that compiles. Found out once for a process and the children that it forks."""
+    """Identify the installed code that compiles. Computed once for a process and the children that it forks."""
     if not _installed:
         _installed.update(installed.facts(probe_cache.Kept(root)))
     return dict(_installed)
 
 
 def device_facts(device_types: set[str], *, named: bool = False) -> Facts:
-    """What code for these kinds of devices depends on, of those of them that this process sees.
+    """Return facts that code for these kinds of devices depends on, about the devices this process sees.
 
-    Nothing is asked of a device whose kind is not named. For `cpu` and `meta` there is nothing to add, nor for `cuda`
-    where the graph's own devices are `named` elsewhere in the key.
+    Only kinds in `device_types` are queried. `cpu` and `meta` have no facts, nor has `cuda` if the graph's own devices
+    are `named` elsewhere in the key.
     """
     facts: Facts = {}
     for kind in sorted(device_types - {"cpu", "meta"} - ({"cuda"} if named else set())):
@@ -115,7 +115,7 @@ def _cuda_facts() -> Facts:
         facts["cuda_devices"] = "none"
         return facts
     described, targets = set(), set()
-    # As a set: a rank that sees one of eight equal devices shares entries with a rank that sees all of them.
+    # Deduplicated: a rank that sees one of eight equal devices shares entries with a rank that sees all of them.
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         sizes = " ".join(
@@ -147,12 +147,12 @@ def _other_device_facts(kind: str) -> Facts:
     return {f"{kind}_devices": "; ".join(sorted({str(describe(index)) for index in range(count())}))}
 
 
-# ---------------------------------------------------------------- our own
+# ---------------------------------------------------------------- fxpool's own source
 
 
 @functools.cache
 def own_source_digest() -> str:
-    """Digest of names and contents of fxpool's own source that shapes entries; changes as one develops."""
+    """Return the digest of names and contents of fxpool's sources that shape entries; changes during development."""
     whole = hashlib.sha256()
     for package in _OWN_PACKAGES:
         for name, path in sorted(_sources_of(package)):
@@ -166,7 +166,7 @@ def own_source_digest() -> str:
 
 
 def _sources_of(package: str) -> list[tuple[str, str]]:
-    """(name below the package, path) of a package's Python files."""
+    """Return (name below the package, path) of a package's Python files."""
     found = []
     spec = importlib.util.find_spec(package)
     for top in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -182,7 +182,7 @@ def _sources_of(package: str) -> list[tuple[str, str]]:
 
 
 def cpu_extensions() -> list[str]:
-    """The CPU's instruction set extensions that compilers use, sorted; empty where /proc/cpuinfo does not say."""
+    """Return the CPU's instruction set extensions that compilers use, sorted; empty if /proc/cpuinfo lists none."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -192,7 +192,7 @@ def cpu_extensions() -> list[str]:
 
 
 def _extensions_in(cpuinfo: str) -> list[str]:
-    """What all CPUs described have in common: code may run on any of them."""
+    """Return the extensions that all CPUs described have: code may run on any of them."""
     lists = re.findall(r"^(flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     if not lists:
         return []

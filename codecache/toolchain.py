@@ -1,11 +1,11 @@
-"""The C++ compiler that Inductor would use, as facts for the key.
+"""Facts for the key about the C++ compiler that Inductor would use.
 
 Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
-next one (see `probe_cache`). A script or a `ccache` in the compiler's place says nothing about what it will run,
-so these are asked in every process. A version is what a program says of itself: what it is and runs counts by content
-besides (`programs`).
+next one (see `probe_cache`). The file of a script or a `ccache` in the compiler's place does not tell what it will run,
+so these are asked in every process. A version is only what a program reports: the programs it consists of and runs also
+count by content (`programs`).
 
-Facts hold no paths: what the environment says is in them as a digest.
+Facts hold no paths: values from the environment are digests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fxpool import forks
 from fxpool.codecache import cacheable, probe_cache, programs
 from fxpool.errors import NoCompilerError
 
-#: variables that lead the compiler to other headers, libraries or programs, or change its output
+#: Variables that lead the compiler to other headers, libraries or programs, or change its output.
 ENVIRONMENT = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
@@ -33,7 +33,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler that runs: where it is, the first line of its `--version`, and the machine it compiles for."""
+    """A working compiler: its path, the first line of its `--version`, and the machine it compiles for."""
 
     path: str
     version: str
@@ -45,10 +45,10 @@ _known_lock = forks.lock(__name__, "_known_lock")
 
 
 def toolchain_facts(root: str | None = None) -> dict[str, str]:
-    """What the key has to know of the C++ compiler; `compiler` is `none` if there is no working one.
+    """Return the facts for the key about the C++ compiler; `compiler` is `none` if there is no working one.
 
-    `compiler_unknown` says why it can't be told what it runs; what it compiles may not be kept then.
-    `root` is the store's directory, where answers are kept between processes; None keeps them in this one only.
+    `compiler_unknown` says why its programs can't be identified; its output may not be kept then. `root` is the store's
+    directory, where answers are kept between processes; None keeps them in this one only.
     """
     compiler = find_compiler(root)
     names: tuple[str, ...] = ENVIRONMENT
@@ -67,7 +67,7 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
 
 
 def key_facts(root: str | None = None) -> dict[str, str]:
-    """`toolchain_facts` for a key. Raises Bypass where it can't be told what a compiler's command runs."""
+    """Return `toolchain_facts` for a key. Raises Bypass if the compiler's programs can't be identified."""
     facts = toolchain_facts(root)
     if "compiler_unknown" in facts:
         raise cacheable.Bypass("compiler_unknown", facts["compiler_unknown"])
@@ -75,7 +75,7 @@ def key_facts(root: str | None = None) -> dict[str, str]:
 
 
 def variables_read(root: str | None = None) -> tuple[str, ...]:
-    """Names of further variables that scripts in the place of a compiler, or of what it runs, read.
+    """Return the names of further variables read by scripts in the place of a compiler, or of what it runs.
 
     Workers need them, too.
     """
@@ -84,7 +84,7 @@ def variables_read(root: str | None = None) -> tuple[str, ...]:
 
 
 def require_compiler(root: str | None = None) -> Compiler:
-    """The compiler that Inductor would use. Raises NoCompilerError, which says what was tried."""
+    """Return the compiler that Inductor would use. Raises NoCompilerError, which says what was tried."""
     compiler = find_compiler(root)
     if compiler is None:
         raise NoCompilerError(_candidates())
@@ -93,10 +93,10 @@ def require_compiler(root: str | None = None) -> Compiler:
 
 @contextlib.contextmanager
 def failures_explained(root: str | None = None) -> Iterator[None]:
-    """Turn a failure that comes of having no compiler into NoCompilerError.
+    """Turn a failure for lack of a compiler into NoCompilerError.
 
-    Inductor asks for its compiler in many places, and says so in as many ways (2.13: an OSError of `subprocess` if CXX
-    is empty).
+    Inductor looks for its compiler in many places, each with an error of its own (2.13: an OSError of `subprocess` if
+    CXX is empty).
     """
     try:
         yield
@@ -120,23 +120,23 @@ def _wanted_a_compiler(error: BaseException) -> bool:
 
 
 def settle(root: str | None = None) -> Compiler | None:
-    """The compiler of `find_compiler`, with Inductor asking it anew what it remembers of another.
+    """Return `find_compiler`'s result, and make Inductor forget what it remembers of another compiler.
 
-    For before Inductor compiles: which compiler that is may change between a process's compiles, and has changed in a
-    worker whose zygote warmed up with its own.
+    Call before Inductor compiles: the compiler may change between a process's compiles, and has changed in a worker
+    whose zygote warmed up with its own.
     """
     from fxpool.torch_compat.cpp import cpp_toolchain
 
     compiler = find_compiler(root)
     facts = toolchain_facts(root) if compiler is not None else {}
-    # By path, too: Inductor tells compilers' kinds by their names.
+    # With the path: Inductor tells kinds of compilers by their names.
     names = (*_candidates(), compiler.path if compiler is not None else "")
     cpp_toolchain.settle((names, tuple(sorted(facts.items()))))
     return compiler
 
 
 def find_compiler(root: str | None = None) -> Compiler | None:
-    """The first of Inductor's compilers that is there and runs."""
+    """Return the first of Inductor's compilers that exists and runs, or None."""
     for candidate in _candidates():
         path = _found(candidate)
         if path is None:
@@ -148,7 +148,7 @@ def find_compiler(root: str | None = None) -> Compiler | None:
 
 
 def _found(candidate: str) -> str | None:
-    """Where a command is: whole, because the path may name directories that are relative to the working directory."""
+    """Return a command's absolute path: the search path may name directories relative to the working directory."""
     path = shutil.which(candidate)
     return os.path.abspath(path) if path is not None else None
 
@@ -160,13 +160,13 @@ def _candidates() -> list[str]:
 
 
 def _ask(path: str, root: str | None) -> tuple[str, str] | None:
-    """(version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
+    """Return (version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
     try:
         identity = probe_cache.identity_of(path)
         followed = _is_followed(path)
     except OSError:
         return None
-    name = os.path.basename(path)  # it counts: some compilers look at what they are called by
+    name = os.path.basename(path)  # counts, as some compilers look at the name they are called by
     with _known_lock:
         if (name, identity) in _known:
             return _known[name, identity]
@@ -183,7 +183,7 @@ def _ask(path: str, root: str | None) -> tuple[str, str] | None:
 
 
 def _is_followed(path: str) -> bool:
-    """Whether a program is one that runs a compiler which is another."""
+    """Return whether a program is a front or script that runs another compiler."""
     try:
         return _is_such(probe_cache.identity_of(path))
     except OSError:
@@ -223,6 +223,6 @@ def _run(path: str) -> tuple[str, str] | None:
     try:
         target = output("-dumpmachine").strip()
     except (OSError, subprocess.SubprocessError):
-        target = ""  # not known to every compiler
-    # The first line has name and version; clang's others name the directory it is installed in.
+        target = ""  # an option that not every compiler has
+    # The first line has name and version; clang's other lines name its installation directory.
     return (version.splitlines() or [""])[0].strip(), target

@@ -1,6 +1,6 @@
 """Digests of tensors, operators and Triton kernels, and of wrappers that torch puts around a program's functions.
 
-Torch and Triton are looked at only where they are imported.
+Never imports torch or Triton: without them there are no such values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fxpool.codecache.code_references import is_named_by_version, top_level, version_of
 from fxpool.codecache.source_files import digest_file
 
-#: begins the names of parts of an operator that no graph is made of
+#: Prefix of the names of an operator's parts that tracing does not run.
 LATER = "later: "
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def add(digester: Digester, value: Any) -> bool:
-    """Write a value of torch's or Triton's; False if it is neither."""
+    """Write a value of torch's or Triton's; return False if it is neither."""
     return _add_of_torch(digester, value) or _add_triton(digester, value)
 
 
 def _add_of_torch(digester: Digester, value: Any) -> bool:
-    """Values of torch's own types; only looked at when torch is imported."""
+    """Write a value of one of torch's own types; return False if torch is not imported or it is none of them."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
         return False
@@ -63,7 +63,7 @@ def _add_tensor(digester: Digester, torch: Any, tensor: Any) -> None:
     traits = (str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
     digester.token("tensor", repr(traits))
     plain = tensor.detach().contiguous()
-    if type(plain) is not torch.Tensor:  # a mode of the caller's made something else of it
+    if type(plain) is not torch.Tensor:  # a mode of the caller's changed its type
         raise digester.refuse("a tensor under a dispatch mode")
     size = plain.numel() * plain.element_size()
     digester.token("content", hashlib.sha256(ctypes.string_at(plain.data_ptr(), size) if size else b"").digest())
@@ -76,7 +76,7 @@ def add_operator(digester: Digester, op: Any) -> None:
         digester.token("higher order operator", operators.higher_order_name(op))
         return
     if not (operators.is_overload(op) or operators.is_packet(op)):
-        # `torch.ops` and its namespaces: what is taken from them is an operator of its own.
+        # `torch.ops` and its namespaces: operators taken from them are written by themselves.
         digester.token("operators", str(getattr(op, "__name__", "")))
         return
     digester.token("operator", operators.overload_name(op) if operators.is_overload(op) else operators.packet_name(op))
@@ -88,11 +88,12 @@ def add_operator(digester: Digester, op: Any) -> None:
 
 
 def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = False) -> dict[str, str]:
-    """Digests of what a program registered for an operator, by part; `later` begins the names of those that run later.
+    """Return digests of a program's registrations for an operator, by part; `LATER` begins the names of those run
+    later.
 
-    With `after_autograd`, of what graphs need that AOTAutograd has made.
+    With `after_autograd`, only of those that graphs need after AOTAutograd.
 
-    Raises UndigestableError: a part has no digest, or nothing is known of the operator.
+    Raises UndigestableError: a part has no digest, or the operator's registration is unknown.
     """
     from fxpool.torch_compat.operators import operators, registrations
 
@@ -114,7 +115,7 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
         digests[f"{LATER if runs_later else ''}{part}"] = inner.hexdigest()
     try:
         for path in found.files:
-            # Not what is imported into them; but what is reached by a name that is computed.
+            # Their imports are not followed; code reached by a computed name is covered.
             digests[f"{LATER}file {os.path.basename(path)}"] = digest_file(path)
         for path in found.libraries:
             digests[f"library {os.path.basename(path)}"] = digest_file(path)
@@ -124,9 +125,9 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
 
 
 def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
-    """Write a function that torch made around a program's: torch's code by name, and what is the program's in it.
+    """Write a function that torch made around a program's: torch's code by name, and the program's parts by content.
 
-    What such a wrapper itself writes (whether it was called, what was made for it) is its state and says nothing.
+    Closure variables that such a wrapper itself assigns (called already, cached results) are state, and left out.
     """
     written = _written(function.__code__)
     digester.token("wrapper", f"{function.__module__}.{function.__qualname__} {version_of('torch')}")
@@ -142,7 +143,7 @@ def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
 
 
 def _written(code: types.CodeType) -> set[str]:
-    """Variables of a closure that code assigns to."""
+    """Return the closure variables that code assigns to."""
     found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -189,7 +190,7 @@ def _add_held(digester: Digester, value: Any) -> None:
 
 
 def _add_triton(digester: Digester, value: Any) -> bool:
-    """Kernels (`JITFunction`: `fn`, `src`), what autotunes them (`fn`, `configs`), `constexpr`s and dtypes."""
+    """Write kernels (`JITFunction`: `fn`, `src`), autotuners (`fn`, `configs`), `constexpr`s and dtypes."""
     kind = type(value)
     if kind.__name__ == "constexpr" and hasattr(value, "value"):
         digester.token("constexpr")

@@ -1,4 +1,4 @@
-"""The error for what has no digest."""
+"""The error for values without a digest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["UndigestableError"]
 
 
 class UndigestableError(ValueError):
-    """Something that code depends on and that has no digest; `what` says what it is and the way to it."""
+    """Code depends on a value that has no digest; `what` describes the value and the way to it."""
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -3,14 +3,14 @@
     torch.compile(model, backend="fxpool")
 
 hashes each graph and looks into a guarded cache; on a miss it hands the whole job after Dynamo to a warm worker
-process and loads what comes back. No import of this package is needed for that: torch finds the backend by its
+process and loads the result. No import of this package is needed for that: torch finds the backend by its
 entry point. Import it to configure it, to see what it did, or to end it early:
 
     import fxpool
 
     fxpool.configure(cache_dir="/data/fxpool", strict=True)
     fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
-    fxpool.wait()                   # until what is compiled in the background is in use
+    fxpool.wait()                   # until every background compile has finished
     fxpool.close()                  # ends the worker pool now instead of at exit
     fxpool.install()                # stock backend="inductor" compiles on this pool instead of its own
 
@@ -26,11 +26,11 @@ Where a line of code belongs, in three rooms behind this front door:
 Every private name of torch is used in `fxpool.torch_compat` and nowhere else. Around the rooms:
 
     config        settings and their precedence          commands    the command line, a module per group of commands
-    counters      what `stats()` counts                  doctor      checks of all that fxpool needs
+    counters      counters behind `stats()`              doctor      checks of all that fxpool needs
     errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool beside stock Inductor
-    installed     `install()` and `uninstall()`          watch       who is told what happens: display, trace
+    installed     digests of torch, Triton and sympy     watch       events, progress display, traces
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
-    descriptors   standard streams that are closed       quantities  how times and sizes are written and read
+    descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version, in its one place          torch_compat
 
 Importing this module imports neither torch nor anything else that takes time.
@@ -76,20 +76,22 @@ def __dir__() -> list[str]:
 
 
 def _imported(name: str) -> Any:
-    """A module of ours if it is in use, else None. One that another thread is importing is waited for."""
+    """Return a module of ours if it is in use, else None. Waits if another thread is importing it."""
     return importlib.import_module(name) if name in sys.modules else None
 
 
 def stats() -> dict[str, Any]:
-    """What this process's graphs went through, and how much its store holds, as plain data.
+    """Return counts of this process's graphs, and the size of the cache, as plain data.
 
-    `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`:
-    graphs compiled, by `worker` and `in_process`. `seconds_saved`: what hits spared, by the compile times stored
-    with their entries. `graphs`: one record per graph, the latest ones. `store`: how many `entries` and `blobs` the
-    configured cache directory holds, and their `bytes`; None where there is none yet. `cache_disk_bytes`: what all
-    that is in it takes on the disk, precompiled headers included. `background`: what `wait` returns, now. Raises
-    `errors.ConfigurationError` where a setting does not parse, `errors.UnsafeDirectoryError` where the store may not
-    be used.
+    `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`: graphs
+    compiled, by `worker` and `in_process`. `seconds_saved`: seconds spared by hits, by the compile times stored with
+    their entries. `graphs`: one record per graph, the latest ones. `store`: numbers of `entries` and `blobs` in the
+    configured cache directory, and their `bytes`; None if there is none yet. `cache_disk_bytes`: bytes that the whole
+    directory takes on the disk, precompiled headers included. `background`: what `wait` returns, now.
+
+    Raises:
+        errors.ConfigurationError: a setting does not parse.
+        errors.UnsafeDirectoryError: others can write to the cache directory.
     """
     from fxpool import counters
 
@@ -106,7 +108,7 @@ def _store_sizes() -> dict[str, Any] | None:
 
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
-        return None  # asking how large it is must not create it
+        return None  # reading the size must not create it
     from fxpool.codecache.store import LocalStore
 
     return dict(LocalStore(str(cache_dir)).sizes())
@@ -129,9 +131,9 @@ def close() -> None:
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """Wait until nothing is being compiled in the background any more, at most `timeout` seconds.
 
-    What became of each graph that was (modes with ``async+`` or ``progressive+``), as plain data: `label`, `state`
+    Returns plain data on each graph compiled there (modes with ``async+`` or ``progressive+``): `label`, `state`
     (``ready``, ``failed``: eager for good, or ``pending`` after `timeout`), `error`, `stage` (the number of the one in
-    use, None for eager), `stages` (number to what became of it: ``in use``, ``superseded``, ``measured``, ``slower``,
+    use, None for eager), `stages` (number to state: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
     background = _imported("fxpool.lowering.background.compiles")
@@ -140,12 +142,12 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 
 
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
-    """Show what becomes of each graph from now on: queued, compiling, loading, ready, failed.
+    """Show the progress of each graph from now on: queued, compiling, loading, ready, failed.
 
-    On a terminal a line for each that is through or takes long, elsewhere a line per event: on standard error, into the
-    file `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with `close()` of what
-    is returned, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole program.
-    Raises OSError where a file can't be opened. What can't be written later is warned of once, and ends it.
+    A terminal gets a line for each graph that is done or takes long, anything else a line per event. Written to
+    standard error, or to `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with
+    `close()` of the result, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole
+    program. Raises OSError if the file can't be opened. A later write error is warned of once, and ends the display.
     """
     from fxpool.watch.display import Progress
 
@@ -155,12 +157,16 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
 def install() -> None:
     """Let ``backend="inductor"``, otherwise unchanged, compile on fxpool's workers in place of processes of its own.
 
-    Triton kernels go there where Inductor would use its compile pool (not with one compile thread). Whole graphs do
-    under ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``, which is to be set before: torch reads it once, when this
-    imports Inductor. ``async+subprocess`` and ``progressive+...`` are what they are for ``backend="fxpool"``, with its
-    cache; torch's own need all of Inductor's caches off. What the pool does not do is compiled in this process and
-    counted (`stats()["fallbacks"]`), or an error under `strict`; what killed its workers twice is always an error.
-    Idempotent. Raises `errors.UnsupportedTorchError`, and `errors.ConfigurationError` where a setting does not parse.
+    Triton kernels go there if Inductor would use its compile pool (not with one compile thread). Whole graphs do under
+    ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``; set that before this call, which imports Inductor, as torch reads it
+    once. ``async+subprocess`` and ``progressive+...`` mean the same as for ``backend="fxpool"``, with its cache;
+    torch's own need all of Inductor's caches off. A job that the pool can't do is compiled in this process and counted
+    (`stats()["fallbacks"]`), or an error under `strict`; a job that killed its workers twice is always an error.
+    Idempotent.
+
+    Raises:
+        errors.UnsupportedTorchError: torch is outside the supported range.
+        errors.ConfigurationError: a setting does not parse.
     """
     from fxpool.lowering.inductor import installation
 
@@ -168,7 +174,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. Jobs under way end as they would have. Idempotent."""
+    """Put back what `install` replaced. Jobs under way finish normally. Idempotent."""
     installation = _imported("fxpool.lowering.inductor.installation")
     if installation is not None:
         installation.uninstall()

@@ -1,4 +1,4 @@
-"""`python -m fxpool` is the command `fxpool`."""
+"""Runs the command `fxpool` for `python -m fxpool`."""
 
 from fxpool.commands.main import main
 

@@ -1,4 +1,4 @@
-"""Settings: what they are, where they come from, and what they may hold.
+"""Settings: their names, sources, precedence and values.
 
     fxpool.configure(cache_dir=...)     a call
       > FXPOOL_CACHE_DIR=...            the environment
@@ -6,9 +6,9 @@
                                         or ~/.config/fxpool/config.toml
       > the default
 
-A new setting is one field of `Settings` and one row of `_TABLE`. A name nobody knows raises
-`UnknownNameError`, a value that does not parse raises `ConfigurationError` naming where it stood: a typing
-error in a setting must not look like a setting without effect.
+A new setting is one field of `Settings` and one row of `_TABLE`. An unknown name raises `UnknownNameError`, a value
+that does not parse raises `ConfigurationError` naming its source: a typing error in a setting must not look like a
+setting without effect.
 """
 
 from __future__ import annotations
@@ -49,44 +49,44 @@ class Settings:
     """One consistent reading of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
 
     cache_dir: Path
-    """Where compiled entries and toolchain facts are kept."""
+    """Directory of compiled entries and toolchain facts."""
     cache_base: Path | None
-    """A cache that was filled before, by this user or root (for an image, say): looked into first, never written to."""
+    """A cache filled before by this user or root (for an image, say): looked into first, never written to."""
     pool: str
     """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
     and die with this process. `off`: everything compiles in this process."""
     workers: int | None
-    """How many jobs may run at once; None: as many as the CPU quota and affinity allow."""
+    """Number of jobs that may run at once; None: as many as the CPU quota and affinity allow."""
     strict: bool
-    """Raise where fxpool would otherwise step down to an ordinary compile."""
+    """Raise an error instead of falling back to an ordinary compile."""
     job_timeout: float
-    """Seconds one attempt to compile a graph may take."""
+    """Seconds that one attempt to compile a graph may take."""
     job_memory: int | None
     """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
-    (`fxpool.pool.memory` says what of a small one)."""
+    memory (see `fxpool.pool.memory` for small ones)."""
     memory_high_watermark: float
-    """Part of the host's (the cgroup's) memory above which no compile is begun beside those that run."""
+    """Part of the host's (the cgroup's) memory in use above which no compile begins beside those that run."""
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
-    """Sockets and logs. A socket's path may hold no more than about 100 bytes: those of a directory with a longer name
-    are under ``/tmp``. None: what `fxpool.pool.runtime_dir` chooses, which trusts a directory only after looking who
+    """Directory of sockets and logs. A socket's path may have no more than about 100 bytes: with a longer name, those
+    of the directory are under ``/tmp``. None: a directory that `fxpool.pool.runtime_dir` chooses, after checking who
     owns it."""
     mode: str
     """How graphs are compiled: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]
-    """What progressive modes compile one after another: for each stage Inductor's options, or the name of one of
+    """The stages that progressive modes compile one after another: for each, Inductor's options or the name of one of
     torch.compile's modes."""
     stage_calls: int
-    """With how many calls each a new stage is timed against the one in use; 0: a later stage is taken to be better."""
+    """Number of calls that a new stage and the one in use are timed with; 0: a later stage is taken to be better."""
     progress: str
-    """`on`: what becomes of each graph is shown on standard error; a path: it is written there, line by line."""
+    """`on`: show the progress of each graph on standard error; a path: write it there, line by line."""
     trace: Path | None
-    """Where a trace of the run is written, for Perfetto or chrome://tracing."""
+    """File to write a trace of the run to, for Perfetto or chrome://tracing."""
 
 
 class _Bad(ValueError):
-    """A value that does not parse. `str()` is what was expected; `remedy` what else to say."""
+    """A value that does not parse. `str()` is what was expected; `remedy` a further hint."""
 
     def __init__(self, expected: str, remedy: str = "") -> None:
         self.remedy = remedy
@@ -100,7 +100,7 @@ def _as_path(value: object) -> Path:
         path = Path(value).expanduser()  # type: ignore[arg-type]
     except (RuntimeError, TypeError) as error:
         raise _Bad("a path") from error
-    # Absolute now, because the worker that reads it may have another working directory.
+    # Absolute now, because a worker that reads it may have another working directory.
     try:
         return Path(os.path.abspath(path))
     except OSError:
@@ -234,7 +234,7 @@ def _as_calls(value: object) -> int:
 
 
 def _as_progress(value: object) -> str:
-    """A switch, or a path."""
+    """Parse a switch ("on" or "") or a path."""
     try:
         return "on" if _as_bool(value) else ""
     except _Bad:
@@ -242,7 +242,7 @@ def _as_progress(value: object) -> str:
 
 
 def _default_cache_dir() -> Path:
-    # Not /tmp: a cache that a reboot or a cleaner empties is paid for again.
+    # Not /tmp: whatever a reboot or a cleaner removes has to be compiled again.
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that a relative value is to be ignored.
     if not os.path.isabs(base):
@@ -252,7 +252,7 @@ def _default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class _Row:
-    """How one setting is spelled outside, read, and what it is when nobody set it."""
+    """How one setting is parsed, its default, and its environment variable if that is not the usual one."""
 
     parse: Callable[[object], Any]
     default: Callable[[], Any]
@@ -277,7 +277,7 @@ _TABLE: dict[str, _Row] = {
     "trace": _Row(_as_path, lambda: None),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
-# What the defaults are computed from counts as part of the environment that `current` watches.
+# Variables that the defaults depend on are watched, too.
 _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 
 _lock = forks.lock(__name__, "_lock", lambda: _forget())
@@ -286,10 +286,10 @@ _cached: tuple[tuple[object, ...], Settings] | None = None
 
 
 def current() -> Settings:
-    """The settings in force now.
+    """Return the settings in force now.
 
     Reads some fifteen environment variables and the file's modification time, under 0.1 ms, and parses
-    only when one of them changed. Raises `ConfigurationError`.
+    only if one of them changed. Raises `ConfigurationError`.
     """
     global _cached
     path = _config_file()
@@ -308,10 +308,10 @@ def current() -> Settings:
 
 
 def configure(**settings: object) -> Settings:
-    """Set values for this process; they win over environment and file. None takes a value back.
+    """Set values for this process; they win over environment and file. None removes a value set here.
 
-    All or nothing: when one name is unknown (`UnknownNameError`) or one value does not parse
-    (`ConfigurationError`), nothing is changed.
+    All or nothing: if one name is unknown (`UnknownNameError`) or one value does not parse
+    (`ConfigurationError`), nothing is changed. Returns the settings now in force.
     """
     global _calls, _cached
     parsed = {
@@ -319,19 +319,22 @@ def configure(**settings: object) -> Settings:
     }
     with _lock:
         kept = {name: value for name, value in _calls.items() if name not in settings}
-        _calls = {**kept, **parsed}  # at once, as a fork may come between any two steps
+        _calls = {**kept, **parsed}  # one assignment, as a fork may come between any two steps
         _cached = None
     return current()
 
 
 def override(settings: Settings, values: Mapping[str, object], where: str = "options") -> Settings:
-    """A copy of `settings` with `values` over it: what `torch.compile(..., options={...})` asks for one graph."""
+    """Return `settings` with `values` over them, as `torch.compile(..., options={...})` sets for one graph.
+
+    `where` names the source in errors. Raises `UnknownNameError`, `ConfigurationError`.
+    """
     changed = {name: _parse(name, value, f"{where}[{name!r}]") for name, value in _known(values)}
     return dataclasses.replace(settings, **changed)
 
 
 def reset() -> None:
-    """Forget every `configure()` call and what was read."""
+    """Forget every `configure()` call and the cached settings."""
     global _cached
     with _lock:
         _calls.clear()
@@ -374,7 +377,7 @@ def _fingerprint(path: Path) -> tuple[object, ...]:
     except OSError:
         file = None
     get = os.environ.get
-    # Unknown variables belong to it, so that one that appears later is refused as well.
+    # Unknown variables count, so that one that appears later is refused as well.
     ours = tuple(name for name in os.environ if name.startswith(_PREFIX))
     return (str(path), file, ours, *[get(name) for name in _WATCHED])
 

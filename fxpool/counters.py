@@ -1,8 +1,8 @@
-"""What this process's graphs went through: counters, and a short record per graph.
+"""Counters of this process's graphs, and a short record per graph.
 
-Every room counts here, under names that `fxpool.stats()` shows. A name counted with a reason
+Every package counts here, under names that `fxpool.stats()` shows. A name counted with a reason
 (`count("bypasses", "has_custom_hop")`) is a table of reason to count; one counted without is a number.
-This module covers one process and nothing on disk; what a store holds is the store's to say.
+This module covers one process and nothing on disk; see `codecache.store` for the contents of a store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset",
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
 
-# Present from the start, so that a reader need not ask whether a name exists.
+# Present from the start, so that a reader need not check whether a name exists.
 _NUMBERS = (
     "hits",
     "misses",
@@ -32,10 +32,10 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
     "compiles": ("worker", "in_process"),
-    "quarantine_retries": (),  # under a larger limit than the one a graph went over, which is the reason
+    "quarantine_retries": (),  # reason: the limit that a graph exceeded, and that is larger now
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
-    "switched_off": (),  # what kept this process from its pool or its cache; each was warned of once
+    "switched_off": (),  # reasons why this process has no pool or no cache; each was warned of once
 }
 
 _lock = forks.lock(__name__, "_lock", lambda: _complete())
@@ -46,9 +46,10 @@ _seconds_saved = 0.0
 
 
 def count(name: str, reason: str | None = None, n: int = 1) -> None:
-    """Add `n` to the counter `name`, under `reason` where the counter is a table of reasons.
+    """Add `n` to the counter `name`, under `reason` if the counter is a table of reasons.
 
-    A name is either a number or a table: ValueError when it is used as both.
+    Raises:
+        ValueError: `name` is a number here and was a table of reasons before, or the other way round.
     """
     with _lock:
         if reason is None:
@@ -63,7 +64,7 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
 
 
 def record_graph(record: Mapping[str, Any]) -> None:
-    """Remember what became of one graph; the last `KEPT_GRAPHS` are kept.
+    """Keep a record of one graph; the last `KEPT_GRAPHS` are kept.
 
     Plain data. Usual fields: `label`, `key`, `how` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot` or
     `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``), `reasons`
@@ -74,14 +75,14 @@ def record_graph(record: Mapping[str, Any]) -> None:
 
 
 def add_seconds_saved(seconds: float) -> None:
-    """Add what the first compile of a graph took, less what it took to load it now. Never counts down."""
+    """Add the time of a graph's first compile, less that of loading it now (seconds). Ignores negative values."""
     global _seconds_saved
     with _lock:
         _seconds_saved += max(0.0, seconds)
 
 
 def snapshot() -> dict[str, Any]:
-    """A copy of everything counted: numbers, tables of reasons, `seconds_saved` and `graphs`."""
+    """Return a copy of everything counted: numbers, tables of reasons, `seconds_saved` and `graphs`."""
     with _lock:
         result: dict[str, Any] = dict(_numbers)
         result.update({name: dict(table) for name, table in _tables.items()})
@@ -107,7 +108,7 @@ def _clear() -> None:
 
 
 def _complete() -> None:
-    """In a child that was forked while another thread set everything to zero: what it had not come to."""
+    """Restore missing counters in a child that was forked while another thread was resetting them."""
     for name in _NUMBERS:
         _numbers.setdefault(name, 0)
     for name, reasons in _TABLES.items():

@@ -1,10 +1,10 @@
-"""Standard descriptors that are closed or lead to a full disk.
+"""Handles standard descriptors that are closed or lead to a full disk.
 
-Closed they are in ``python train.py 2>&-``, and in what some daemons and schedulers start.
+They are closed in ``python train.py 2>&-``, and in processes that some daemons and schedulers start.
 
-The next file or socket that such a process opens gets the number 0, 1 or 2. What a library then prints goes into it:
-into an entry of the cache, into the connection to the server. A child that is given a socket of such a number has it
-replaced by its own standard error.
+The next file or socket that such a process opens gets the number 0, 1 or 2. A library's prints then go into an entry of
+the cache, or into the connection to the server. A child that is given a socket of such a number has it replaced by its
+own standard error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["drop_unwritable", "keep_standard"]
 
 
 def keep_standard() -> None:
-    """Have the numbers 0, 1 and 2 lead somewhere: to nowhere, if they are closed. Programs that this process starts
-    have them closed as before. Python's own streams, None or closed, stay what they are."""
+    """Open closed descriptors 0, 1 and 2 to /dev/null. Programs that this process starts have them closed as before.
+    Python's own streams, None or closed, stay as they are."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -27,7 +27,7 @@ def keep_standard() -> None:
         except OSError:
             pass
         try:
-            opened = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # gets the lowest number that is free
+            opened = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # gets the lowest free number
         except OSError:
             return
         if opened > 2:
@@ -43,8 +43,8 @@ class _Dropping(io.FileIO):
 
 
 def drop_unwritable() -> None:
-    """Have what is printed in this process dropped where it can't be written (its log's disk is full), in place of an
-    error for who prints. For a process of the pool: its streams are its log."""
+    """Drop printed text that can't be written (the log's disk is full), instead of raising where it was printed. For a
+    process of the pool: its streams are its log."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw: Any = _Dropping(number, "w", closefd=False)
         stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)

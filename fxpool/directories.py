@@ -1,6 +1,6 @@
-"""Who else could have written to a directory, or could put another in its place.
+"""Checks whether other users could have written to a directory, or could put another in its place.
 
-For directories whose content is run or unpickled: the cache, and where a server's socket lies. Imports nothing heavy.
+For directories whose content is run or unpickled: the cache, and that of a server's socket. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Danger", "ancestors", "danger_above", "foreign_link", "replaceable_p
 
 @dataclass(frozen=True)
 class Danger:
-    """A place that others have in their hands: `path`, `what` is wrong with it, and what would `mend` that."""
+    """A place that other users control: `path`, `what` is wrong with it, and how to `mend` that."""
 
     path: str
     what: str
@@ -25,12 +25,12 @@ class Danger:
 
 
 def danger_above(path: str) -> Danger | None:
-    """What lets others put another directory in the place of `path`, or None. What does not exist is no danger."""
+    """Return a place that lets others put another directory in place of `path`, or None. Missing parts are safe."""
     return foreign_link(path) or replaceable_parent(path)
 
 
 def foreign_link(path: str) -> Danger | None:
-    """A symbolic link on the way to `path`, itself included, that is neither ours nor root's."""
+    """Return a symbolic link on the way to `path`, itself included, that is neither ours nor root's; or None."""
     for link in ancestors(os.path.abspath(path)):
         try:
             status = os.lstat(link)
@@ -42,7 +42,7 @@ def foreign_link(path: str) -> Danger | None:
 
 
 def replaceable_parent(path: str) -> Danger | None:
-    """A directory above the real `path` in which others may rename: writable for them, without the sticky bit."""
+    """Return a directory above the real `path` that others may rename in: writable for them, not sticky; or None."""
     for parent in ancestors(os.path.dirname(os.path.realpath(path))):
         try:
             status = os.stat(parent)
@@ -56,7 +56,7 @@ def replaceable_parent(path: str) -> Danger | None:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """`path` and all directories above it."""
+    """Yield `path` and all directories above it."""
     while True:
         yield path
         parent = os.path.dirname(path)
@@ -66,7 +66,7 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def user_name(uid: int) -> str:
-    """For people: the name and the number."""
+    """Return a user's name and number, for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -80,7 +80,7 @@ def _others_can_write(status: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group holds nobody but us (and root), as with umask 002 and one group per user."""
+    """Return whether a group has no member but us (and root), as with umask 002 and one group per user."""
     if gid == 0:
         return True
     try:

@@ -1,27 +1,27 @@
-"""Every error fxpool raises, in one place.
+"""Every error that fxpool raises, in one place.
 
     FxpoolError
     ├── ConfigurationError            a setting, option or mode that does not exist or does not parse
     ├── UnsupportedTorchError         torch, Python or platform outside the supported range
     ├── PoolError
     │   ├── PoolUnavailableError      the server could not be started or reached, or went away
-    │   │   ├── ServerLostError       it went away while a job waited; another can be asked
-    │   │   ├── NoWorkerError         no worker came as far as the job: the host lacks something
-    │   │   ├── NotExecutableError        what workers compile can't be loaded from where it lies
+    │   │   ├── ServerLostError       it went away while a job waited; another server may take the job
+    │   │   ├── NoWorkerError         no worker reached the job: the host lacks something
+    │   │   ├── NotExecutableError        compiled kernels can't be loaded from their directory
     │   │   └── UnsafeRuntimeDirectoryError   others could put their server in the place of ours
     │   ├── ProtocolError             a frame that is malformed, too long or of another version
     │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
     │   ├── JobTimeoutError           a job went over its wall time
     │   ├── JobMemoryError            a job's processes went over their memory limit
     │   ├── QuarantinedError          a graph that killed its workers before, and is not compiled again
-    │   └── JobCancelledError         the asker withdrew the job
+    │   └── JobCancelledError         the caller withdrew the job
     ├── CompileError
     │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
     │   ├── CannotReturnError         a result that can't be sent back, with the reason
     │   └── NoCompilerError           no working C++ compiler
     └── StoreError
-        ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, somebody else
-        └── CorruptEntryError         bytes whose digest does not hold (callers turn it into a miss)
+        ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, another user
+        └── CorruptEntryError         bytes with a wrong digest (callers turn it into a miss)
 
 Fields are plain strings and numbers, so that an error can cross a process boundary.
 """
@@ -62,7 +62,7 @@ class ConfigurationError(FxpoolError):
 
 
 class UnknownNameError(ConfigurationError):
-    """An option, mode or setting name nobody knows; lists the known ones."""
+    """The name of an option, mode or setting is unknown; lists the known ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -74,20 +74,20 @@ class UnsupportedTorchError(FxpoolError):
 
 
 class PoolError(FxpoolError):
-    """Something went wrong between the asker and the worker, not in the job's own code."""
+    """An error between the caller and the worker, not in the job's own code."""
 
 
 class PoolUnavailableError(PoolError):
     """The server could not be started or reached, or went away while a job waited.
 
-    `counted` is the name a step down for it is counted under.
+    `counted` is the name that a fallback because of it is counted under.
     """
 
     counted = "pool_unavailable"
 
 
 class ServerLostError(PoolUnavailableError):
-    """The server ended, or fell silent, after it had taken the job. Another may do it."""
+    """The server ended, or fell silent, after it had taken the job. Another one may do the job."""
 
 
 _SHORTAGES = {
@@ -103,9 +103,10 @@ _SHORTAGES = {
 
 
 class NoWorkerError(PoolUnavailableError):
-    """`attempts` workers were begun for a job, and none came as far as its function: the host lacks something.
+    """`attempts` workers were begun for a job, and none reached its function: the host lacks something.
 
-    That is nothing of the job's; `code` is the name of the errno of what the host refused last, if it has one.
+    The job is not to blame; `code` is the name of the last errno with which the host refused something, if there is
+    one.
     """
 
     counted = "no_worker"
@@ -130,9 +131,9 @@ class NoWorkerError(PoolUnavailableError):
 
 
 class NotExecutableError(PoolUnavailableError):
-    """The kernels that a worker compiled lie on a file system mounted noexec, and can't be loaded from memory either.
+    """A worker's compiled kernels are on a file system mounted noexec, and can't be loaded from memory either.
 
-    A compile by another worker would be put there, too.
+    Another worker would put its result there, too.
     """
 
     counted = "not_executable"
@@ -146,7 +147,7 @@ class NotExecutableError(PoolUnavailableError):
 
 
 class UnsafeRuntimeDirectoryError(PoolUnavailableError):
-    """The runtime directory, or one above it, is somebody else's or open to others: results are code."""
+    """The runtime directory, or one above it, is another user's or open to others: results are code."""
 
     counted = "runtime_directory_refused"
 
@@ -156,7 +157,7 @@ class ProtocolError(PoolError):
 
 
 class WorkerDiedError(PoolError):
-    """A worker process ended before it answered, as often as the job may be tried."""
+    """A worker process ended before it answered, in every attempt that the job had."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class JobTimeoutError(PoolError):
 
 
 class JobMemoryError(PoolError):
-    """The processes of a job took more memory than its `limit` (both in bytes), and were killed."""
+    """A job's processes took more memory (`used`) than its `limit`, both in bytes, and were killed."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ def _end(signal: int | None, exit_code: int | None) -> str:
 
 
 def signal_name(number: int) -> str:
-    """``signal 11 (SIGSEGV)``."""
+    """Return a signal's number and name: ``signal 11 (SIGSEGV)``."""
     try:
         return f"signal {number} ({signals.Signals(number).name})"
     except ValueError:
@@ -250,9 +251,9 @@ def _see(log_path: str | None, setting: str) -> str:
 
 
 class QuarantinedError(PoolError):
-    """The graph killed workers as often as it may, in this process or an earlier one, and is not compiled again.
+    """The graph killed too many workers, in this process or an earlier one, and is not compiled again.
 
-    Where it went over a `limit` (``timeout``, ``memory``), `value` is the largest that was tried (seconds, bytes).
+    If it exceeded a `limit` (``timeout``, ``memory``), `value` is the largest that was tried (seconds, bytes).
     """
 
     def __init__(
@@ -271,11 +272,11 @@ class QuarantinedError(PoolError):
 
 
 class JobCancelledError(PoolError):
-    """The asker withdrew the job, or the pool was closed while it waited."""
+    """The caller withdrew the job, or the pool was closed while it waited."""
 
 
 class CompileError(FxpoolError):
-    """A graph could not be compiled by fxpool's own means."""
+    """fxpool could not compile a graph."""
 
 
 class CannotTravelError(CompileError):
@@ -295,7 +296,7 @@ class CannotReturnError(CompileError):
 
 
 class NoCompilerError(CompileError):
-    """No C++ compiler that works."""
+    """There is no working C++ compiler; `tried` lists the candidates."""
 
     def __init__(self, tried: Iterable[str], detail: str = "") -> None:
         self.tried = list(tried)
@@ -314,7 +315,7 @@ _NO_ARGUMENTS = (
 
 
 def _is_command_line(tried: str) -> bool:
-    """Whether what was tried as a compiler begins with one that could be run."""
+    """Return whether a candidate is a command line whose first word is an executable."""
     words = tried.split()
     return len(words) > 1 and not os.path.exists(tried) and shutil.which(words[0]) is not None
 
@@ -324,8 +325,8 @@ class StoreError(FxpoolError):
 
 
 class UnsafeDirectoryError(StoreError):
-    """The cache directory belongs to somebody else, or others can write to it: entries are code."""
+    """The cache directory belongs to another user, or others can write to it: entries are code."""
 
 
 class CorruptEntryError(StoreError):
-    """Bytes on disk whose digest does not hold. Never leaves the store: a lookup turns it into a miss."""
+    """Bytes on disk with a wrong digest. Never leaves the store: a lookup turns it into a miss."""

@@ -1,13 +1,13 @@
-"""Locks that survive no fork held: a child has one thread, and waits for ever for what another of its parent's held.
+"""Makes locks that a forked child can use: a child has one thread, and would wait forever for another thread's locks.
 
-    self._lock = forks.lock(self, "_lock")      where it is kept is told, so that a child gets a new one there
+    self._lock = forks.lock(self, "_lock")      names its place, so that a child gets a new lock there
     _lock = forks.rlock(__name__, "_lock")      the same for a module
-    over = forks.event()                        an event of which the child has its own, set if it was
-    with forks.held_off(): ...                  around what can't be mended in a child: nobody forks meanwhile
+    over = forks.event()                        an event that is renewed in a child, and set there if it was
+    with forks.held_off(): ...                  around what a child could not repair: no thread forks meanwhile
 
-What a lock guards may be half made when another thread held it: `reset` is called for that in the child, when all locks
-are new. Every lock and event of fxpool's is made here; a test looks for others. Forks that do not go through Python are
-not seen. Imports nothing of ours.
+Data guarded by a lock may be half changed if another thread held it: the lock's `reset` is then called in the child,
+after all locks are renewed. Every lock and event of fxpool's is made here; a test looks for others. Forks that do not
+go through Python are not seen. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Event", "event", "held_off", "lock", "rlock"]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a lock is kept: an attribute of an object, or of the module of a name."""
+    """Where a lock is kept: an attribute of an object, or of the module with that name."""
 
     owner: weakref.ref[Any] | str
     name: str
@@ -34,32 +34,32 @@ class _Place:
     reset: Callable[[], object] | None
 
     def renew(self) -> Callable[[], object] | None:
-        """Put a new lock there; what is to be called for one that another thread held."""
+        """Put a new lock there; return the `reset` to call if another thread held the old one."""
         owner = sys.modules.get(self.owner) if isinstance(self.owner, str) else self.owner()
         before = getattr(owner, self.name, None)
         if owner is None or before is None:
             return None
-        # Whoever forked and holds it releases that one on the way out. Locks of C's own, with nothing of Python's
-        # between: an interrupt there would leave them held.
+        # The thread that forked releases a lock that it holds on its way out. Locks implemented in C, without Python
+        # code around them: an interrupt there would leave them held.
         setattr(owner, self.name, self.make())
         return None if before.acquire(False) else self.reset
 
 
-# A dictionary, whose single operations no fork comes between.
+# A dictionary: a fork can't interrupt its single operations.
 _places: dict[tuple[object, str], _Place] = {}
 _events: dict[int, weakref.ref[Event]] = {}
 
 
 def lock(owner: object, name: str, reset: Callable[[], object] | None = None) -> threading.Lock:
-    """A `threading.Lock` to be kept as attribute `name` of `owner`: an object, or the module that is so called.
+    """Return a `threading.Lock` to keep as attribute `name` of `owner`: an object, or the name of a module.
 
-    `reset` is called in a child that was forked while a thread held it, to mend what it guards.
+    `reset` is called in a child that was forked while another thread held it, to repair the data it guards.
     """
     return _kept(owner, name, threading.Lock, reset)  # type: ignore[no-any-return]
 
 
 def rlock(owner: object, name: str, reset: Callable[[], object] | None = None) -> Any:
-    """A `threading.RLock`; as `lock`, but no `reset` is called where the thread that forked held it."""
+    """Return a `threading.RLock`; as `lock`, but `reset` is not called if the thread that forked held it."""
     return _kept(owner, name, threading.RLock, reset)
 
 
@@ -73,7 +73,7 @@ def _kept(owner: object, name: str, make: Callable[[], Any], reset: Callable[[],
 
 
 class Event:
-    """`threading.Event`, but for its lock in a forked child."""
+    """A `threading.Event` whose lock is renewed in a forked child."""
 
     __slots__ = ("__weakref__", "_event")
 
@@ -101,7 +101,7 @@ class Event:
 
 
 def event() -> Event:
-    """An event. In a child it is set if it was; who waited for it is not there."""
+    """Return an event. In a child it is set if it was; threads that waited for it do not exist there."""
     return Event()
 
 
@@ -111,8 +111,8 @@ _forking = threading.RLock()
 
 @contextmanager
 def held_off() -> Iterator[None]:
-    """Whoever forks this process waits meanwhile. For moments: a process that is being started, or a module that is
-    being imported, which in a child would be in the middle of that for ever."""
+    """Hold off forks of this process during a ``with`` block. For moments: a process that is being started, or a module
+    that is being imported, which would stay half imported in a child."""
     with _forking:
         yield
 

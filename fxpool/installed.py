@@ -1,16 +1,15 @@
-"""What is installed of the code that compiles: torch, Triton and sympy, by content.
+"""Digests of the installed code that compiles: torch, Triton and sympy, by content.
 
-One notion for two uses: it is in every graph's key (`codecache.system`), and it names the server whose workers have
-just this code (`pool.identity`). A distribution's RECORD holds the digest of every file that was installed, so two
-builds of one version differ in it. What differs from the RECORD now counts by its own content: a file edited in place,
-added or removed, a tree that lies earlier on the path than the installed one, an editable or develop install, which has
-no such lines at all. A file that was only touched, or copied to where it was, is none of these.
+Used twice: in every graph's key (`codecache.system`), and to name the server whose workers have exactly this code
+(`pool.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
+differ in it. Whatever differs from the RECORD now counts by its own content: a file edited in place, added or removed,
+a tree earlier on the path than the installed one, an editable or develop install, which has no such lines at all. A
+file that was only touched, or copied back, does not.
 
     RECORD ──▶ digest of what was installed
     tree   ──▶ files newer than their RECORD, or of another size ──▶ those whose content differs ──▶ their digest
 
-Compiled byte code is left out, and so are headers that no kernel includes. Nothing of torch is imported here, and facts
-hold no absolute path.
+Left out: compiled bytecode, and headers that no kernel includes. Imports nothing of torch; facts hold no absolute path.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ Identity = tuple["str | int", ...]
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Code that compiles. `roots` are importable names, `distributions` what it is installed by (one of them).
+    """Code that compiles. `roots` are importable names, `distributions` the names it may be installed under (one of
+    them).
 
-    `left_out` are directories that nothing on the way of a graph imports, `headers` those that hold what C++ kernels
-    include; all are written as in a RECORD.
+    `left_out` are directories that no compile imports, `headers` those with files that C++ kernels include; all are
+    written as in a RECORD.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Package:
 
 
 class Kept(Protocol):
-    """Where answers are kept for the next process, as `codecache.probe_cache` does."""
+    """Stores answers for the next process; `codecache.probe_cache` implements it."""
 
     def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None: ...
     def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None: ...
@@ -74,22 +74,22 @@ PACKAGES = (
         "sympy",
         ("sympy",),
         ("sympy",),
-        # With the tests, half of its files.
+        # Together with the tests, half of its files.
         ("sympy/physics", "sympy/plotting", "sympy/stats", "sympy/testing"),
     ),
 )
 _NEVER = ("__pycache__", "tests", "benchmarks")
-# Seconds that a file must have been left alone before its state can stand for its content: clocks of file systems tick
-# a hundred times a second, so that two edits can leave one time.
+# Seconds that a file must have been unchanged before its state can stand for its content: clocks of file systems tick
+# a hundred times a second, so that two edits can have the same time.
 _SETTLED = 2.0
-# Nanoseconds before the RECORD was written from which on a file is read: archives round times to seconds.
+# Nanoseconds: files up to this much older than the RECORD are read, too, as archives round times to seconds.
 _SLACK = 2 * 10**9
 # Bytes above which a file's digest is kept by itself: libraries of hundreds of megabytes seldom change with the rest.
 _LARGE = 4 << 20
 
 
 def version(distribution: str) -> str:
-    """Version of an installed distribution, or the empty text."""
+    """Return the version of an installed distribution, or ""."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -97,12 +97,12 @@ def version(distribution: str) -> str:
 
 
 def facts(kept: Kept | None = None, packages: Sequence[Package] = PACKAGES) -> dict[str, str]:
-    """Versions, digests of RECORDs and of what differs from them now, by name; no row for what is not installed.
+    """Return versions, digests of RECORDs, and digests of what differs from them now, by name of the fact.
 
-    A process that finds the answer in `kept` asks for the state of every file and reads none: 9 ms for torch's 2,800,
-    2 for sympy, 1 for Triton (once per process, on a shared AMD EPYC; nothing less would see an edit in place, which
-    leaves its directory as it was). Otherwise directories are listed and what may differ is read: 90 ms, seconds for
-    a develop install with its libraries.
+    If `kept` has the answer, the state of every file is checked and none is read: 9 ms for torch's 2,800, 2 for sympy,
+    1 for Triton (once per process, on a shared AMD EPYC; nothing less would see an edit in place, which leaves its
+    directory unchanged). Otherwise directories are listed and files that may differ are read: 90 ms, seconds for a
+    develop install with its libraries. Packages that are not installed have no facts.
     """
     found: dict[str, str] = {}
     for package in packages:
@@ -151,17 +151,17 @@ def _identity(distribution: importlib.metadata.Distribution) -> Identity:
 
 
 class _Recorded:
-    """The files of a package as they were installed: digest and size by name."""
+    """The files of a package as installed: digest and size by name."""
 
     def __init__(self, package: Package) -> None:
         self._prefixes = tuple(f"{root}/" for root in package.roots)
         self.files: dict[str, tuple[str, int]] = {}
-        self.modified = self.changed = 0  # when, in ns; what is not newer is what was installed
+        self.modified = self.changed = 0  # the RECORD's times in ns; a file that is not newer is as it was installed
 
     def add(self, distribution: importlib.metadata.Distribution) -> str:
-        """Take up a distribution's RECORD. Returns the digest of what it says of the package, empty for nothing."""
+        """Add a distribution's RECORD. Return the digest of its lines about the package, "" if there are none."""
         text = distribution.read_text("RECORD") or ""
-        # Lines about byte code differ between machines.
+        # Lines about bytecode differ between machines.
         lines = sorted(line for line in text.splitlines() if line.startswith(self._prefixes) and ".pyc," not in line)
         if not lines:
             return ""
@@ -172,7 +172,7 @@ class _Recorded:
         try:
             status = os.stat(os.path.join(str(getattr(distribution, "_path", "")), "RECORD"))
         except OSError:
-            pass  # nothing says when: every file counts by its content
+            pass  # without a time, every file counts by its content
         else:
             self.modified = max(self.modified, status.st_mtime_ns)
             self.changed = max(self.changed, status.st_ctime_ns)
@@ -180,7 +180,7 @@ class _Recorded:
 
 
 class _Tree:
-    """The files of a package where this process imports it from, or would."""
+    """The files of a package in the directories that this process imports it from, or would."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
@@ -223,7 +223,7 @@ class _Tree:
         return name not in self._package.left_out
 
     def stamp(self) -> str:
-        """Digest of the state of every directory and file. A file's time of change is that of any edit."""
+        """Return the digest of the state of every directory and file. Any edit changes a file's ctime."""
         states: list[int] = []
         look, take = os.stat, states.extend
         for (number, below), names in self._found.items():
@@ -248,11 +248,11 @@ class _Tree:
         return hashlib.sha256(marshal.dumps(states, 2)).hexdigest()
 
     def is_settled(self) -> bool:
-        """Whether nothing was changed just now, when the file system's clock may not have ticked since."""
+        """Return whether nothing changed just now: the file system's clock may not have ticked since."""
         return max((status.st_ctime_ns for _, _, status in self.files()), default=0) < (time.time() - _SETTLED) * 1e9
 
     def files(self) -> Iterator[tuple[str, str, os.stat_result]]:
-        """(name as in a RECORD, path, state) of each file that is there."""
+        """Yield (name as in a RECORD, path, state) of each existing file."""
         for (number, below), names in self._found.items():
             root, place = self.places[number]
             for name in names:
@@ -263,7 +263,7 @@ class _Tree:
                     continue
 
     def holds(self, name: str) -> bool:
-        """Whether a file of a RECORD is one that would have been listed."""
+        """Return whether a RECORD's file would be listed by `walk` if it existed."""
         below, _, last = name.rpartition("/")
         parts = below.split("/")
         if any(part in _NEVER for part in parts) or not _counts(f"/{'/'.join(parts[1:])}", last):
@@ -273,13 +273,13 @@ class _Tree:
         return not any(below == left or below.startswith(f"{left}/") for left in self._package.left_out)
 
     def dump(self) -> str:
-        """The list of files, without where they are; empty if a name can't be written so."""
+        """Return the list of files as text, without their places; "" if a name has a tab or line break."""
         lines = [f"{number}{below}\t" + "\t".join(names) for (number, below), names in self._found.items()]
         names = [part for (_, below), names in self._found.items() for part in (below, *names)]
         return "" if any("\n" in name or "\t" in name for name in names) else "\n".join(lines)
 
     def load(self, text: str) -> bool:
-        """Take a list that `dump` gave; False if it is none."""
+        """Restore a list from `dump`; return False if `text` is not one."""
         self._found = {}
         for line in text.splitlines():
             directory, *names = line.split("\t")
@@ -291,17 +291,17 @@ class _Tree:
 
 
 def _counts(below: str, name: str) -> bool:
-    """Whether a file's content can change what is compiled, by the directory it is in and its name."""
+    """Return whether a file's content can affect a compile, by its directory and name."""
     if name.endswith((".py", ".so")) or ".so." in name:
         return True
     if below.startswith("/include/"):
         return name.endswith((".h", ".hpp"))
-    # Triton's assembler, its library for devices, the C of its launchers.
+    # Triton's assembler, its device library, the C sources of its launchers.
     return name.endswith((".bc", ".c", ".cpp")) or below.endswith("/bin")
 
 
 def _places(root: str) -> list[str]:
-    """The directories of an importable package: those of the one that is imported, or of the one that would be."""
+    """Return the directories of an importable package: of the imported one, else of the one an import would find."""
     module = sys.modules.get(root)
     if module is None:
         spec = importlib.util.find_spec(root)
@@ -312,14 +312,13 @@ def _places(root: str) -> list[str]:
 
 
 def _edited(tree: _Tree, recorded: _Recorded, kept: Kept | None) -> Iterator[str]:
-    """A line for each file that is not as it was installed: its name, and the digest of its content if it is there."""
+    """Yield a line for each file that is not as it was installed: its name, and its content's digest or "is gone"."""
     present = set()
     for name, path, status in tree.files():
         present.add(name)
         digest, size = recorded.files.get(name, ("", -1))
-        # The time of a file's last change can't be set, so it shows an edit that has an old time put back. Links and
-        # unpacking in another order change it, too; of a library of gigabytes, which has to be read then, its size and
-        # when it was written are enough.
+        # The ctime can't be set, so it shows an edit whose mtime was put back. Links and unpacking in another order
+        # change it, too; for libraries, which can have gigabytes and would have to be read, size and mtime are enough.
         newer = status.st_mtime_ns > recorded.modified
         if status.st_size < _LARGE:
             times = status.st_mtime_ns - recorded.modified, status.st_ctime_ns - recorded.changed
@@ -335,7 +334,7 @@ def _edited(tree: _Tree, recorded: _Recorded, kept: Kept | None) -> Iterator[str
 
 
 def _content(path: str, status: os.stat_result, kept: Kept | None) -> str:
-    """A file's digest, as a RECORD writes it; empty if it can't be read."""
+    """Return a file's digest, as a RECORD writes it; "" if it can't be read."""
     large = kept if status.st_size >= _LARGE else None
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = large.read(["content"], identity) if large is not None else None

@@ -1,14 +1,14 @@
-"""What fxpool says of its own accord, log records and warnings: it never fails what it is about.
+"""fxpool's own log records and warnings, which never fail the work they are about.
 
     log = notices.logger(__name__)            a logger whose handlers may raise
-    notices.warn("graph 3 runs eagerly: ...")   a warning; where a filter makes it an error, a log record
+    notices.warn("graph 3 runs eagerly: ...")   a warning; a log record if a filter makes warnings errors
     notices.switched_off("cache_directory_refused", "compiles without a cache: ...", about="/data/cache")
 
-Whoever reads it has not asked for it, so it says who speaks: warnings, and records from WARNING on, begin with
-``fxpool: ``. Nobody may be there to read it at all: standard error can be closed, full, or None, and what Python's own
-handlers make of that is an exception in the middle of a compile.
+The reader has not asked for them, so they name their source: warnings, and records from WARNING on, begin with
+``fxpool: ``. They may have no reader at all: standard error can be closed, full, or None, and then Python's own
+handlers raise in the middle of a compile.
 
-Whatever keeps a whole process from its pool or its cache says so by `switched_off`: one warning for each reason and
+Whatever keeps a whole process from its pool or its cache is reported by `switched_off`: one warning for each reason and
 what it is about, and a count under ``fxpool.stats()["switched_off"]`` each time.
 """
 
@@ -30,12 +30,12 @@ PREFIX = "fxpool: "
 
 _lock = forks.lock(__name__, "_lock")
 _said: set[tuple[str, ...]] = set()
-# Whose lines tell a reader nothing.
+# Packages whose lines tell a reader nothing about the cause.
 _NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a name, for all that have it. What its handlers raise is dropped."""
+    """Return the logger of a name, shared with all who use the name. Exceptions of its handlers are dropped."""
     found = logging.getLogger(name)
     if "handle" not in vars(found):
         found.handle = functools.partial(_handle, found.handle)  # type: ignore[method-assign]
@@ -56,9 +56,9 @@ log = logger("fxpool")
 
 
 def warn(text: str) -> None:
-    """Warn (RuntimeWarning) from the program's line that brought us here.
+    """Warn (RuntimeWarning) from the program's line that led here.
 
-    An error instead, by the program's filters, would cost the graph that the warning is about. It is logged then.
+    If the program's filters make it an error, which would cost the graph that it is about, it is logged instead.
     """
     level = _level_of_the_program()
     try:
@@ -70,9 +70,9 @@ def warn(text: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_left_to_write() -> Iterator[None]:
-    """What standard error does not take stays in its buffer, and makes the exit status 120: not what is ours."""
+    """Keep our own text from staying in standard error's buffer: unwritten text makes the exit status 120."""
     stream = sys.stderr
-    is_ours = _flushed(stream)  # otherwise there is something of the program's in it, which is its affair
+    is_ours = _flushed(stream)  # otherwise the buffer holds text of the program's, which is left alone
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def _flushed(stream: object) -> bool:
 
 
 def _drop(stream: object) -> None:
-    """Empty a stream's buffer. There is no call for that, so it is written where everything is taken."""
+    """Empty a stream's buffer. There is no call for that, so it is flushed to /dev/null."""
     try:
         number = stream.fileno()  # type: ignore[attr-defined]
         kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ def _drop(stream: object) -> None:
 
 
 def _level_of_the_program() -> int:
-    """How far above `warn` the program's line is; a thread of ours has none."""
+    """Return the stack level of the program's line above `warn`; 1 in a thread of ours, which has none."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         frame, level = frame.f_back, level + 1
@@ -115,13 +115,13 @@ def _level_of_the_program() -> int:
 
 
 def once(what: str, text: str) -> None:
-    """Log a warning, if there has been none of `what` in this process."""
+    """Log a warning, unless there has been one for `what` in this process."""
     if _is_first("log", what):
         log.warning("%s", text)
 
 
 def switched_off(reason: str, text: str, *, about: str = "") -> None:
-    """Count `reason`, and warn of it the first time in this process. `text` says what is off and what to do."""
+    """Count `reason`, and warn the first time in this process for `about`. `text` says what is off and what to do."""
     counters.count("switched_off", reason)
     if _is_first(reason, about):
         warn(text)
@@ -135,6 +135,6 @@ def _is_first(*what: str) -> bool:
 
 
 def forget() -> None:
-    """Say everything once more."""
+    """Forget which warnings were given, so that each is given again."""
     with _lock:
         _said.clear()

@@ -1,4 +1,4 @@
-"""How times, sizes and counts are written for people, and how times are read from them. Imports nothing heavy."""
+"""Formats times, sizes and counts for people, and parses times. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|sec|m|min|h|d)(?![a-z])\s*", re.ASCII)
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 
-#: What `parse_duration` takes, for the error that says what was expected.
+#: Valid input of `parse_duration`, for error messages.
 DURATION_EXPECTED = "a time of more than 0, such as 90s, 2m, 1h30m or 0.3 (seconds)"
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``"0.3"``, ``"90s"``, ``"2m"``, ``"1h30m"``, ``"1.5 h"``, ``"500ms"``.
+    """Return the seconds of ``"0.3"``, ``"90s"``, ``"2m"``, ``"1h30m"``, ``"1.5 h"``, ``"500ms"``.
 
-    Units come from the largest to the smallest, each once. Raises ValueError for anything else, for 0 and for what is
+    Units come from the largest to the smallest, each once. Raises ValueError for anything else, for 0 and for numbers
     beyond a float.
     """
     given = text.strip().lower()
@@ -40,12 +40,12 @@ def parse_duration(text: str) -> float:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """``1 entry``, ``2 entries``; without `several` the plural ends in s."""
+    """Format a number with its noun: ``1 entry``, ``2 entries``; without `several` the plural ends in s."""
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def size(number: float) -> str:
-    """Bytes, in the largest unit that leaves at least 1 of it."""
+    """Format bytes in the largest unit, up to GB, of which there is at least 1."""
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1024 or unit == "GB":
             break
@@ -54,14 +54,14 @@ def size(number: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long something takes, to two digits or so."""
+    """Format a duration in seconds, to two digits or so."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds // 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def ago(when: float) -> str:
-    """How long ago a Unix time was."""
+    """Format how long ago a Unix time was."""
     seconds = max(0.0, time.time() - when)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -70,5 +70,5 @@ def ago(when: float) -> str:
 
 
 def moment(when: float) -> str:
-    """A Unix time as local date and time."""
+    """Format a Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

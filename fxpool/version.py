@@ -1,3 +1,3 @@
-"""The version of fxpool, in the one place where it stands."""
+"""The version of fxpool, defined only here."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Who runs a job, where, and what if it dies? Opaque jobs in forked workers; no torch in here.
+"""Runs opaque jobs in forked workers: where, under which limits, and what happens if one dies. No torch in here.
 
     the user's process                 server (asyncio)                 zygote (one thread, preloaded)
     ┌────────────────┐  Submit        ┌──────────────────┐  Fork+fd    ┌──────────────────┐
@@ -14,37 +14,37 @@
                                             │   Submit (a sub-job), Waiting, Resume         │
                                             └──> sub-jobs run in workers like any other <───┘
 
-Every arrow is a socket whose end means the death of who was behind it, so nobody keeps a copy of another's end.
+Every arrow is a socket whose end means the death of its peer, so no process keeps a copy of another's end.
 
 The caller's process:
 
     client             PoolClient: submit, status, close
-    job_spec           JobSpec: where a job runs, under which limits, before which others
+    job_spec           JobSpec: where a job runs, its limits, its priority
     job                Job: result, cancel, callbacks
-    session            a connection to a server, from finding or starting that to the end of either
+    session            a connection to a server, from finding or starting it to the end of either
     launch             starts a server of the caller's own, or finds or starts the host's
-    identity           which environment a host's server belongs to
-    config             PoolConfig: what a pool is started with
-    hosts              a look at this host's servers from outside
-    ending             ends one of them, whether it answers or not
+    identity           names the environment a host's server belongs to
+    config             PoolConfig: the settings a pool is started with
+    hosts              lists, queries and stops this host's servers from outside
+    ending             ends one of them, even one that does not answer
 
 The server:
 
     server             clients, the zygote, the server's end
-    dispatcher         jobs and workers: does what is decided
+    dispatcher         jobs and workers: carries out the scheduler's decisions
     scheduler          decisions: a state machine, no I/O
-    scheduler_state    what it knows of jobs and workers
+    scheduler_state    the scheduler's records of jobs and workers
     decisions          actions for the server to carry out, outcomes for callers
-    outcomes           records of jobs and workers, and what a caller is told of a job's end
-    bounds             what a job may take while it runs
-    watch              compares that with what it takes
+    outcomes           records of jobs and workers, and the message that reports a job's end
+    bounds             the limits of running jobs
+    watch              compares those with what jobs take
     limits             how many workers: affinity, CPU quota, memory
-    memory             what jobs take and the host has
+    memory             memory used by jobs and left on the host
     causes             why a worker ended, in a sentence
     records            logs on their way to the clients that read them
-    job_events         what becomes of jobs, for clients that watch them
-    report             what `fxpool status` tells of jobs
-    predecessor        the end of a server that hung
+    job_events         progress of jobs, for clients that watch them
+    report             job records for `fxpool status`
+    predecessor        ends a server that hung
     zygote_link        the server's end of the zygote
 
 Zygote and workers:
@@ -52,14 +52,14 @@ Zygote and workers:
     zygote             the process that forks
     worker             runs a job; current_job()
 
-What both ends of a socket use:
+Used at both ends of a socket:
 
-    messages           what is said: one Struct per message, one union per direction
+    messages           one Struct per message, one union per direction
     protocol           frames, and who the peer is
     connection         frames in asyncio
     exceptions         an exception and its frames, from a worker to its caller
     logs               records and warnings, likewise
-    runtime_dir        where sockets and logs lie
+    runtime_dir        the directories of sockets and logs
     processes          death signals, adoption of orphans, killing groups
 """
 

@@ -1,7 +1,7 @@
-"""What a job may take while it runs: the most that anybody who waits for it allows.
+"""Limits of running jobs: the largest that any of a job's callers allows.
 
-A job that several asked for ends at none of their limits but the largest; who joins it late may raise that, who leaves
-may lower it. A job over its limit is ended with its worker, and that is said with the limit.
+A job with several callers ends only at the largest of their limits; a caller that joins late may raise it, one that
+leaves may lower it. A job over its limit is ended with its worker, and the error names the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Bounds"]
 
 
 class Bounds:
-    """The limits of running jobs, and the timers of their time."""
+    """The limits of running jobs, and their timeout timers."""
 
     def __init__(
         self,
@@ -25,12 +25,12 @@ class Bounds:
         asking: Callable[[int], list[Work]],
         over: Callable[[Worker, Exceeded], None],
     ) -> None:
-        """`asking` gives who waits for a job; `over` is told of each of `workers` whose job has had its time."""
+        """`asking` returns a job's callers; `over` is called with each of `workers` whose job has run out of time."""
         self._limits, self._workers, self._asking, self._over = limits, workers, asking, over
         self._loop = asyncio.get_running_loop()
 
     def seconds(self, worker: Worker) -> float | None:
-        """Of one attempt; None where somebody sets no limit. A part of a job has none of its own."""
+        """Return the seconds that one attempt may take; None if a caller sets no limit, and for sub-jobs."""
         asking = self._asking(worker.job)
         asked = [work.ask.timeout or self._limits.job_seconds for work in asking]
         if worker.work.worker is not None or not asked:
@@ -38,12 +38,12 @@ class Bounds:
         return None if None in asked else max(filter(None, asked))
 
     def memory(self, worker: Worker) -> int:
-        """Bytes of all its processes."""
+        """Return the bytes that all processes of a job may take together."""
         asked = [work.ask.memory or self._limits.job_bytes for work in self._asking(worker.job)]
         return max(asked, default=self._limits.job_bytes)
 
     def keep(self, workers: Iterable[Worker]) -> None:
-        """See to the time of jobs that have begun, or of which other people wait now."""
+        """(Re)start the timeout timers of `workers`: their jobs began, or their callers changed."""
         for worker in workers:
             if worker.limit_timer is not None:
                 worker.limit_timer.cancel()
@@ -53,7 +53,7 @@ class Bounds:
                 worker.limit_timer = self._loop.call_at(worker.reached + limit, self._out_of_time, worker, limit)
 
     def trees(self) -> list[tuple[Worker, list[int]]]:
-        """Workers that run what a client asked for, with the pids of them and of their sub-jobs' workers."""
+        """Return the workers of clients' jobs, each with its own pid and those of its sub-jobs' workers."""
         found: dict[int, tuple[Worker, list[int]]] = {}
         for worker in self._workers.values():
             top = worker.top
@@ -63,7 +63,7 @@ class Bounds:
         return list(found.values())
 
     def allowed_since(self, worker: Worker) -> bool:
-        """Whether somebody who came when it was too late allows more than what the worker was ended for."""
+        """Return whether a caller that joined too late allows more than the limit the worker was ended for."""
         how = worker.exceeded
         if how is None or not self._asking(worker.job):
             return False

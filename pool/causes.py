@@ -1,4 +1,4 @@
-"""Why a worker ended, in one sentence: read from the end of its output, which is kept in its log in full."""
+"""States in one sentence why a worker ended, read from the end of its output (its log has all of it)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 __all__ = ["FATAL", "sentence"]
 
-#: What faulthandler begins with; the innermost frame comes soon after it.
+#: The first words of faulthandler's report; the innermost frame follows soon after.
 FATAL = "Fatal Python error"
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>\S+)', re.MULTILINE)
 _THROWN = re.compile(r"^terminate called after throwing an instance of (?P<type>.+)$", re.MULTILINE)
@@ -15,10 +15,10 @@ _LONGEST = 200
 
 
 def sentence(output: str) -> str:
-    """What the end of an output says of the end of its process, in one line of at most 200 characters or so.
+    """Summarize why a process ended, from the end of its output, in one line of at most 200 characters or so.
 
-    A crash by its name and the innermost Python frame, an exception that nobody caught by its last line; else the last
-    thing that was said.
+    A crash is given by its name and innermost Python frame, an uncaught C++ exception by its type and message; anything
+    else by the last line. Empty for an empty output.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if not lines:
@@ -39,7 +39,7 @@ def sentence(output: str) -> str:
 
 
 def _short(text: str, end: str = "") -> str:
-    """`text`, cut between two words where it is long, and `end`."""
+    """Return `text`, cut between two words if it is long, followed by `end`."""
     if len(text) > _LONGEST:
         text = text[:_LONGEST].rsplit(None, 1)[0] + " ..."
     return text + end

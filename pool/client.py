@@ -1,4 +1,4 @@
-"""The asker's side: comes to a server when there is a job, and gives jobs to it."""
+"""The client's side of the pool: connects to a server when there is a job, and submits jobs to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["PoolClient"]
 
 @dataclass
 class _Holder:
-    """What a PoolClient's finalizer needs: no reference to the client itself."""
+    """Holds what a PoolClient's finalizer needs, without a reference to the client itself."""
 
     session: Session | None = None
 
@@ -36,9 +36,9 @@ def _close_held(holder: _Holder, timeout: float) -> None:
 class PoolClient:
     """A pool: its server is found or started with the first job.
 
-    A server of this process's own ends with this process; one of the host's (`PoolConfig.host`) serves others, too.
-    Thread-safe. A forked child comes to a server by itself and leaves the parent's connection alone. When the server
-    was lost, its jobs fail with PoolUnavailableError and the next `submit` finds or starts another.
+    A server of this process's own ends with this process; one of the host's (`PoolConfig.host`) serves other clients,
+    too. Thread-safe. A forked child makes a connection of its own and leaves its parent's alone. When the server is
+    lost, its jobs fail with PoolUnavailableError and the next `submit` finds or starts another.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -46,7 +46,7 @@ class PoolClient:
         self._holder = _Holder()
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
-        # Runs at the interpreter's end, too.
+        # Also runs when the interpreter exits.
         self._finalizer = weakref.finalize(self, _close_held, self._holder, 2.0)
 
     def __enter__(self) -> PoolClient:
@@ -57,7 +57,7 @@ class PoolClient:
 
     @property
     def started(self) -> bool:
-        """Whether a server of this process is running or starting."""
+        """True while this client's server is running or starting."""
         session = self._holder.session
         return session is not None and session.alive
 
@@ -68,14 +68,16 @@ class PoolClient:
 
     @property
     def joined(self) -> bool:
-        """Whether the server it is connected to was there before it came."""
+        """True if the server was already running when this client connected."""
         session = self._holder.session
         return session is not None and session.joined
 
     def start(self, wait: bool = False) -> None:
         """Start server and zygote if they are not running; with `wait`, return when workers can be forked.
 
-        Raises PoolUnavailableError: nothing can be started, or (with `wait`) the preload failed or took too long.
+        Raises:
+            PoolUnavailableError: no server can be started, or (with `wait`) the preload failed or took more than
+                `PoolConfig.start_timeout` seconds.
         """
         session = self._session()
         if not wait:
@@ -95,9 +97,9 @@ class PoolClient:
         *,
         on_event: Callable[[m.JobEvent], object] | None = None,
     ) -> Job:
-        """Have `function` ("package.module:qualname", bytes to bytes) run on `payload` in a worker of its own.
+        """Have a worker run `function` ("package.module:qualname", bytes to bytes) on `payload`. Returns at once.
 
-        `on_event` is told what becomes of the job and of its sub-jobs, in the connection's thread. Returns at once.
+        `on_event` is called in the connection's thread with each event of the job and of its sub-jobs.
 
         Raises:
             PoolUnavailableError: no server can be started.
@@ -132,7 +134,7 @@ class PoolClient:
         raise PoolUnavailableError("the server ended as often as it was started")
 
     def status(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Plain data about the server: pids, slots, what runs and waits, zygote, counters.
+        """Return plain data about the server: pids, slots, running and waiting jobs, zygote, counters.
 
         {"state": "stopped"} without a server, {"state": "starting"} if it does not answer within `timeout` seconds.
         """
@@ -147,9 +149,9 @@ class PoolClient:
         return {"state": "starting", "server_pid": session.server_pid, "directory": str(session.directory)}
 
     def close(self, timeout: float = 2.0) -> None:
-        """Let go of the server, or kill it with its zygote and all workers if it is our own. Idempotent.
+        """Leave the server, or kill it with its zygote and all workers if it is this client's own. Idempotent.
 
-        Jobs that are not done get JobCancelledError.
+        Jobs that are not done fail with JobCancelledError. `timeout` is in seconds.
         """
         self._check_process()
         _close_held(self._holder, timeout)

@@ -1,4 +1,4 @@
-"""What a pool is started with: the asker's settings, and what of them the server finds in its private directory."""
+"""Settings of a pool: the client's, and the part of them that the server finds in its private directory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """What a client's own server is started with.
+    """Settings of a client's pool.
 
     `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
     CPU affinity and CPU quota allow. `idle` (``module:function``, several with commas between) is called once in the
-    zygote when it has nothing else to do, for what makes later workers start warmer; the first also while workers run,
-    where there are cores to spare. `start_timeout` is in seconds.
+    zygote when it has nothing else to do, to make later workers start warmer; the first also while workers run, if
+    there are cores to spare. `start_timeout` is in seconds.
 
-    Limits: of a job that names none, `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
-    (bytes of all its processes; None: `memory.default_limit`); no job is begun while more than
-    `memory_high_watermark` (0.0 to 1.0) of that is in use.
+    Limits of jobs that name none: `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
+    (bytes of all its processes; None: `memory.default_limit`). No job begins while more than `memory_high_watermark`
+    (0.0 to 1.0) of the host's memory is in use.
 
-    `host` names an environment (see `identity`): its server is shared by all clients on this host and leaves when it
-    had none for `idle_timeout` seconds. Empty: a server of this client's own. `preload` are modules that the zygote
+    `host` names an environment (see `identity`): its server is shared by all clients on this host and ends after
+    `idle_timeout` seconds without any. Empty: a server of this client's own. `preload` lists modules that the zygote
     imports before it forks, or functions (``module:function``) that it calls.
+
+    Raises:
+        ConfigurationError: `workers` is less than 1.
     """
 
     workers: int | None = None
@@ -51,7 +54,7 @@ class PoolConfig:
 
 
 class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The parts of a PoolConfig that the server needs (its environment is its environment)."""
+    """The parts of a PoolConfig that the server reads; `PoolConfig.environment` is its own environment."""
 
     workers: int | None
     preload: list[str]
@@ -62,6 +65,6 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     job_memory: int | None
     memory_high_watermark: float
     runtime_root: str
-    link: str = ""  # where clients of the host look for its socket
+    link: str = ""  # where clients of this host find its socket
     idle_timeout: float = 120.0
-    predecessor: str = ""  # private directory of the one that did not answer
+    predecessor: str = ""  # private directory of the server that did not answer

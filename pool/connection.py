@@ -1,10 +1,10 @@
-"""The asyncio side of a socket: frames in by callback, frames out without waiting.
+"""A framed socket in asyncio: reads frames by callback, sends without waiting.
 
-What a peer does not read waits here. Of a peer with an `outbox_cap` no frame is read while more than that waits, so
-that it can't ask for more; who sends what can be left out asks `full` before. A peer that takes nothing of it for
-`patience` seconds is given up.
+Unread output of a peer is buffered here. While a peer with an `outbox_cap` leaves more than that unread, no frame of
+its is read, so that it can't ask for more; before sending something optional, check `full`. A peer that reads nothing
+for `patience` seconds then is disconnected.
 
-Below asyncio's streams on purpose: they copy every payload through a buffer of their own.
+Not built on asyncio's streams: they copy every payload through a buffer of their own.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = ["PATIENCE", "Connection", "PeerNotReadingError"]
 
 M = TypeVar("M")
 
-# Bytes read before others get their turn.
+# Bytes read before other connections get their turn.
 _TURN = 8 << 20
-# Seconds in which a peer that leaves more unread than it may takes at least something.
+# Seconds in which a peer over its cap must read at least something.
 PATIENCE = 10.0
-# What a frame counts beside its bytes: answering a short one takes time, too.
+# Counted for a frame beside its bytes: answering a short one takes time, too.
 _FRAME = 4 << 10
 
 
 class PeerNotReadingError(ProtocolError):
-    """The peer leaves what it is sent where it is."""
+    """The peer does not read what it is sent."""
 
 
 class Connection(Generic[M]):
     """A framed non-blocking socket in the running loop.
 
-    `on_frame(message, payload)` is called for every frame and may raise ProtocolError; `on_end(error)` is called once,
-    with None when the peer closed the stream between two frames; a last message may be sent in it, then the connection
-    is closed. After `close()` neither is called.
+    `on_frame(message, payload)` is called for every frame and may raise ProtocolError. `on_end(error)` is called once,
+    with None when the peer closed the stream between two frames; it may send a last message, then the connection is
+    closed. After `close()` neither is called.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Connection(Generic[M]):
         self._taken = 0
         self._outbox_cap, self._patience = outbox_cap, patience
         self._unread: asyncio.TimerHandle | None = None
-        self._moved = False  # whether the peer has taken anything since that was last looked at
+        self._moved = False  # whether the peer has read anything since the last check
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def raise_cap(self, cap: int) -> None:
-        """What the peer may send once it is known."""
+        """Set the number of bytes that one frame of the peer may have."""
         self._decoder.cap = cap
 
     @property
     def full(self) -> bool:
-        """Whether more waits for the peer than it may leave unread."""
+        """True while the peer leaves more than its `outbox_cap` unread."""
         return self._outbox_cap is not None and self._outbox.size > self._outbox_cap
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
-        """Send now what the socket takes, the rest when it can. Silently nothing when closed."""
+        """Send now what the socket takes, the rest when it can. No-op when closed."""
         if self.closed or self._closing:
             return
         waiting = bool(self._outbox)
@@ -101,7 +101,7 @@ class Connection(Generic[M]):
             self._unread = self._loop.call_later(self._patience, self.close)
             return
         self.closed = True
-        # What is called refers to us again: without this, buffers would wait for the garbage collector.
+        # The callbacks refer to this object: without this, buffers would wait for the garbage collector.
         self._on_frame, self._on_end = _nothing, _nothing
         self._decoder = FrameDecoder(None)
         self._loop.remove_reader(self.sock.fileno())
@@ -111,7 +111,7 @@ class Connection(Generic[M]):
         self.sock.close()
 
     def _look_at_reader(self) -> None:
-        """End with a peer that has taken nothing since the last time."""
+        """Disconnect a peer that has read nothing since the last check."""
         if self._moved:
             self._moved = False
             self._unread = self._loop.call_later(self._patience, self._look_at_reader)
@@ -164,7 +164,7 @@ class Connection(Generic[M]):
                 if frame is not None:
                     budget -= _FRAME
                     self._on_frame(*frame)
-            except (ProtocolError, OSError, MemoryError) as error:  # no room for a long frame: it can't be read on
+            except (ProtocolError, OSError, MemoryError) as error:  # MemoryError: no room for a long frame
                 return self._end(error)
 
     def _end(self, error: Exception | None) -> None:
@@ -174,7 +174,7 @@ class Connection(Generic[M]):
             self.close(after_sending=error is not None)
 
     def drain(self) -> None:
-        """Take what the peer sent before it died."""
+        """Read what the peer sent before it died."""
         before = -1
         while not self.closed and not self._ended and self._taken != before:
             before = self._taken

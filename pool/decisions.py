@@ -1,6 +1,6 @@
-"""What the scheduler decides (actions, for the server to carry out) and how jobs end (outcomes, for their askers).
+"""The scheduler's decisions: actions for the server to carry out, and outcomes for callers.
 
-Jobs, workers and owners are numbers or any hashable name; answers and the ways in which workers end are opaque.
+Jobs and workers are numbers, owners any hashable name; answers and the ways in which workers end are opaque.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Died:
-    """The last of the workers the job was entitled to ended without an answer; `how` is the caller's."""
+    """The last worker the job was entitled to ended without an answer; `how` is passed through from the server."""
 
     how: object
 
@@ -55,7 +55,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class NoWorker:
-    """So many workers were begun for the job, and none came as far as its function; `how` is how the last ended."""
+    """None of `tries` workers begun for the job reached its function; `how` is how the last one ended."""
 
     how: object
     tries: int
@@ -69,7 +69,7 @@ Outcome = Answered | Died | Cancelled | Unavailable | NoWorker
 
 @dataclass(frozen=True)
 class Fork:
-    """Start worker `worker` for `job`. `last` says how the worker of the attempt before ended."""
+    """Start worker `worker` for `job`. `last` says how the previous attempt's worker ended."""
 
     worker: int
     job: int
@@ -79,7 +79,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class Assign:
-    """Give `job` to a worker that was parked. As `Fork` otherwise."""
+    """Give `job` to a parked worker. `last` as in `Fork`."""
 
     worker: int
     job: int
@@ -89,7 +89,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Park:
-    """Keep a worker that has no job any more; the next of its kind may come. `dismiss` ends that."""
+    """Keep a worker that has no job, for the next job of its kind, until `dismiss`."""
 
     worker: int
 
@@ -108,7 +108,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Tell who asked as `job`; the scheduler has forgotten that. `worker` may still be busy for others."""
+    """Tell the caller of `job`, which the scheduler has forgotten. `worker` may still be busy for other callers."""
 
     job: int
     outcome: Outcome

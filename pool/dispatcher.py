@@ -1,6 +1,6 @@
-"""Carries out what the scheduler decides: workers are forked, fed and watched, and whoever asked is told.
+"""Carries out the scheduler's decisions: forks, feeds and watches workers, and reports to clients.
 
-The server hands in what clients ask and what the zygote says; everything else that happens to a job happens here.
+The server passes on clients' requests and the zygote's messages; everything else that happens to a job happens here.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
 
-# A worker that answered, or whose socket closed, is killed if it is not gone after this.
+# A worker that answered, or whose socket closed, is killed if it is not gone after so many seconds.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
-# How long nothing must have run before a job that can wait is begun where slots are few: who compiles one graph after
+# Seconds without a running job before a spare job begins if slots are few: a program that compiles one graph after
 # another does something of its own in between.
 QUIET_SECONDS = 1.0
-# A job that is to run alone (it measures) is not kept waiting for longer by those that run.
+# A job that is to run alone (it measures) waits at most so long for running ones.
 ALONE_SECONDS = 3.0
-# How long a worker that may run other jobs waits for one.
+# Seconds that a reusable worker waits for another job.
 PARKED_SECONDS = 5.0
-# A limit that the event loop's clock can count to.
+# Seconds; a limit below this is within the range of the event loop's clock.
 _LONGEST = 1e9
-# Characters of a name that somebody else made up.
+# Characters kept of a name that a client or worker sent.
 _SHOWN = 500
-# A worker that is not at its job's function so long after it was forked is of no use.
+# A worker that has not reached its job's function so many seconds after the fork is killed.
 BEGIN_SECONDS = 60.0
-# Before a job that got no worker is begun again: twice as long each time, up to the last.
+# Seconds before a job that got no worker is begun again: doubled each time, up to the last.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-# With so many more jobs than slots it pays to make the zygote's workers start warmer, though it forks none meanwhile.
+# With so many more jobs than slots it pays to warm up the zygote, though it forks no worker meanwhile.
 _MANY = 3
 
 log = logging.getLogger(__name__)
 
-#: Sends a message to the zygote, with a socket for it if there is one; nothing happens without a zygote.
+#: Sends a message to the zygote, with a socket for it if there is one. No-op without a zygote.
 ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
 
 
@@ -86,7 +86,7 @@ class Dispatcher:
     # ------------------------------------------------------------ what clients ask
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
-        """A job of a client's. Raises ProtocolError for a number that is in use, and for a limit that is none."""
+        """Queue a client's job. Raises ProtocolError if its number is in use or its timeout is invalid."""
         if ask.job in client.keys:
             raise ProtocolError(f"job number {ask.job} is in use")
         if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
@@ -141,12 +141,12 @@ class Dispatcher:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
+        """True while any job is unfinished."""
         return bool(self._jobs)
 
     @property
     def awaited(self) -> bool:
-        """Whether anybody waits for anything."""
+        """True while any unfinished job is not a spare one."""
         return not all(work.ask.spare for work in self._jobs.values())
 
     # ------------------------------------------------------------ what the scheduler decides
@@ -175,7 +175,7 @@ class Dispatcher:
         self._hurry()
 
     def _hurry(self) -> None:
-        """See to it once that the workers of a long queue start warm, now that the first have been forked."""
+        """Have the zygote warm up, once, when the queue is long and the first workers have been forked."""
         if self._hurried or not self.fork_seconds or len(self._jobs) < self.slots + _MANY:
             return
         alone = sum(work.client is not None and work.kind is None and not work.joined for work in self._jobs.values())
@@ -236,7 +236,7 @@ class Dispatcher:
             work.client.connection.send(message, payload)
 
     def _fork(self, action: d.Fork) -> None:
-        # Whoever asked first may have left; any of those who wait will do.
+        # The first caller may have left; any that waits will do.
         work = self._asking(action.job)[0]
         path = self._logs.path(action.job, action.attempt)
         scratch = self._directory / "scratch" / path.stem
@@ -339,19 +339,19 @@ class Dispatcher:
         return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
 
     def _listening(self, job: int) -> list[Work]:
-        """What clients asked for that this job is, or is a part of."""
+        """Return the clients' jobs that this job is, or is a part of."""
         found: list[Work] = []
         for work in self._asking(job):
             found += [work] if work.worker is None else self._listening(work.worker.job)
         return found
 
     def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
-        """Its socket ended: normally because the process did, which the zygote will tell."""
+        """Handle the end of a worker's socket: normally because the process ended, which the zygote reports."""
         if error is not None:
             log.warning("worker %s: %s", worker.pid, error)
             if isinstance(error, ProtocolError):
                 worker.broken = str(error)
-            else:  # not its doing: there is no room here for what it says
+            else:  # not the worker's fault: the server has no memory for what it sent
                 worker.unable = outcomes.unable("the server can't read from it", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
@@ -365,7 +365,7 @@ class Dispatcher:
         self.do(self.scheduler.lost(number))
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        """Nobody can do its job."""
+        """Fail a job that no worker can be given."""
         if worker.number in self._workers:
             self.do(self.scheduler.refuse(worker.number, reason))
             if worker.pid is None:
@@ -374,7 +374,7 @@ class Dispatcher:
     # ------------------------------------------------------------ limits
 
     def _exceeded(self, worker: Worker, how: Exceeded) -> None:
-        """End the worker; its job is tried again, or ends, when it is gone."""
+        """End a worker over its limit; once it is gone, its job is retried or fails."""
         if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
             return
         worker.exceeded = how
@@ -382,7 +382,7 @@ class Dispatcher:
             "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
         )
         self._kill(worker.number)
-        # What the kernel does not end (a disk that hangs) must not keep those who wait.
+        # A process that the kernel does not end (a disk that hangs) must not keep the callers waiting.
         worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
 
     def _give_up(self, worker: Worker, how: Exceeded) -> None:
@@ -400,7 +400,7 @@ class Dispatcher:
         self._begin(worker)
 
     def _begin(self, worker: Worker) -> None:
-        """A job has its worker: tell those who wait."""
+        """Tell the callers that a job has its worker."""
         assert worker.pid is not None
         worker.begun = self.loop.time()
         asking = self._asking(worker.job)
@@ -419,7 +419,7 @@ class Dispatcher:
         self._worker_tells(worker, "begun")
 
     def _reached(self, worker: Worker) -> None:
-        """It is at its job: from now on that has its limits, and an end is its doing."""
+        """Mark that a worker reached its job's function: limits apply from here on, and its end is the job's doing."""
         if worker.reached is None:
             worker.reached = self.loop.time()
             self.do(self.scheduler.reached(worker.number))
@@ -438,7 +438,7 @@ class Dispatcher:
         if worker.connection is None or worker.connection.closed:
             self._worker_gone(worker)
         else:
-            # Its last words may still be in the socket; they are over when the socket is.
+            # Its last messages may still be in the socket: wait for its end.
             worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._worker_gone, worker))
 
     def _worker_gone(self, worker: Worker) -> None:
@@ -447,7 +447,7 @@ class Dispatcher:
         assert worker.exited is not None
         wanted = bool(self.scheduler.asks_of(worker.job))
         if wanted and worker.reached is None and not worker.paused:
-            # Its slot stays taken meanwhile: others would fare no better.
+            # Its slot stays taken meanwhile: another worker would fare no better.
             worker.paused = True
             self.counters["not_begun"] += 1
             log.warning(
@@ -462,12 +462,12 @@ class Dispatcher:
             self.counters["deaths"] += 1
             self._logs.keep(worker.log_path)
             self._worker_tells(worker, "ended", "its worker died")
-        # The worker is known until the scheduler has spoken: its facts are part of what the asker is told.
+        # Forget the worker only after the scheduler's decision: its facts are part of what the caller is told.
         self.do(self.scheduler.exited(worker.number, worker.exceeded or worker.exited))
         self._forget(worker)
 
     def zygote_gone(self, reason: str) -> None:
-        """The zygote died, and with it its workers; what they had started did not, and is ended here."""
+        """Handle the zygote's death: its workers died with it; end the processes that those had started."""
         for worker in self._workers.values():
             if worker.pid is not None:
                 processes.kill_group(worker.pid)
@@ -485,7 +485,7 @@ class Dispatcher:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """No worker is left."""
+        """Forget all workers and stop watching: none is left."""
         self.watch.end()
         for worker in list(self._workers.values()):
             self._forget(worker)
@@ -500,11 +500,11 @@ class Dispatcher:
         if worker.connection is not None:
             worker.connection.close()
         self._logs.discard(worker.log_path)
-        # A worker that was killed could not tidy up, nor could the compilers it had started.
+        # A worker that was killed could not remove it, nor could the compilers it had started.
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
     def status(self) -> dict[str, Any]:
-        """What a watcher sees."""
+        """Return plain data on slots, the queue, limits and workers, as `fxpool status` shows them."""
         works, workers = self._jobs.items(), self._workers.values()
         scheduler, now = self.scheduler, self.loop.time()
         return {

@@ -1,8 +1,8 @@
-"""Ending a server of this host's, whether it answers or not: what `fxpool stop` does.
+"""Ends a server of this host, whether it answers or not, for `fxpool stop`.
 
-One that answers is told, and ends when what it was asked for is done. One that does not may be stopped, or hang: it
-gets SIGTERM, which it takes as being told, and is let go on if it was stopped. If it takes no notice it is killed, and
-its zygote and workers with it.
+A server that answers is told, and ends when its jobs are done. One that does not may be stopped or hang: it gets
+SIGTERM, which it takes as being told, and SIGCONT if it was stopped. If it does not react it is killed, and its zygote
+and workers with it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fxpool.pool import hosts, predecessor, processes, runtime_dir
 
 __all__ = ["PATIENCE", "Ended", "end"]
 
-# Seconds in which a server that does not answer may take notice of a signal, and those in which a kill is through.
+# Seconds that a server which does not answer has to react to a signal, and the kernel to end it.
 PATIENCE = 10.0
 _LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a server: `how` is ``told``, ``killed``, ``gone`` (it was before) or ``failed``.
+    """Result of `end`: `how` is ``told``, ``killed``, ``gone`` (it was before) or ``failed``.
 
-    `detail` says in a sentence what is worth telling, which is nothing where it answered.
+    `detail` is a sentence to show; empty if the server answered.
     """
 
     how: str
@@ -37,14 +37,14 @@ class Ended:
 
 
 def end(link: Path, patience: float = PATIENCE) -> Ended:
-    """End the server that a link leads to. Takes up to twice `patience` (seconds) where it does not answer."""
-    # Told only if it answers: a server that finds it has been told twice ends at once, with what it was asked for.
+    """End the server that a link leads to. Takes up to twice `patience` (seconds) if the server does not answer."""
+    # Told only if it answers: a server that has been told twice ends at once, jobs and all.
     if hosts.status(link)["state"] == "running" and hosts.stop(link):
         return Ended("told")
     try:
         directory = link.parent / os.path.dirname(os.readlink(link))
     except OSError:
-        return Ended("gone")  # it has just removed it
+        return Ended("gone")  # the server has just removed its link
     pid = runtime_dir.holder(directory)
     if pid is None:
         return _of_nobody(link, directory)
@@ -85,11 +85,11 @@ def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: f
 
 
 def _of_nobody(link: Path, directory: Path) -> Ended:
-    """Remove what a server left that was killed, unless another is being started in its place."""
+    """Remove what a killed server left, unless another is being started in its place."""
     try:
         lock = runtime_dir.hold(directory)
     except FileNotFoundError:
-        lock = -1  # its directory is gone, too
+        lock = -1  # the directory is gone, too
     except OSError:
         return Ended("gone")
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""How an exception crosses from a worker to its asker: the same type, the worker's frames, causes and contexts.
+"""Carries an exception from a worker to its caller: the same type, the worker's frames, causes and contexts.
 
-Each exception of the chain is pickled on its own, so that one that can't be costs only itself; the type, message and
-formatted traceback travel beside it for a `RemoteError` to stand in. Tracebacks are rebuilt by tblib from file names,
+Each exception of the chain is pickled on its own, so that one that can't be is replaced alone; type, message and
+formatted traceback travel with it for a `RemoteError` to stand in. Tracebacks are rebuilt by tblib from file names,
 functions and line numbers; locals stay in the worker.
 
 Not carried: the tracebacks of an exception group's members (the formatted text has them).
@@ -28,7 +28,7 @@ from fxpool.pool import messages as m
 
 __all__ = ["RemoteError", "dump", "error_of", "load"]
 
-# Enough of a RecursionError to see what recursed.
+# Frames; enough of a RecursionError to see what recursed.
 _FRAMES_KEPT = 100
 _CHAIN_KEPT = 32
 _TEXT_KEPT = 200_000
@@ -38,7 +38,7 @@ class RemoteError(RuntimeError):
     """Stands in for a worker's exception that could not be pickled, unpickled, or must not be raised here.
 
     SystemExit, KeyboardInterrupt and other exceptions outside `Exception` arrive like this: raised as they are they
-    would end the asker's process for something a worker did.
+    would end the caller's process for something a worker did.
     """
 
     def __init__(self, type_name: str, message: str, worker_traceback: str, reason: str = "") -> None:
@@ -63,7 +63,7 @@ class _Frame(msgspec.Struct, array_like=True):
 
 
 class _Link(msgspec.Struct, array_like=True):
-    """One exception of a chain; `cause` and `context` are places in the list, or -1."""
+    """One exception of a chain; `cause` and `context` are indices into the list, or -1."""
 
     type_name: str
     message: str
@@ -80,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(list[_Link])
 
 
 def dump(error: BaseException, *, skip: int = 0) -> bytes:
-    """`error` as bytes for `load`; never raises. The first `skip` frames (the runner's) are left out."""
+    """Serialize `error` for `load`, without its first `skip` frames (the runner's). Never raises."""
     links: list[_Link] = []
     places: dict[int, int] = {}
 
@@ -108,7 +108,7 @@ def dump(error: BaseException, *, skip: int = 0) -> bytes:
 
 
 def load(data: bytes | bytearray | memoryview) -> Exception:
-    """The exception that `dump` was given, or stand-ins for what of it can't be rebuilt here. Never raises."""
+    """Rebuild the exception given to `dump`, with stand-ins for parts that can't be rebuilt here. Never raises."""
     try:
         links = _decoder.decode(data)
         built = [_build(link) for link in links]
@@ -122,7 +122,7 @@ def load(data: bytes | bytearray | memoryview) -> Exception:
 
 
 def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: str) -> Exception:
-    """The exception that the asker of a job gets for `failed`."""
+    """Return the exception to raise for `failed` in the job's caller."""
     if failed.kind == "exception":
         error = load(payload)
         _annotate(error, failed, label)
@@ -162,10 +162,10 @@ def _annotate(error: Exception, failed: m.Failed, label: str) -> None:
     note = f"(raised in worker {failed.worker}, which ran job {label!r}, attempt {failed.attempts})"
     try:
         error.fxpool_job, error.fxpool_worker = label, failed.worker  # type: ignore[attr-defined]
-        # `add_note` is of 3.11; tools on 3.10 read the attribute.
+        # `add_note` came with 3.11; tools on 3.10 read the attribute.
         error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
     except Exception:
-        pass  # a type with its own ideas about attributes
+        pass  # a type that restricts its attributes
 
 
 def _type_name(error: BaseException) -> str:
@@ -188,7 +188,7 @@ def _format(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _text(text: str) -> str:
-    # Lone surrogates (file names) are no UTF-8.
+    # Lone surrogates (file names) can't be encoded as UTF-8.
     return text[:_TEXT_KEPT].encode("utf-8", "backslashreplace").decode()
 
 
@@ -197,7 +197,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
         return None, ""
     try:
         data = pickle.dumps(error)
-        # Many exceptions pickle and then can't be built, because __init__ takes other arguments than `args`.
+        # Many exceptions can be pickled but not rebuilt, because __init__ takes other arguments than `args`.
         copy = pickle.loads(data)
     except BaseException as refused:
         return None, f"it can't be pickled: {_text(repr(refused))[:500]}"
@@ -236,7 +236,7 @@ def _frames(trace: TracebackType | None) -> list[_Frame]:
 
 
 def _traceback(frames: list[_Frame]) -> TracebackType | None:
-    # Imported here: only who gets an exception pays for it. Built link by link, as tblib's own from_dict recurses.
+    # Imported late: only a caller that gets an exception pays for it. Built link by link: tblib's from_dict recurses.
     from tblib import Traceback
 
     head = None

@@ -1,4 +1,4 @@
-"""A look at this host's servers from outside: which there are, what they do, and telling them to end."""
+"""Lists this host's servers from outside, asks for their status and tells them to end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SILENCE = 2.0
 
 
 def links(root: Path) -> list[Path]:
-    """Where the servers of this host's environments are found, under the runtime directory `root`."""
+    """Return the links to the sockets of this host's servers, under the runtime directory `root`."""
     return sorted(root.glob("host-*.socket"))
 
 
 def status(link: Path) -> dict[str, Any]:
-    """What a server says of itself; {"state": "gone"} or {"state": "silent"} for one that is not there or hangs."""
+    """Return a server's status facts; {"state": "gone"} if it is not there, {"state": "silent"} if it hangs."""
     try:
         for message in _said(link, m.StatusQuery(number=1)):
             if isinstance(message, m.Status):
@@ -41,19 +41,19 @@ def status(link: Path) -> dict[str, Any]:
 
 
 def stop(link: Path) -> bool:
-    """Tell a server to end: it takes no new client, and ends when what was asked for is done. Whether it was there."""
+    """Tell a server to end: it takes no new client, and ends when its jobs are done. Return whether it was there."""
     try:
-        # Its Status says that it has read what came before.
+        # Its Status reply proves that it has read the message before.
         return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(number=1)))
     except (OSError, ProtocolError):
         return False
 
 
 def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
-    """What a server says after Hello and `messages`. Raises OSError (TimeoutError: nothing), ProtocolError."""
+    """Yield a server's messages after Hello and `messages`. Raises TimeoutError (silence), OSError, ProtocolError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(_SILENCE)
-        # Not by the link: its own name may be longer than a socket's may be.
+        # Not by the link: its own path may be too long for a socket address.
         sock.connect(os.path.join(link.parent, os.readlink(link)))
         check_peer(sock, os.getuid())
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)

@@ -1,8 +1,8 @@
-"""Which environment a host's server belongs to: what its workers would run.
+"""Names the environment that a host's server belongs to: what its workers would run.
 
 Clients of one environment share a server, clients of another get another: every rank runs the same compiler by
-construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`: what every key
-holds of it, too), and the variables that server and zygote see.
+construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`; every key includes
+it, too), and the variables that server and zygote see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxpool.version import __version__
 __all__ = ["digest"]
 
 _OWN = ("fxpool", "fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat")
-# Variables that change what an interpreter imports. Jobs bring those that change what they do.
+# Variables that change what an interpreter imports. Those that change what a job does travel with the job.
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 
 
@@ -31,9 +31,9 @@ def digest(
     packages: Sequence[installed.Package] = installed.PACKAGES,
     kept: installed.Kept | None = None,
 ) -> str:
-    """32 hexadecimal digits that name an environment. Looks at some thousand files, which a compile can afford.
+    """Return 32 hexadecimal digits that name an environment. Looks at some thousand files, which a compile can afford.
 
-    What is `kept` of an earlier look does not change it.
+    `kept` stores answers of earlier processes: it saves time and does not change the digest.
     """
     facts = {
         "protocol": PROTOCOL_VERSION,
@@ -48,7 +48,7 @@ def digest(
 
 
 def _own_sources() -> str:
-    """Digest of our own source, which changes without a version while one develops."""
+    """Digest fxpool's own source, which changes without a version during development."""
     whole = hashlib.sha256()
     for package in _OWN:
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""A submitted job as its asker holds it: waits, results, exceptions, what the worker logged."""
+"""A submitted job on the caller's side: wait, result, exception, and what the worker logged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ log = notices.logger(__name__)
 
 
 class Job:
-    """A submitted job. `worker_pid` and `attempts` are known once it runs, `seconds` (in the worker) at its end, and
-    then whether it was another's that this one `joined`."""
+    """A submitted job.
+
+    `worker_pid` and `attempts` are known once it runs. When it is done, `seconds` is its time in the worker, and
+    `joined` says whether it shared another caller's job.
+    """
 
     def __init__(self, session: Session, number: int, label: str, client: PoolClient) -> None:
         self.id = number
@@ -35,7 +38,7 @@ class Job:
         self.seconds: float | None = None
         self.joined = False
         self._session = session
-        self._client = client  # who forgets the client and keeps the job still wants its result
+        self._client = client  # a caller that drops the client but keeps the job still wants its result
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
         self._waiters: list[threading.Lock] = []
@@ -50,16 +53,22 @@ class Job:
         return f"<Job {self.id} {self.label!r} {state}>"
 
     def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise at once."""
         return self._value is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> bytes:
-        """What the job's function returned.
+        """Return what the job's function returned, waiting at most `timeout` seconds for it.
 
-        Raises what it raised, with the worker's frames; WorkerDiedError, JobTimeoutError, JobCancelledError,
-        PoolUnavailableError; TimeoutError when `timeout` seconds pass first (the job goes on). Logs and warnings of the
-        worker are replayed first, by this thread; a warning that this process's filters make an error is raised here,
-        once, unless the job failed anyway. KeyboardInterrupt while waiting cancels the job.
+        The worker's logs and warnings are replayed first, by this thread. KeyboardInterrupt while waiting cancels the
+        job.
+
+        Raises:
+            WorkerDiedError, JobTimeoutError, JobMemoryError, NoWorkerError, JobCancelledError, PoolUnavailableError:
+            the job
+                has no result.
+            TimeoutError: `timeout` passed first; the job goes on.
+            Exception: what the job's function raised, with the worker's frames; or a warning of the worker that this
+                process's filters make an error, once, unless the job failed anyway.
         """
         try:
             over = self.done() or self._wait(timeout)
@@ -72,7 +81,7 @@ class Job:
             records, self._records = self._records, []
         raised = logs.replay(records)
         if self._error is not None:
-            # Made anew for each caller: a raised exception collects the frames of its way.
+            # Made anew for each caller: a raised exception collects the frames it passes.
             raise self._error()
         if raised is not None:
             raise raised
@@ -80,7 +89,7 @@ class Job:
         return self._value
 
     def add_done_callback(self, function: Callable[[Job], object]) -> None:
-        """Call `function(job)` when the job is over: at once if it is, else in the connection's thread."""
+        """Call `function(job)` when the job is done: at once if it is, else in the connection's thread."""
         with self._lock:
             if not self.done():
                 self._callbacks.append(function)
@@ -88,13 +97,13 @@ class Job:
         self._call(function)
 
     def cancel(self) -> None:
-        """Withdraw the job: its worker and all that it started is killed. Nothing happens if it is over."""
+        """Withdraw the job; its worker is killed with all that it started, unless others want it. No-op if done."""
         if self._pid != os.getpid():
             return
         if self.finish(None, lambda: JobCancelledError(f"job {self.label!r} was cancelled")):
             self._session.cancel(self.id)
 
-    # -- for the session
+    # -- called by the session
 
     def started(self, message: m.Started) -> None:
         self.worker_pid, self.attempts = message.worker, message.attempt
@@ -155,7 +164,7 @@ class Job:
     def _wait(self, timeout: float | None) -> bool:
         if self._pid != os.getpid():
             raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
-        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held for ever.
+        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held forever.
         waiter = threading.Lock()
         waiter.acquire()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Telling those who watch their jobs what becomes of them. Costs nothing as long as nobody does."""
+"""Reports the progress of jobs to the clients that watch them. Costs nothing while none does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["JobEvents"]
 
 
 class JobEvents:
-    """Which of the jobs are watched. True if any is."""
+    """The watched jobs. True if there is any."""
 
     def __init__(self) -> None:
         self._watched: set[int] = set()
@@ -35,7 +35,7 @@ class JobEvents:
         worker: int | None = None,
         name: str = "",
     ) -> None:
-        """Say to the watched ones of `listening`, which `work` is or is a part of, that it came to `what` at `at`."""
+        """Report that `work` came to `what` at `at` (loop time) to those of `listening` that are watched."""
         part = 0 if work.worker is None else work.key
         for above in listening:
             if above.client is not None and above.key in self._watched:

@@ -1,4 +1,4 @@
-"""What may be said of a job besides its function and its input."""
+"""Options of a job besides its function and its input."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["JobSpec"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """How a job runs: where, under which limits, and before which others.
+    """How a job runs: where, under which limits, and with which priority.
 
     Attributes:
-        label: the job's name for people, in messages and logs.
+        label: name shown in messages and logs.
         environment: applied over the zygote's; None removes a variable.
         sys_path: put before the zygote's import path.
-        cwd: the working directory; None is a directory of the pool's, with nothing in it that a job should look at.
+        cwd: the working directory; None: a directory of the pool's, with nothing in it for a job to look at.
         timeout: seconds of wall time for one attempt; None is the server's limit.
         memory: bytes of the job's processes together; None is the server's limit.
-        retries: how many ends of workers are forgiven.
-        priority: of waiting jobs those of higher priority begin first.
-        flight: jobs of equal, non-empty flight have equal results: one that is asked for while another is under way
-            waits for that.
+        retries: number of worker deaths after which the job is tried again.
+        priority: waiting jobs of higher priority begin first.
+        flight: jobs of equal, non-empty flight have equal results: one submitted while another is under way waits
+            for it (single-flight).
         reuse: the job leaves its process as it found it, and may run in a worker that others like it ran in.
-        spare: the job is for all who come later, not for this process: the server begins it in time to spare, and goes
-            on with it when this process has left.
+        spare: the job is for later callers, not for this process: the server begins it in time to spare, and goes
+            on with it after this process has left.
 
     Raises:
-        ValueError: a timeout that is no positive, finite number of seconds.
+        ValueError: `timeout` is not a positive, finite number of seconds.
     """
 
     label: str

@@ -1,10 +1,10 @@
-"""How a client comes to a server: it starts one of its own, or finds the host's, or starts that.
+"""Connects a client to a server: starts one of its own, or finds the host's, or starts that.
 
     <root>/pool-XXXXXXXX/              a server's private directory: socket, lock, logs
     <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
-    <root>/host.lock                   held by who starts such a server
+    <root>/host.lock                   held by the process that starts such a server
 
-A server of the host's is found by its link alone. A socket that refuses, or whose server says nothing for a second, is
+A server of the host's is found by its link alone. If its socket refuses, or it says nothing for a second, it is
 replaced: another server is started, and the link renamed over. The old one sees that and leaves, or is killed
 (see `predecessor`).
 """
@@ -38,12 +38,12 @@ __all__ = ["LOG", "READY", "Found", "find_or_start", "link_of", "start"]
 
 LOG = "server.log"
 READY = "ready"
-# A server that has been ready once and says nothing for so long hangs.
+# Seconds; a server that has been ready once and is silent for so long hangs.
 _SILENCE = 1.0
 _ATTEMPTS = 5
 _LAST_STREAM = 2
 
-# Sockets of this process that a child forked by other means than exec must not keep: their end means our death.
+# Sockets that a child forked by other means than exec must not keep: the server takes their end for our death.
 sockets: set[socket.socket] = set()
 processes: set[subprocess.Popen[bytes]] = set()
 descriptors: set[int] = set()
@@ -57,7 +57,7 @@ def _after_fork() -> None:
         process.returncode = 0  # not our child: nothing to wait for
     processes.clear()
     for descriptor in descriptors:
-        os.close(descriptor)  # a lock is held for as long as anybody has it open
+        os.close(descriptor)  # a lock is held while any process has it open
     descriptors.clear()
 
 
@@ -66,9 +66,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass
 class Found:
-    """A server, and a connection to it over which Hello was said.
+    """A server, and a connection to it on which Hello was sent.
 
-    `process` is our child: the server itself, or the process that starts the host's (`shared`) and ends when it has.
+    `process` is our child: the server itself, or the process that starts the host's (`shared`) and then ends.
     """
 
     sock: socket.socket
@@ -78,14 +78,14 @@ class Found:
 
 
 def start(config: PoolConfig) -> Found:
-    """Start a server of this process's own. Raises OSError, PoolUnavailableError."""
+    """Start a server of this process's own. Raises OSError and PoolUnavailableError."""
     return _start(config, runtime_dir.runtime_root(config.runtime_dir), None)
 
 
 def find_or_start(config: PoolConfig) -> Found:
-    """The server of this host for `config.host`; started if there is none that answers.
+    """Return a connection to this host's server for `config.host`, starting one if none answers.
 
-    Raises OSError, PoolUnavailableError.
+    Raises OSError and PoolUnavailableError.
     """
     root = runtime_dir.runtime_root(config.runtime_dir)
     link = link_of(root, config.host)
@@ -94,7 +94,7 @@ def find_or_start(config: PoolConfig) -> Found:
         if found is not None:
             return found
         with _alone(root, config):
-            # Somebody else may have started one while we waited.
+            # Another process may have started one while we waited.
             found = _find(link, config)
             if found is not None:
                 return found
@@ -108,23 +108,23 @@ def find_or_start(config: PoolConfig) -> Found:
 
 
 def link_of(root: Path, host: str) -> Path:
-    """The link to the socket of the server of an environment."""
+    """Return the link to the socket of an environment's server; `host` is the environment's digest."""
     return root / f"host-{host}.socket"
 
 
 def _find(link: Path, config: PoolConfig) -> Found | None:
-    """A server that answers, or None: there is none, or it hangs or is about to leave."""
+    """Return a server that answers, or None if there is none, or it hangs or is about to leave."""
     directory = _directory_of(link)
     if directory is None:
         return None
     sock = _unix_socket()
     try:
-        sock.settimeout(_SILENCE)  # the queue of a server that hangs may be full
-        # Not by the link: its own name may be longer than a socket's may be.
+        sock.settimeout(_SILENCE)  # the accept queue of a server that hangs may be full
+        # Not by the link: its own path may be too long for a socket address.
         sock.connect(str(directory / runtime_dir.SOCKET))
         check_peer(sock, os.getuid())
         _hello(sock)
-        # One that is starting has a right to be slow.
+        # A server that is still starting may be slow.
         patience = _SILENCE if (directory / READY).exists() else config.start_timeout
         if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
@@ -144,7 +144,7 @@ def _directory_of(link: Path) -> Path | None:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Remove what a server that was killed left. One that only hangs holds its lock."""
+    """Remove what a killed server left. A server that only hangs still holds its lock and is left alone."""
     try:
         lock = runtime_dir.hold(directory)
     except OSError:
@@ -161,10 +161,10 @@ def _hello(sock: socket.socket) -> None:
 
 
 def _unix_socket() -> socket.socket:
-    """A socket whose number is no standard stream's.
+    """Make a socket whose number is not that of a standard stream.
 
-    Where a program's streams are closed the next descriptors get their numbers: what the program prints would go to
-    the server, and a child's own streams take the place of what it is to inherit.
+    In a program with closed streams the next descriptors get their numbers: what the program prints would go to the
+    server, and a child's own streams would take the place of what it is to inherit.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if made.fileno() > _LAST_STREAM:
@@ -175,7 +175,7 @@ def _unix_socket() -> socket.socket:
 
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
-    """Only one process at a time starts a server of the host's."""
+    """Let only one process at a time start a server of the host's."""
     path = root / "host.lock"
     deadline = time.monotonic() + config.start_timeout
     with forks.held_off():
@@ -197,7 +197,7 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file if nobody else has."""
+    """Lock a file unless another process has; return whether this one has it now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -206,7 +206,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _point(link: Path, directory: Path) -> None:
-    """Let `link` lead to a server's socket from now on."""
+    """Point `link` at a server's socket, atomically."""
     fresh = link.with_name(f".{link.name}-{secrets.token_hex(4)}")
     os.symlink(f"{directory.name}/{runtime_dir.SOCKET}", fresh)
     os.replace(fresh, link)
@@ -239,8 +239,8 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
     )
     (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)
-    # We listen and connect, then start who will accept: nobody has to poll, and if we die at any moment from here
-    # on, the server finds a connection that has ended.
+    # Listen and connect first, then start the server that will accept: nobody has to poll, and if this process dies at
+    # any moment from here on, the server finds a connection that has ended.
     listener, sock = _unix_socket(), _unix_socket()
     sockets.update((listener, sock))
     try:
@@ -258,7 +258,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # A file of the user's working directory must not shadow a module.
+                # A file in the user's working directory must not shadow a module.
                 cwd=directory,
                 env=dict(config.environment),
                 pass_fds=(listener.fileno(),),
@@ -271,5 +271,5 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         raise
     finally:
         sockets.discard(listener)
-        listener.close()  # our copy would keep the end of a server that never accepted from being seen
+        listener.close()  # our copy would hide the end of a server that never accepted
     return Found(sock, directory, process, link is not None)

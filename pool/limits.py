@@ -1,6 +1,6 @@
-"""What this process may use: the CPUs it may run on, its cgroups' CPU quota and memory limits.
+"""Reads what this process may use: the CPUs it may run on, its cgroups' CPU quota and memory limits.
 
-os.cpu_count() names the host's cores; a container that has two of 64 would start 64 workers.
+os.cpu_count() returns the host's cores; a container that has two of 64 would start 64 workers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 __all__ = ["MemoryGroup", "Mount", "cpu_quota", "default_workers", "memory_groups"]
 
 
-# Version 1 writes the largest multiple of a page for "no limit".
+# cgroup version 1 writes the largest multiple of a page for "no limit".
 _UNLIMITED = 1 << 60
 
 
 class MemoryGroup(NamedTuple):
-    """A cgroup with a memory limit (bytes), and the files that say so and what is used of it."""
+    """A cgroup with a memory limit (bytes); the files with its limit, its usage and its statistics."""
 
     limit: int
     source: Path
@@ -27,7 +27,7 @@ class MemoryGroup(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A cgroup file system: which directory of the hierarchy (`root`) is seen at `point`."""
+    """A cgroup file system: the directory of the hierarchy (`root`) that is visible at `point`."""
 
     root: str
     point: Path
@@ -35,7 +35,7 @@ class Mount(NamedTuple):
 
 
 def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/self") -> tuple[int, str]:
-    """(workers, the limit that set the number). At least 1; half a CPU of quota counts as one, 1.5 as two."""
+    """Return (workers, the limit that set the number). At least 1; half a CPU of quota counts as one, 1.5 as two."""
     count = affinity if affinity is not None else len(os.sched_getaffinity(0))
     rule = "CPU affinity"
     quota = cpu_quota(proc)
@@ -45,17 +45,17 @@ def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/se
 
 
 def cpu_quota(proc: str | Path = "/proc/self") -> tuple[float, str] | None:
-    """(CPUs, the file that says so) of the tightest quota on this process, or None without one."""
+    """Return (CPUs, the file that says so) of the tightest quota on this process, or None without one."""
     return min((quota for group in _groups("cpu", proc) if (quota := _quota(*group)) is not None), default=None)
 
 
 def memory_groups(proc: str | Path = "/proc/self") -> list[MemoryGroup]:
-    """The cgroups of this process that limit memory, the innermost first."""
+    """Return the cgroups of this process that limit memory, innermost first."""
     return [known for group in _groups("memory", proc) if (known := _memory(*group)) is not None]
 
 
 def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
-    """(directory, version) of this process's groups, each before those above it."""
+    """Return (directory, version) of this process's groups, each before those above it."""
     try:
         groups = (Path(proc) / "cgroup").read_text().splitlines()
         mounts = _mounts((Path(proc) / "mountinfo").read_text(), controller)
@@ -72,7 +72,7 @@ def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
 
 
 def _mounts(mountinfo: str, controller: str) -> dict[int, Mount]:
-    """By version: the cgroup2 mount, and the v1 mount of a controller (proc(5), mountinfo)."""
+    """Return by version: the cgroup2 mount, and the v1 mount of `controller` (proc(5), mountinfo)."""
     mounts: dict[int, Mount] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -92,7 +92,7 @@ def _unescape(path: str) -> str:
 
 
 def _along(mount: Mount | None, path: str) -> list[tuple[Path, int]]:
-    """The group at `path` and the groups above it, as far as the mount shows them."""
+    """Return the group at `path` and the groups above it, as far as the mount shows them."""
     if mount is None:
         return []
     # Inside a container the mount may show only a part of the hierarchy, and `path` may be the host's.

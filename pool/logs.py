@@ -1,7 +1,7 @@
-"""Log records and warnings of workers: caught there, replayed by the asker through its own loggers and filters.
+"""Captures log records and warnings in workers, and replays them through the caller's loggers and filters.
 
 In a worker, `Forwarder` replaces what loggers do with a record that passed their level: it is sent, and no handler that
-a preloaded module installed sees it. The levels are the asker's (`level_map`), so that nothing is sent for nothing.
+a preloaded module installed sees it. The levels are the caller's (`level_map`), so that no record is sent in vain.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from fxpool.pool import messages as m
 
 __all__ = ["Forwarder", "level_map", "replay"]
 
-# A job that logs in an endless loop must not fill the asker's memory.
+# A job that logs in an endless loop must not fill the caller's memory.
 _RECORDS_KEPT = 10_000
 _TEXT_KEPT = 1 << 20
 
 
 def level_map() -> tuple[dict[str, int], int]:
-    """({logger: level} of the root ("") and of the loggers with a level of their own, the level of logging.disable)."""
+    """Return the levels that a worker should use: {logger: level} and the level of logging.disable.
+
+    The loggers are the root ("") and those with a level of their own.
+    """
     levels = {"": logging.root.level}
     for name, logger in logging.root.manager.loggerDict.copy().items():
         if isinstance(logger, logging.Logger) and logger.level:
@@ -35,7 +38,7 @@ def level_map() -> tuple[dict[str, int], int]:
 
 
 class Forwarder:
-    """Catches the records and warnings of this process, from `install` on. For a process that serves one job."""
+    """Sends the records and warnings of this process, from `install` on. For a process that serves one job."""
 
     def __init__(self, send: Callable[[m.LogRecord | m.WarningRecord], None]) -> None:
         self._send = send
@@ -55,7 +58,7 @@ class Forwarder:
         logging.disable(disabled)
         # Not a handler on the root: loggers that do not propagate would never reach it.
         logging.Logger.callHandlers = lambda logger, record: self._log(record)  # type: ignore
-        # "always": which of them count is for the asker's filters to say.
+        # "always": the caller's filters decide which of them count.
         warnings.resetwarnings()
         warnings.simplefilter("always")
         warnings.showwarning = self._warn
@@ -128,17 +131,17 @@ class Forwarder:
         self._send(record)
 
 
-# What every record has; anything else was given to the call as `extra`, for formatters that read it.
+# Attributes every record has; others came from the call's `extra`, for formatters that read it.
 _USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     found = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
-    return found if not found or len(repr(found)) <= 4 * _TEXT_KEPT else {}  # a message has an end
+    return found if not found or len(repr(found)) <= 4 * _TEXT_KEPT else {}  # dropped if too large for a message
 
 
 def _plain(value: Any, depth: int = 8) -> Any:
-    """`value` as numbers, text, lists and tables; what is none of them, or lies too deep, as its `repr`."""
+    """Return `value` as numbers, text, lists and tables; the `repr` of anything else or nested too deep."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
         return value
     if isinstance(value, str):
@@ -154,27 +157,27 @@ def _plain(value: Any, depth: int = 8) -> Any:
 
 
 def _text(text: str) -> str:
-    # Lone surrogates are no UTF-8.
+    # Lone surrogates can't be encoded as UTF-8.
     return text[:_TEXT_KEPT].encode("utf-8", "backslashreplace").decode()
 
 
 def _module_of(filename: str) -> str:
-    """The module a warning was attributed to: filters name modules, `showwarning` is told only the file."""
+    """Return the module of `filename`: filters name modules, but `showwarning` is given only the file."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == filename:
             return name
     return ""
 
 
-# What the "default" and "once" actions remember, per module of a worker.
+# Registries for the "default" and "once" actions, per module of a worker.
 _registries: dict[str, dict[Any, Any]] = {}
 
 
 def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
     """Put records and warnings through this process's loggers and filters.
 
-    Returns the first exception that this led to: a filter that makes a warning an error. That is the program's will; a
-    handler that raises (standard error is closed) is not.
+    Returns the first warning that a filter made an error, or None. Raising is what the program asked for there; an
+    exception of a handler (standard error is closed) is not, and is dropped.
     """
     raised: Exception | None = None
     for record in records:

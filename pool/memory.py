@@ -1,6 +1,6 @@
-"""How much memory jobs take and the host has: what the limits are compared with.
+"""Measures the memory that jobs take and the host has left, for comparison with the limits.
 
-Of a job counts its proportional set size: pages that it shares with the zygote count by their share, those it shares
+A job is charged its proportional set size: pages that it shares with the zygote count by their share, those it shares
 with the compilers it started count once. Its processes are its worker, those of its sub-jobs, and all their children.
 """
 
@@ -29,11 +29,11 @@ __all__ = [
 ]  # fmt: skip
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Not every kernel does.
+# Not every kernel has this file.
 _LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-# A limit below this would meet ordinary graphs: a worker takes 200 to 400 MB, and each compiler beside it as much.
+# Bytes; ordinary graphs would exceed a lower limit: a worker takes 200 to 400 MB, and each compiler beside it as much.
 _LEAST = 2 << 30
-# What server and zygote take, and an ordinary job on top of that.
+# Bytes that server and zygote take, and an ordinary job on top of that.
 _POOL = 300 << 20
 _JOB = 700 << 20
 _LEAST_JOB = 400 << 20
@@ -50,15 +50,15 @@ class Host:
         return Host(tuple(limits.memory_groups(proc)))
 
     def total(self) -> tuple[int, str]:
-        """(bytes, what set the number)"""
+        """Return (bytes, what set the number)."""
         machine = (_machine_total(), "the machine's memory")
         return min([machine, *((group.limit, f"the memory limit in {group.source}") for group in self.groups)])
 
     def used(self) -> tuple[float, str]:
-        """(the part of it that is in use and can't be had back, of what): of the tightest, 0.0 to 1.0.
+        """Return (used and not reclaimable part of the memory, 0.0 to 1.0, of what), for the tightest limit.
 
-        Files that are cached count as free: the kernel gives them up first. 0.0 of nothing where no file says so, as
-        in a process that has no descriptor left.
+        Cached files count as free: the kernel gives them up first. (0.0, "nothing") if no file can be read, as in a
+        process that has no descriptor left.
         """
         found = []
         try:
@@ -73,9 +73,9 @@ class Host:
         return max(found, default=(0.0, "nothing"))
 
     def room(self) -> tuple[int, str]:
-        """(bytes that can still be taken, of what): of the tightest.
+        """Return (bytes that can still be taken, of what), for the tightest limit.
 
-        All cached files count as free, those that were looked at lately, too: slow is not out of memory.
+        All cached files count as free, recently used ones too: slow is not out of memory.
         """
         found = []
         try:
@@ -89,12 +89,12 @@ class Host:
         return min(found, default=self.total())
 
     def killed(self) -> int:
-        """Processes that the kernel killed so far because one of the groups had no memory left."""
+        """Return how many processes the kernel has killed because one of the groups had no memory left."""
         return sum(_killed(group) for group in self.groups)
 
 
 def _used(group: limits.MemoryGroup, *given_up: str) -> int | None:
-    """Bytes of a group that are in use, but for files of these kinds."""
+    """Return the bytes of a group that are in use, without cached files of the kinds `given_up`; None if unknown."""
     try:
         return max(0, int(group.usage.read_text()) - _cached(group.statistics.read_text(), given_up))
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _used(group: limits.MemoryGroup, *given_up: str) -> int | None:
 
 
 def _killed(group: limits.MemoryGroup) -> int:
-    """From memory.events of version 2, memory.oom_control of version 1."""
+    """Read the count from memory.events (version 2) or memory.oom_control (version 1)."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             lines = (group.source.parent / name).read_text().splitlines()
@@ -119,39 +119,39 @@ def _machine_total() -> int:
 
 
 def _cached(statistics: str, kinds: tuple[str, ...]) -> int:
-    """Bytes of cached files (memory.stat of either version; v1's totals are with children)."""
+    """Return the bytes of cached files in memory.stat of either version (v1's totals include children)."""
     facts = dict(line.split()[:2] for line in statistics.splitlines() if len(line.split()) >= 2)
     return sum(int(facts.get(f"total_{kind}", facts.get(kind, 0))) for kind in kinds)
 
 
 def default_limit(host: Host) -> tuple[int, str]:
-    """(bytes one job may take, what set that)."""
+    """Return (bytes one job may take, what set that)."""
     total, rule = host.total()
     if total >= 2 * _LEAST:
         return total // 2, f"half of {rule}"
-    # Something is to be left for the program that waits: what takes all is ended by the kernel, which chooses whom.
+    # Leave something for the program that waits: out of memory, the kernel chooses whom to kill.
     most = total * 3 // 4
     return (_LEAST, "what graphs take") if most >= _LEAST else (most, f"three quarters of {rule}")
 
 
 def workers(host: Host) -> tuple[int, str]:
-    """(jobs for which there is memory at the same time, what set that). At least 1."""
+    """Return (jobs that memory allows at the same time, what set that). At least 1."""
     total, rule = host.total()
     return max(1, (total - _POOL) // _JOB), rule
 
 
 def too_little(host: Host) -> bool:
-    """Whether a pool would take what the program needs: the kernel, out of memory, may end either."""
+    """Return whether a pool would take memory that the program needs: out of memory, the kernel may kill either."""
     return host.room()[0] < _POOL + _LEAST_JOB
 
 
 def warm_up_fits(host: Host) -> bool:
-    """Whether a zygote may grow beyond what it needs, and a job be begun still."""
+    """Return whether the zygote may grow for a warm-up and still leave room for a job."""
     return host.room()[0] >= _JOB
 
 
 def advice(host: Host) -> str:
-    """What is short, and what to do about it."""
+    """Return a message about short memory: how much is left, and what to do."""
     room, rule = host.room()
     return (
         f"memory is short: {room >> 20} MB are left of {host.total()[0] >> 20} MB ({rule}), and workers take "
@@ -160,7 +160,7 @@ def advice(host: Host) -> str:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, as far as they live."""
+    """Return a process and its living descendants, by pid."""
     if not _LISTS_CHILDREN:
         return [pid, *_descendants(pid)]
     found, todo = [], [pid]
@@ -188,7 +188,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def at_most(pids: Iterable[int]) -> int:
-    """Bytes that processes certainly do not exceed together; quick."""
+    """Return an upper bound, in bytes, of the memory of processes; quick."""
     total = 0
     for pid in pids:
         try:
@@ -200,7 +200,7 @@ def at_most(pids: Iterable[int]) -> int:
 
 
 def proportional(pids: Iterable[int]) -> int:
-    """Bytes that processes take, a page of several counting by its share. Takes milliseconds for each."""
+    """Return the bytes of processes together, each shared page by its share. Takes milliseconds per process."""
     total = 0
     for pid in pids:
         try:

@@ -1,7 +1,7 @@
-"""What is said over the sockets: one Struct per message, one union per direction.
+"""Messages on the sockets: one Struct per message, one union per direction.
 
 msgspec checks every field's type while it decodes, so that malformed input never runs code. Payloads (job input and
-output, pickled exceptions) are no fields: they travel behind the message, untouched (see `protocol`).
+output, pickled exceptions) are not fields: they travel behind the message, untouched (see `protocol`).
 
 | direction         | messages                                                                                |
 |-------------------|-----------------------------------------------------------------------------------------|
@@ -51,14 +51,14 @@ class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job, or (from a worker) a sub-job; the payload is its input.
+    """Submits a job or (from a worker) a sub-job; the payload is its input.
 
-    `job` is the asker's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
-    waits for the first, whoever asks. `timeout` is in seconds, `memory` in bytes of its processes together; None: the
-    server's. A sub-job inherits environment (what it names itself is put over it), sys_path, cwd, levels and limits
-    from its parent; what a worker writes into the other fields is ignored. `reuse`: the job leaves its process as it
-    found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run
-    meanwhile. `spare`: it is the server's, whoever asked for it, and begun when there is time to spare.
+    `job` is the sender's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
+    waits for the first, whoever submits them. `timeout` is in seconds, `memory` in bytes of its processes together;
+    None means the server's limit. A sub-job inherits environment (its own entries win), sys_path, cwd, levels and
+    limits from its parent, whatever the message says. `reuse`: the job leaves its process as it found it, and may run
+    in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run meanwhile. `spare`: the
+    job belongs to the server, which begins it when there is time to spare.
     """
 
     job: int
@@ -81,13 +81,13 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
 
 
 class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The asker no longer wants `job`; its worker's process group is killed."""
+    """Withdraws `job`. If no other caller wants it, its worker's process group is killed."""
 
     job: int
 
 
 class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A worker was forked for `job`; from the second attempt on, `reason` says how the one before ended."""
+    """Reports that `job` has a worker; from the second attempt on, `reason` says how the previous one ended."""
 
     job: int
     worker: int
@@ -99,7 +99,7 @@ What = Literal["queued", "begun", "phase", "ended"]
 
 
 class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What has become of a watched job, or of a sub-job of it: it waits, has a worker, says what it does, is over.
+    """Reports progress of a watched job or a sub-job of it: it waits, has a worker, names a phase, is over.
 
     `part` tells the job and its sub-jobs apart. `at` is `time.monotonic()`, one clock for all processes of a host;
     `worker` is the worker's pid.
@@ -115,7 +115,7 @@ class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The job's function returned; the payload is its result. `joined`: it was begun for somebody else."""
+    """The job's function returned; the payload is its result. `joined`: it was begun for another caller."""
 
     job: int
     worker: int
@@ -127,8 +127,8 @@ class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """The job has no result. For kind "exception" the payload is the exception (see `exceptions`).
 
-    Kind "no_worker": `attempts` workers were begun for it and none reached it; `code` is the errno's name, if there is
-    one, of what the host refused.
+    Kind "no_worker": `attempts` workers were begun for it and none reached it; `code` is the name of the errno with
+    which the host refused something, if there is one.
     """
 
     job: int
@@ -140,14 +140,14 @@ class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     exit_code: int | None = None
     limit: float = 0.0  # seconds or bytes
     used: float = 0.0
-    phase: str = ""  # what the worker said it was doing
+    phase: str = ""  # the worker's last phase
     log_path: str | None = None
     reason: str = ""
     code: str = ""
 
 
 class LogRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A logging record of a worker. `job` is filled in by the server; `extra` is what the call gave as that, plain."""
+    """A log record of a worker. The server fills in `job`; `extra` holds the call's `extra` as plain data."""
 
     job: int
     name: str
@@ -191,19 +191,19 @@ class Status(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
 
 
 class Ping(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Are you there? Answered by Pong."""
+    """Asks whether the peer is alive. Answered by Pong."""
 
 
 class Pong(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Yes."""
+    """Answers Ping."""
 
 
 class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Ends an embedded server at once, with everything that runs in it."""
+    """Tells the server to end: a client's own at once, with all that runs in it; the host's when its jobs are done."""
 
 
 class Leaving(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The server ends when it has done what it was asked for. Who wants more finds another."""
+    """The server ends when its jobs are done; for new jobs, find another one."""
 
 
 class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -218,7 +218,7 @@ class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=
 
 
 class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job for a worker; the payload is its input. `environment` to `scratch` are those of its first."""
+    """Gives a job to a worker; the payload is its input. Only a worker's first Run sets `environment` to `scratch`."""
 
     job: int
     function: str
@@ -235,7 +235,7 @@ class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, om
 
 
 class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The worker is at the job's function: what ends it from here on is the job's doing."""
+    """The worker reached the job's function: an end from here on is the job's doing."""
 
 
 class Unable(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -251,21 +251,21 @@ class Returned(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     ok: bool
     seconds: float
     pid: int
-    stays: bool = False  # and waits for another Run
+    stays: bool = False  # the worker waits for another Run
 
 
 class Phase(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """What the worker does from now on, in the job's own words; told when it dies of it."""
+    """Names what the worker does from now on, in the job's own words; reported if it dies of it."""
 
     name: str
 
 
 class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The worker is blocked in waiting for its sub-jobs and gives its slot back."""
+    """The worker waits for its sub-jobs and gives its slot back."""
 
 
 class Resume(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The worker has what it waited for and wants a slot again; answered by Granted with the same number."""
+    """The worker has what it waited for and asks for a slot; answered by Granted with the same number."""
 
     number: int
 
@@ -277,7 +277,7 @@ class Granted(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class SlotsQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """How many slots are free? Answered by SlotsReply with the same number."""
+    """Asks how many slots are free. Answered by SlotsReply with the same number."""
 
     number: int
 
@@ -290,12 +290,12 @@ class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=T
 # ---------------------------------------------------------------- server and zygote
 
 
-#: A zygote that can't be forked any more after the n-th of its idle calls, from 0, ends with this code and n.
+#: The zygote exits with this code plus n (from 0) if its n-th idle call left it unsafe to fork.
 EXIT_IDLE = 100
 
 
 class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First message to the zygote: import these, in this order; call `idle` (``module:function``, several with
+    """First message to the zygote: import `preload` in this order; call `idle` (``module:function``, several with
     commas between) once nobody waits."""
 
     preload: list[str]
@@ -304,7 +304,7 @@ class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The zygote can fork, or (`failure`) says why it never will."""
+    """The zygote can fork, or (with `failure`) says why it never will."""
 
     pid: int
     seconds: float
@@ -320,11 +320,11 @@ class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Do now what is for idle time: many more workers will be forked than run, and each is better for it."""
+    """Make the idle calls now: many more workers will be forked than run, and each gains from it."""
 
 
 class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Kill a worker's process group. The zygote does it, as it alone knows that the pid was not reaped yet."""
+    """Kill a worker's process group. The zygote does it, as it alone knows that the pid has not been reaped."""
 
     worker: int
 
@@ -336,8 +336,8 @@ class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
 
 
 class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A worker process is gone and reaped, its process group killed. `failure`: it was never forked, and why; `code`
-    is the errno's name."""
+    """A worker process is gone and reaped, its process group killed. With `failure` it was never forked, and why;
+    `code` is the errno's name."""
 
     worker: int
     exit_code: int | None

@@ -1,4 +1,4 @@
-"""The server's records of jobs and workers, their logs, and what an asker is told when a job ends."""
+"""The server's records of jobs and workers, their logs, and the message that reports a job's end."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _LOG_SEARCHED = 64 << 10
 
 @dataclass
 class Work:
-    """What somebody asked for, as the server knows it beside the scheduler: what to run and whom to tell."""
+    """One caller's request for a job, beside the scheduler's record of it: what to run and whom to tell."""
 
     key: int
     ask: m.Submit
     payload: memoryview
-    client: Client | None  # who asked for it,
-    worker: Worker | None  # or which worker did, if it is a sub-job
+    client: Client | None  # the client that submitted it,
+    worker: Worker | None  # or the worker that did, if it is a sub-job
     asked: float = 0.0  # on the loop's clock
     kind: str | None = None  # of workers that may run it; None: one of its own
-    joined: bool = False  # somebody else asked for the same before
-    dropped: int = 0  # records that its asker could not be told, as it did not read what came before
+    joined: bool = False  # it shares a job submitted before
+    dropped: int = 0  # records dropped because the caller did not read those before
 
 
 @dataclass(eq=False)
@@ -67,10 +67,10 @@ class Worker:
     connection: Connection[m.FromWorker] | None = None
     pid: int | None = None
     begun: float = 0.0  # on the loop's clock
-    reached: float | None = None  # when it was at its job's function
+    reached: float | None = None  # when it reached its job's function, on the loop's clock
     unable: m.Unable | None = None  # what the host refused it
     paused: bool = False  # it is gone, and its job waits before it is begun again
-    broken: str = ""  # what it sent was no message
+    broken: str = ""  # why its output is not a valid message
     phase: str = ""
     exceeded: Exceeded | None = None
     exited: m.Exited | None = None
@@ -81,7 +81,7 @@ class Worker:
 
     @property
     def top(self) -> Worker:
-        """The worker of what a client asked for, of which this one's job is a part."""
+        """The worker of the client's job that this one's job is a part of."""
         above = self
         while above.work.worker is not None:
             above = above.work.worker
@@ -90,7 +90,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a worker answered; `ok` is whether the job's function returned."""
+    """A worker's answer; `ok`: the job's function returned."""
 
     ok: bool
     seconds: float
@@ -100,7 +100,7 @@ class WorkerResult:
 
 @dataclass(frozen=True)
 class Exceeded:
-    """A job's worker was ended for what it took: seconds or bytes."""
+    """Why a worker was ended at a limit: `limit` and `used` are in seconds or bytes."""
 
     kind: Literal["timeout", "memory"]
     limit: float
@@ -109,7 +109,7 @@ class Exceeded:
 
 
 class JobLogs:
-    """The files with the workers' output: gone with the worker, but for the latest of those that failed."""
+    """The files with workers' output: deleted with the worker, except the latest `_FAILED_LOGS_KEPT` that failed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -117,7 +117,7 @@ class JobLogs:
         self.make()
 
     def make(self) -> None:
-        """See to it that the directory is there: people tidy up. Raises OSError."""
+        """Make the directory if it is missing: people tidy up. Raises OSError."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, job: int, attempt: int) -> Path:
@@ -130,14 +130,14 @@ class JobLogs:
                 self.discard(self._kept.popleft())
 
     def discard(self, path: Path) -> None:
-        """Remove it unless it is kept."""
+        """Remove a log unless it is kept."""
         if path not in self._kept:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
-    """What a worker asks for as a part of what it was itself asked for."""
+    """Return a worker's request as a part of `above`, the request that it runs."""
     return msgspec.structs.replace(
         ask,
         environment={**above.environment, **ask.environment},
@@ -154,7 +154,7 @@ def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
 
 
 def order(worker: Worker, slots: int) -> m.Run:
-    """What a worker is told to do."""
+    """Return the message that gives a worker its job."""
     ask = worker.work.ask
     return m.Run(
         job=worker.job,
@@ -173,7 +173,7 @@ def order(worker: Worker, slots: int) -> m.Run:
 
 
 def kind_of(ask: m.Submit) -> str:
-    """Equal for jobs that one worker may run: nothing of what a worker takes on for its first differs."""
+    """Return a name equal for jobs that one worker may run: all that a worker takes on for its first job is equal."""
     return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
 
 
@@ -212,13 +212,13 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
 
 
 def unable(what: str, error: BaseException) -> m.Unable:
-    """What the host refused the server itself."""
+    """Return the record of an error that the server itself got from the host; `what` failed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
     return m.Unable(reason=f"{what}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
 
 
 def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
-    """What kept a worker from its job, and the errno's name."""
+    """Return (the reason a worker did not reach its job, the errno's name or "")."""
     if worker is not None and worker.unable is not None:
         return worker.unable.reason, worker.unable.code
     said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
@@ -227,7 +227,7 @@ def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
 
 
 def describe(how: object) -> str:
-    """How a worker ended, in words."""
+    """Say in words how a worker ended."""
     if isinstance(how, Exceeded):
         limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
         return f"it was killed at its limit of {limit}"
@@ -243,7 +243,7 @@ def describe(how: object) -> str:
 
 
 def tail(path: Path) -> str:
-    """The end of a worker's output, which may say why it died (faulthandler writes there)."""
+    """Return the end of a worker's output, which may say why it died (faulthandler writes there)."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""What the pool asks of Linux about processes: death signals, adoption of orphans, killing groups.
+"""Linux process control for the pool: death signals, adoption of orphans, killing groups.
 
-Every worker leads a process group, so that its compilers die with it. What left the group is adopted, when the worker
-dies, by the zygote (a child subreaper) and killed there; while the worker lives it adopts its own orphans, so that
-the zygote's unknown children are always those of the dead.
+Every worker leads a process group, so that its compilers die with it. A process that left the group is adopted, when
+the worker dies, by the zygote (a child subreaper) and killed there; while the worker lives it adopts its own orphans,
+so that the zygote's unknown children are always those of the dead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Have the kernel send `signum` to this process when the thread that started it ends; exit now if it has already.
+    """Have the kernel send `signum` to this process when the thread that started it ends; exit now if it already has.
 
     Only for a parent whose starting thread lives as long as the process: the server's and the zygote's main threads.
     """
@@ -50,17 +50,17 @@ def name_process(name: str) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is held by SIGSTOP or a debugger."""
+    """Return whether a process is held by SIGSTOP or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name before it may hold anything, parentheses too.
+            # The process name before it may hold anything, parentheses too.
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
         return False
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL to the process group of a worker that was not reaped yet (so the number is still its own)."""
+    """Send SIGKILL to the process group of a worker that has not been reaped (so the number is still its own)."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -68,14 +68,14 @@ def kill_group(leader: int) -> None:
 
 
 def children() -> list[int]:
-    """The pids of this process's children, zombies included."""
+    """Return the pids of this process's children, zombies included; [] if it is out of descriptors."""
     pid = os.getpid()
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:  # microseconds; not in every kernel
             return [int(word) for word in file.read().split()]
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return []  # not now: they are looked for again when the next one ends
+            return []  # looked for again when the next one ends
         import psutil
 
         return [child.pid for child in psutil.Process(pid).children()]
@@ -84,7 +84,7 @@ def children() -> list[int]:
 def reap_strays(known: set[int], seconds: float = 0.0) -> bool:
     """Kill and reap every child but `known`; their children come to us and follow.
 
-    Returns whether none is left; goes on trying for `seconds`.
+    Goes on trying for `seconds`; returns whether none is left.
     """
     deadline = time.monotonic() + seconds
     while True:

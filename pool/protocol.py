@@ -1,16 +1,16 @@
-"""Frames: how messages and payloads lie on a socket. No I/O of its own but for `Channel`.
+"""The frame format of messages and payloads on a socket. No I/O but for `Channel` and `Outbox.flush`.
 
     magic "fxpl"   4 bytes
     version        1 byte     of the protocol; the header's form never changes, so that versions can refuse each other
-    flags          1 byte     none is defined: a peer that sets one is refused
+    flags          1 byte     zero; none is defined: a peer that sets one is refused
     reserved       2 bytes    zero
     meta length    4 bytes    big endian, at least 1
     payload length 8 bytes    big endian, may be 0
     meta           msgspec.msgpack of one tagged Struct (see `messages`)
     payload        opaque bytes
 
-`FrameDecoder` hands out the buffer to receive into, so that a payload is written once, by the kernel; the server
-forwards it from there. `Outbox` holds what could not be sent yet, as views on the sender's own bytes.
+`FrameDecoder` supplies the buffer to receive into, so that a payload is written once, by the kernel; the server
+forwards it from there. `Outbox` holds unsent bytes, as views of the sender's own.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
-    """The frame of `message` as buffers to send one after the other; the payload is not copied.
+    """Return the frame of `message` as buffers to send one after the other; the payload is not copied.
 
-    Raises ProtocolError when the frame is longer than any peer takes.
+    Raises ProtocolError if the frame is over the cap of every peer.
     """
     meta = _encoder.encode(message)
     size = len(payload)
@@ -72,16 +72,16 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
 
 @functools.cache
 def decoder_of(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder for a union of messages. Kept: making one takes milliseconds, which a worker finds done."""
+    """Return the decoder for a union of messages. Cached: making one takes milliseconds, and a worker inherits it."""
     return msgspec.msgpack.Decoder(kinds)
 
 
 class FrameDecoder(Generic[M]):
-    """Takes bytes in any portions, gives messages of type `M`.
+    """Decodes frames of type `M` from bytes that arrive in any portions.
 
-    Receive into `buffer()`, report the number of bytes to `received()`; it returns (message, payload) when that
-    completed a frame, else None. Raises ProtocolError for anything that is no frame of this version within `cap`; the
-    stream is of no use afterwards.
+    Receive into `buffer()`, then pass the number of bytes to `received()`; it returns (message, payload) when they
+    completed a frame, else None. Raises ProtocolError for anything but a frame of this version within `cap`; the stream
+    can't be read any further then.
     """
 
     def __init__(self, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
@@ -97,11 +97,11 @@ class FrameDecoder(Generic[M]):
 
     @property
     def mid_frame(self) -> bool:
-        """Whether the stream would be cut if it ended now."""
+        """True if the stream would be cut inside a frame if it ended now."""
         return self._filled > 0 or self._meta_length >= 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong. Never empty."""
+        """Return the memory to receive the next bytes into. Never empty."""
         return self._view[self._filled :]
 
     def received(self, count: int) -> tuple[M, memoryview] | None:
@@ -115,12 +115,12 @@ class FrameDecoder(Generic[M]):
         self._restart()
         try:
             return self._decoder.decode(body[:split]), body[split:]
-        # The second: msgspec raises it for text that is not UTF-8 in some versions.
+        # UnicodeDecodeError: some versions of msgspec raise it for text that is not UTF-8.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a frame does not hold a known message: {error}") from None
 
     def feed(self, data: Buffer) -> list[tuple[M, memoryview]]:
-        """`received` for bytes that are already somewhere else."""
+        """Decode bytes that were received elsewhere; return all frames that they completed."""
         frames = []
         view = memoryview(data)
         while view:
@@ -149,17 +149,17 @@ class FrameDecoder(Generic[M]):
             raise ProtocolError(f"a frame of {meta} + {payload} bytes is over the cap of {self.cap}")
         self._meta_length = meta
         size = meta + payload
-        # Who only says that a long frame follows gets no memory for it: of a map pages are there once they are written.
+        # A peer that only announces a long frame gets no memory for it: a map's pages exist once they are written.
         self._view = memoryview(bytearray(size) if size < _MAPPED else mmap.mmap(-1, size))
         self._filled = 0
 
 
 class Outbox:
-    """Bytes that wait for a non-blocking socket. Not thread-safe."""
+    """Bytes to send to a non-blocking socket. Not thread-safe."""
 
     def __init__(self) -> None:
         self._parts: deque[memoryview] = deque()
-        self.size = 0  # bytes that wait
+        self.size = 0  # unsent bytes
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -193,7 +193,7 @@ class Outbox:
 
 
 class Channel(Generic[M]):
-    """A blocking socket with frames on it. `send` may be called from any thread, `receive` from one."""
+    """A blocking socket that carries frames. `send` may be called from any thread, `receive` from one."""
 
     def __init__(self, sock: socket.socket, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
         self.sock = sock
@@ -201,14 +201,14 @@ class Channel(Generic[M]):
         self._lock = forks.lock(self, "_lock")
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
-        """Raises OSError when the peer is gone."""
+        """Send a frame. Raises OSError if the peer is gone, ProtocolError if the frame is over the cap."""
         parts = encode(message, payload)
         with self._lock:
             for part in parts:
                 self.sock.sendall(part)
 
     def receive(self) -> tuple[M, memoryview] | None:
-        """The next frame, or None at the stream's end. Raises ProtocolError, also for a stream cut inside a frame."""
+        """Return the next frame, or None at the stream's end. Raises ProtocolError, also if a frame is cut."""
         while True:
             try:
                 count = self.sock.recv_into(self._decoder.buffer())
@@ -230,13 +230,13 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, user id) of the process at the other end of a Unix socket, as the kernel noted it."""
+    """Return (pid, user id) of the process at the other end of a Unix socket, as the kernel recorded it."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def check_peer(sock: socket.socket, uid: int) -> int:
-    """The peer's pid. Raises ProtocolError when it is not a process of user `uid`."""
+    """Return the peer's pid. Raises ProtocolError if it is not a process of user `uid`."""
     pid, peer = peer_credentials(sock)
     if peer != uid:
         raise ProtocolError(f"the peer runs as user {peer}, this process as user {uid}")

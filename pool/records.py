@@ -1,6 +1,7 @@
-"""Passing on what workers log, to clients that read it.
+"""Passes workers' log records and warnings on to clients that read them.
 
-What a client leaves unread waits in the server's memory: beyond a cap records are dropped, and it is told how many.
+What a client leaves unread takes the server's memory: beyond a cap records are dropped, and the client is told how
+many.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """Counts what it drops as `dropped_records`."""
+    """Forwards records, and counts those it drops as `dropped_records`."""
 
     def __init__(self, counters: dict[str, int]) -> None:
         self._counters = counters
 
     def tell(self, work: Work, message: m.LogRecord | m.WarningRecord) -> None:
-        """Pass a record on to the client that waits for `work`, or drop it."""
+        """Pass a record on to the client of `work`, or drop it if the client does not read."""
         assert work.client is not None
         if work.client.connection.full:
             if not work.dropped:
@@ -35,7 +36,7 @@ class Records:
         work.client.connection.send(message)
 
     def end(self, work: Work) -> None:
-        """Say what was dropped, as there is room again or nothing else to say of `work`."""
+        """Report how many records of `work` were dropped: when there is room again, or the job ends."""
         if work.dropped and work.client is not None:
             text = f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped, as this process did "
             text += "not read what came before them"

@@ -1,4 +1,4 @@
-"""What `fxpool status` tells of jobs: plain data."""
+"""Job records for `fxpool status`, as plain data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from fxpool.pool.outcomes import Work, Worker
 
-# Of a longer queue only the beginning is shown.
+# Rows listed of a longer queue.
 _LISTED = 1000
 
 
 def waiting(
     works: Iterable[tuple[int, Work]], with_worker: Container[int], job_of: Callable[[int], int | None], now: float
 ) -> list[dict[str, Any]]:
-    """A row for each of `works` (by key) that a client waits for; those whose job is in `with_worker` are running."""
+    """Return a row for each client's job in `works` (by key), `running` if its job is in `with_worker`."""
     return [
         {
             "label": work.ask.label,
@@ -31,9 +31,9 @@ def waiting(
 
 
 def running(worker: Worker, listening: Sequence[Work], now: float) -> dict[str, Any]:
-    """A worker's row; `listening` is what clients asked for that its job is, or is a part of.
+    """Return a worker's row; `listening` are the clients' jobs that its job is, or is a part of.
 
-    `reached` is whether the worker runs the job's function yet.
+    `reached` tells whether the worker has reached the job's function.
     """
     return {
         "label": worker.work.ask.label,

@@ -1,10 +1,10 @@
-"""Where a server keeps its socket and logs: one private directory under a root that nobody else can write to.
+"""Private directories for a server's socket and logs, under a root that nobody else can write to.
 
-Whoever can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
+A process that can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
 anything is put there, and links are refused; directories above it are checked as the cache directory's are.
 
-A socket's path may have 107 bytes, and goes to other processes as text. Where the name of the root does not allow that,
-a directory for it in a place of a short name is the root (`_SHORT`): the same for every process of the user's.
+A socket's path may have 107 bytes, and goes to other processes as text. If the root's path is too long or not UTF-8, a
+directory with a short name stands in for it (`_SHORT`): the same one for all of a user's processes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PREFIX = "pool-"
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
 _SOCKET_PATH_MAX = 107
 _ROOT_MAX = _SOCKET_PATH_MAX - len(f"/{PREFIX}12345678/{SOCKET}")
-# Where the stand-in for a root may lie, the first that can be used.
+# Places for the stand-in of a root, in order of preference.
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def runtime_root(configured: str | None = None) -> Path:
-    """The directory that holds private directories; made if it is missing. Raises PoolUnavailableError if unsafe."""
+    """Return the directory of private directories, made if it is missing. Raises PoolUnavailableError if unsafe."""
     if configured is not None:
         root = Path(os.path.abspath(configured))
         return _secure(root, private=False) if _allows_sockets(root) else _stand_in(root)
@@ -58,15 +58,15 @@ def _allows_sockets(root: Path) -> bool:
 
 
 def _stand_in(root: Path) -> Path:
-    """A private directory with a short name for a root that can hold no socket."""
-    # Of nothing but the root and the user: every process must come to the same, whatever else its environment holds.
+    """Return a private directory with a short name for a root that can hold no socket."""
+    # Named by root and user alone: every process must find the same one, whatever else its environment holds.
     name = f"fxpool-{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
     refused: list[PoolUnavailableError] = []
     for place in _SHORT:
         if os.path.isdir(place):
             try:
                 return _secure(Path(place, name), private=True)
-            except PoolUnavailableError as error:  # somebody else has taken the name, or nothing can be made there
+            except PoolUnavailableError as error:  # another user has taken the name, or nothing can be made there
                 refused.append(error)
     raise PoolUnavailableError(
         f"no socket can lie under {os.fsencode(root)!r}: its name has more than {_ROOT_MAX} bytes or is no UTF-8, and "
@@ -76,7 +76,7 @@ def _stand_in(root: Path) -> Path:
 
 
 def make_private(root: Path) -> Path:
-    """A fresh directory of mode 0700 under `root`, short enough for a socket in it."""
+    """Make a directory of mode 0700 under `root` with room for a socket's path. Raises PoolUnavailableError."""
     length = len(os.fsencode(root))
     if length > _ROOT_MAX:
         raise PoolUnavailableError(
@@ -91,9 +91,9 @@ def make_private(root: Path) -> Path:
 
 
 def hold(directory: Path) -> int:
-    """Lock a private directory for as long as this process lives; returns the descriptor that holds it.
+    """Lock a private directory for as long as this process lives; return the descriptor that holds the lock.
 
-    Raises BlockingIOError if another process does.
+    Raises OSError; BlockingIOError if another process holds it.
     """
     lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -107,13 +107,13 @@ def hold(directory: Path) -> int:
 
 
 def holder(directory: Path) -> int | None:
-    """The process that holds a private directory; None if no process does, or it has not said which it is."""
+    """Return the pid of the process that holds a private directory; None if none does, or its pid is not written."""
     try:
         lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        # Shared: two that look at once don't take each other for the holder.
+        # Shared, so that two processes that look at once don't take each other for the holder.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -135,10 +135,10 @@ def remove(directory: Path) -> None:
 
 
 def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
-    """Remove the private directories of servers that were killed along with their clients; returns them.
+    """Remove the private directories of servers that were killed along with their clients; return the removed ones.
 
-    Spared are those whose server may still be on its way to its lock: younger than `older_than` (seconds), and than
-    what who started it allows for that.
+    Spared are those whose server may not have locked its directory yet: younger than `older_than` (seconds), and than
+    the `start_timeout` of its client.
     """
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
@@ -161,7 +161,7 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
 
 
 def _start_allowed(directory: Path) -> float:
-    """Seconds that the server of a directory may take to start; 0.0 where nothing says so yet."""
+    """Return the seconds that a directory's server may take to start; 0.0 if nothing says so yet."""
     try:
         return msgspec.json.decode((directory / CONFIG).read_bytes(), type=_Start).start_timeout
     except (OSError, msgspec.MsgspecError):
@@ -169,13 +169,13 @@ def _start_allowed(directory: Path) -> float:
 
 
 class _Start(msgspec.Struct):
-    """What is read of a ServerConfig, which may be another version's."""
+    """The part read of a ServerConfig, which may be another version's."""
 
     start_timeout: float = 0.0
 
 
 def _has_lock(directory: Path) -> bool:
-    """Whether a server has taken its lock, once; not in this moment, when it may be between making and taking it."""
+    """Return whether a server has ever taken its lock. False within the first second: it may not hold it yet."""
     try:
         return time.time() - (directory / LOCK).lstat().st_mtime > 1.0
     except OSError:
@@ -213,7 +213,7 @@ def _secure(root: Path, *, private: bool) -> Path:
         raise UnsafeRuntimeDirectoryError(
             f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
         )
-    # Whoever can put another directory in its place can put another server's socket there.
+    # A user who can put another directory in its place can put another server's socket there.
     danger = directories.danger_above(str(root))
     if danger is not None:
         raise UnsafeRuntimeDirectoryError(

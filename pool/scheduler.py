@@ -1,33 +1,33 @@
-"""Who runs next, and what a death means: the server's decisions, without processes, sockets or clocks.
+"""Decides which job runs next, and what a death means: the server's state machine, without processes or clocks.
 
-Events are methods, decisions are the list of actions they return; the server carries them out in that order. Jobs,
-workers and owners are numbers or any hashable name the caller gives; outcomes are opaque.
+Events are methods, decisions are the list of actions they return; the server carries them out in that order. Jobs and
+workers are numbers, owners any hashable name the server gives; outcomes are opaque.
 
-A **job** is queued or has one **worker**, and is wanted by one or more **asks**: whoever asks for what is being done
-already (`flight`) joins it, and hears of its end with the others. It goes on as long as one of them wants it.
+A **job** is queued or has one **worker**, and is wanted by one or more **asks**: an ask for a job that is under way
+already (`flight`) joins it, and hears of its end with the others. The job goes on as long as one ask wants it.
 
-A worker holds a slot, holds none (it is blocked in waiting for its sub-jobs)
-or wants one back. A worker outlives its job from the moment the asker has the outcome until the process is gone, and
-its slot is free only then. Sub-jobs belong to the worker that asked for them: they end with it.
+A worker holds a slot, holds none (it waits for its sub-jobs) or wants one back. It outlives its job from the moment the
+outcome is delivered until the process is gone, and its slot is free only then. Sub-jobs belong to the worker that
+submitted them: they end with it.
 
 A job of a **kind** may run in a worker that ran others of that kind, which is then **parked**, without a job or slot,
 for the next one. As many are kept as there are slots, the latest.
 
 A worker's end is blamed on its job only once it **reached** that: before, it is the host that lacks something. Such a
-job is begun again, so often as there is patience with the host, and then ends as one that got no worker.
+job is begun again, up to `begins` workers in a row, and then ends with `NoWorker`.
 
-While `admit` says so, no job is begun beside those that run: the caller's host is short of something. A job that is to
-run **alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
+While `admit` says so, no job is begun beside those that run: the host is short of something. A job that is to run
+**alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
 
-A **spare** job is nobody's: it goes on when its asker leaves. It is begun where most slots are free, or when the caller
-says that it has been `quiet`; with few slots it would be in the way of what its asker waits for.
+A **spare** job has no owner: it goes on when its client leaves. It is begun if most slots are free, or when the server
+says that it has been `quiet`; with few slots it would be in the way of its own client's jobs.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
 
 Why there is no deadlock, with any number of slots: a worker that waits for sub-jobs gives its slot back. One that waits
-without our noticing (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run; when its
-caller is out of patience, one that `waits_to_be_alone`, too.
+unnoticed (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run; so does it, once
+the server is out of patience, for a job that `waits_to_be_alone`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from fxpool.pool.scheduler_state import Job, Slot, Worker
 
 __all__ = ["Scheduler"]
 
-# With fewer slots a job and its sub-jobs have use for all of them: cores share what two jobs need.
+# With fewer slots a job and its sub-jobs use all of them: a spare job would share their cores.
 _MANY = 4
 
 
 class Scheduler:
-    """The state machine. Not thread-safe; every method but the properties returns the actions it decided on."""
+    """The state machine. Not thread-safe; every event method returns the actions it decided on."""
 
     def __init__(self, slots: int, *, zygote_losses: int = 3, begins: int = 8) -> None:
         if slots < 1:
@@ -72,7 +72,7 @@ class Scheduler:
         self._ready = False
         self._broken: str | None = None
         self._jobs: dict[int, Job] = {}
-        self._asks: dict[int, int] = {}  # which job an ask belongs to
+        self._asks: dict[int, int] = {}  # the job an ask belongs to
         self._flights: dict[Hashable, int] = {}
         self._workers: dict[int, Worker] = {}
         self._queue: dict[int, None] = {}
@@ -85,11 +85,11 @@ class Scheduler:
         self._worker_numbers = itertools.count(1)
         self.retries = 0
 
-    # -- what a watcher may ask
+    # -- for observers
 
     @property
     def used(self) -> int:
-        """Slots held now. Over `slots` only by what `relieve` let in."""
+        """Slots held now. Over `slots` only by workers that `relieve` let in."""
         return self._used
 
     @property
@@ -102,12 +102,12 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Workers but for those that are parked."""
+        """Number of workers that are not parked."""
         return len(self._workers) - len(self._parked)
 
     @property
     def begun(self) -> int:
-        """Jobs that have a worker; sub-jobs are part of theirs."""
+        """Number of jobs that have a worker, without sub-jobs."""
         return sum(job.worker is not None and job.parent is None for job in self._jobs.values())
 
     @property
@@ -116,7 +116,7 @@ class Scheduler:
 
     @property
     def stalled(self) -> bool:
-        """All slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
+        """True if all slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
         waiting = self._used >= self.slots or self.waits_to_be_alone
         if not waiting or not self._ready or self._next_helper() is None:
             return False
@@ -124,23 +124,23 @@ class Scheduler:
 
     @property
     def waits_to_be_alone(self) -> bool:
-        """It is the turn of a job that is to run alone, and others run."""
+        """True if it is the turn of a job that is to run alone, and others run."""
         head = self._head() if self._ready and self._used and not self._wanting and not self._held_alone() else None
         return head is not None and head.alone
 
     @property
     def waits_for_quiet(self) -> bool:
-        """No slot is held, and what is queued waits for time to spare."""
+        """True if no slot is held, and only spare jobs are queued."""
         return self._ready and not self._used and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
 
     # -- jobs
 
     def job_of(self, ask: int) -> int | None:
-        """The job that an ask waits for: its own number, or that of the ask it joined; None once it was told."""
+        """Return the job that an ask waits for: its own number, or the one it joined; None once it was delivered."""
         return self._asks.get(ask)
 
     def asks_of(self, job: int) -> list[int]:
-        """Who waits for a job, in the order they came."""
+        """Return the asks that wait for a job, in the order they came."""
         return list(self._jobs[job].asks) if job in self._jobs else []
 
     def submit(
@@ -156,9 +156,11 @@ class Scheduler:
         alone: bool = False,
         spare: bool = False,
     ) -> list[Action]:
-        """A new ask, of `owner` or of a worker (`parent`). Equal `flight` says that results would be equal, equal
-        `kind` that one worker may run both, `alone` that nothing else is to run meanwhile, `spare` that there is time
-        until somebody else comes."""
+        """Add an ask of `owner`, or of a worker (`parent`).
+
+        Equal `flight` says that results would be equal, equal `kind` that one worker may run both, `alone` that nothing
+        else is to run meanwhile, `spare` that the job may wait for time to spare.
+        """
         actions: list[Action] = []
         if spare:
             owner = None
@@ -186,14 +188,14 @@ class Scheduler:
         return actions
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:
-        """The asker withdrew it. If nobody else wants it, its worker is killed, its sub-jobs too."""
+        """Withdraw an ask. If no other wants its job, the worker is killed, and its sub-jobs with it."""
         actions: list[Action] = []
         self._withdraw(job, reason, actions)
         self._dispatch(actions)
         return actions
 
     def owner_left(self, owner: Hashable) -> list[Action]:
-        """Cancels all that `owner` asked for."""
+        """Cancel all asks of `owner`."""
         actions: list[Action] = []
         top = [job for job in self._jobs.values() if job.parent is None]
         for ask in [ask for job in top for ask, whose in job.asks.items() if whose == owner]:
@@ -202,14 +204,14 @@ class Scheduler:
         return actions
 
     def admit(self, jobs: int | None) -> list[Action]:
-        """From now on, begin no job while so many run (None: as many as there are slots). Sub-jobs are let in."""
+        """From now on, begin no job while so many run (None: no limit but the slots). Sub-jobs are always admitted."""
         actions: list[Action] = []
         self._admitted = jobs
         self._dispatch(actions)
         return actions
 
     def quiet(self) -> list[Action]:
-        """Nothing was asked for for a while: begin what waits for that, if it still does."""
+        """Begin a spare job, if only spare ones wait: nothing was submitted for a while."""
         actions: list[Action] = []
         if self.waits_for_quiet:
             self._quiet = True
@@ -220,7 +222,7 @@ class Scheduler:
     # -- workers
 
     def reached(self, worker: int) -> list[Action]:
-        """The worker is at its job's function; from now on its death counts as an attempt."""
+        """Mark that the worker is at its job's function; from now on its death counts as an attempt."""
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
             known.reached = True
@@ -228,17 +230,17 @@ class Scheduler:
         return []
 
     def failed(self, worker: int) -> list[Action]:
-        """Whatever ends the worker now is not its job's fault."""
+        """Don't blame the worker's end on its job from now on."""
         if worker in self._workers:
             self._workers[worker].reached = False
         return []
 
     def missed(self, job: int) -> int:
-        """How many workers in a row did not reach a job."""
+        """Return how many workers in a row did not reach a job."""
         return self._jobs[job].missed if job in self._jobs else 0
 
     def refuse(self, worker: int, reason: str) -> list[Action]:
-        """No worker can ever be given the job of this one."""
+        """End the job of this worker as Unavailable: no worker can ever be given it."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -247,7 +249,7 @@ class Scheduler:
         return actions
 
     def answered(self, worker: int, answer: object, *, stays: bool = False) -> list[Action]:
-        """The worker answered; the process will be gone soon, unless it `stays` for another job of its kind."""
+        """Deliver the worker's answer; its process ends soon, unless it `stays` for another job of its kind."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is None or known.job is None:
@@ -257,26 +259,26 @@ class Scheduler:
         if stays and known.kind is not None and known.reached and not known.killed:
             self._park(known, actions)
         elif stays:
-            self._kill(worker, actions)  # it waits for what does not come
+            self._kill(worker, actions)  # it waits for a job that won't come
         self._dispatch(actions)
         return actions
 
     def dismiss(self, worker: int) -> list[Action]:
-        """Keep a parked worker no longer."""
+        """Stop keeping a parked worker."""
         actions: list[Action] = []
         if self._parked.pop(worker, self) is None:
             self._kill(worker, actions)
         return actions
 
     def exited(self, worker: int, how: object) -> list[Action]:
-        """The process is gone. Without an answer that costs its job an attempt, if the worker had reached it."""
+        """Forget a worker whose process is gone. If it had reached its job and not answered, that costs an attempt."""
         actions: list[Action] = []
         self._remove(worker, how, actions)
         self._dispatch(actions)
         return actions
 
     def given_up(self, worker: int, how: object) -> list[Action]:
-        """The worker has to end and does not: its job ends without it, its slot when it does."""
+        """End the job of a worker that was killed and does not end; the slot is free only when it does."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -285,13 +287,13 @@ class Scheduler:
         return actions
 
     def lost(self, worker: int) -> list[Action]:
-        """Nothing more can be heard of the worker: make sure that it ends."""
+        """Kill a worker that can't be heard any more."""
         actions: list[Action] = []
         self._kill(worker, actions)
         return actions
 
     def waiting(self, worker: int) -> list[Action]:
-        """The worker is blocked until sub-jobs end; its slot is free meanwhile."""
+        """Free the worker's slot while it is blocked until sub-jobs end."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -300,7 +302,7 @@ class Scheduler:
         return actions
 
     def resume(self, worker: int) -> list[Action]:
-        """The worker wants to go on; it does when it gets its Grant."""
+        """Queue the worker for a slot; it goes on when it gets its Grant."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is None or known.job is None:
@@ -314,8 +316,8 @@ class Scheduler:
         return actions
 
     def relieve(self) -> list[Action]:
-        """Let one more run than there are slots, or beside one that wants to be alone, if that is what everything waits
-        for (see `stalled`, `waits_to_be_alone`)."""
+        """Let one more run than there are slots, or beside a job that wants to be alone, if everything waits for that
+        (see `stalled`, `waits_to_be_alone`)."""
         actions: list[Action] = []
         if self.stalled or self.waits_to_be_alone:
             self._run_next(actions, beside=True)
@@ -330,9 +332,9 @@ class Scheduler:
         return actions
 
     def zygote_lost(self, how: object, reason: str = "the zygote died") -> list[Action]:
-        """It died, and its workers with it. The caller starts another unless `broken` is set afterwards.
+        """Forget the zygote and its workers. The server starts another zygote unless `broken` is set afterwards.
 
-        No job is blamed for it, but one that goes through as many as break the pool gets no other worker.
+        No job is blamed for it, but a job that loses as many zygotes as break the pool gets no other worker.
         """
         actions: list[Action] = []
         self._ready = False
@@ -350,7 +352,7 @@ class Scheduler:
         return actions
 
     def zygote_broken(self, reason: str) -> list[Action]:
-        """No zygote will ever be ready: every job ends, and every later one."""
+        """End every job, and every later one: no zygote will ever be ready."""
         actions: list[Action] = []
         self._ready = False
         self._broken = reason
@@ -358,10 +360,10 @@ class Scheduler:
             self._abort(job, Unavailable(reason), actions)
         return actions
 
-    # -- inside
+    # -- internals
 
     def _head(self) -> Job | None:
-        """The next queued job that may be begun, or None."""
+        """Return the next queued job that may be begun, or None."""
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
@@ -382,7 +384,7 @@ class Scheduler:
         return min(queue, key=rank)
 
     def _owners(self, job: Job) -> set[Hashable]:
-        """Who wants a job, or the job that it is a part of."""
+        """Return the owners of a job, or of the job that it is a part of."""
         while job.parent is not None:
             above = self._workers.get(job.parent)
             if above is None or above.job is None:
@@ -391,7 +393,7 @@ class Scheduler:
         return set(job.asks.values())
 
     def _next_helper(self) -> int | None:
-        """What would run next if it can end another's waiting: a worker that wants to go on, or a sub-job."""
+        """Return a worker that wants its slot back, or a sub-job, if it is next: it may end another worker's wait."""
         if self._wanting:
             return self._wanting[0]
         head = self._head()
@@ -455,7 +457,7 @@ class Scheduler:
             actions.append(Kill(worker))
 
     def _finish(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
-        """Forget the job, tell its asker, end what it had asked for. The worker, if any, goes on without a job."""
+        """Forget the job, deliver its outcome, end its sub-jobs. The worker, if any, stays without a job."""
         del self._jobs[job.job]
         if job.flight is not None:
             del self._flights[job.flight]

@@ -1,4 +1,4 @@
-"""What the scheduler knows of jobs and workers."""
+"""The scheduler's records of jobs and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Slot(Enum):
 
 @dataclass
 class Job:
-    """`job` is the number of its first ask, which may have left; `asks` maps those that want it to their owners."""
+    """`job` is the number of its first ask, which may have left; `asks` maps the remaining ones to their owners."""
 
     job: int
     asks: dict[int, Hashable]
@@ -30,7 +30,7 @@ class Job:
     alone: bool
     spare: bool = False
     attempt: int = 0
-    losses: int = 0  # of zygotes
+    losses: int = 0  # zygotes that died while it ran
     missed: int = 0  # workers that did not reach it
     worker: int | None = None
     last: object = None

@@ -1,12 +1,12 @@
-"""The server: clients come and go, a zygote is kept, jobs go to the dispatcher. Imports no torch.
+"""The server: accepts clients, keeps a zygote, passes jobs to the dispatcher. Imports no torch.
 
-    python -m fxpool.pool.server --directory DIR --listen FD     (what a client starts; see `client`)
+    python -m fxpool.pool.server --directory DIR --listen FD     (started by a client; see `launch`)
 
-A client's own server ends when that is gone, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends when it
-had no client for a while; on Shutdown, on SIGTERM and when another took its place it takes no new client and lets the
-jobs of those it has end first. What it does for those who come later (`Submit.spare`) keeps it from being idle, and no
-one waiting. All workers, the zygote and the private directory go with it. Which job runs when is the
-scheduler's decision, and the dispatcher carries it out.
+A client's own server ends with its client, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends after
+`idle_timeout` seconds without a client; on Shutdown, on SIGTERM and when another took its place it takes no new client
+and first finishes the jobs of those it has. Spare jobs (`Submit.spare`) keep it from being idle, and keep no client
+waiting. All workers, the zygote and the private directory go with it. Which job runs when is the scheduler's decision,
+and the dispatcher carries it out.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from fxpool.version import __version__
 __all__ = ["Server", "main"]
 
 HANDSHAKE_SECONDS = 10.0
-# Bytes that a client may leave unread before what can be left out is, and nothing more is taken from it.
+# Bytes that a client may leave unread; beyond, log records are dropped and no frame of its is read.
 _OUTBOX_CAP = 64 << 20
-# What the host may have again in a moment, and how long it is waited for between the tries to start a zygote.
+# Errors that may pass in a moment, and the seconds to wait between the tries to start a zygote.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
-# A server that nobody comes to has jobs of its own so long after its time, and looks so often whether they are done.
+# Seconds for which a server without clients finishes its spare jobs, and between the looks whether they are done.
 _SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
 
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """One event loop's worth of clients, a zygote and a dispatcher."""
+    """Clients, a zygote and a dispatcher on one event loop."""
 
     def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
         self.directory = directory
@@ -90,10 +90,10 @@ class Server:
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
-        processes.adopt_orphans()  # what is left of the workers when the zygote was killed
+        processes.adopt_orphans()  # processes that workers left when the zygote was killed
         self.listener.setblocking(False)
         self._listen()
-        # Somebody started us; nobody came.
+        # End if the client that started this server never connects.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
         self._start_zygote()
         (self.directory / READY).touch(mode=0o600)
@@ -105,7 +105,7 @@ class Server:
             await self.end.wait()
         finally:
             await self._shut_down()
-            await self._seen_off  # nobody waits for this; nobody else does it
+            await self._seen_off  # the predecessor may still have to be killed, and no other process does that
 
     # ------------------------------------------------------------ clients
 
@@ -119,7 +119,7 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as error:
-            # Out of descriptors, say: the listener stays readable, so look away for a moment.
+            # Out of descriptors, say: the listener stays readable, so stop watching it for a moment.
             log.error("can't accept a connection: %s", error)
             self.loop.remove_reader(self.listener.fileno())
             self.loop.call_later(0.5, self._listen)
@@ -213,7 +213,7 @@ class Server:
             self.end.set()
 
     def _leave_if_alone(self) -> None:
-        """A client's own server goes with it, the host's when nobody came for a while."""
+        """End a client's own server with its client, the host's after a while without any."""
         if any(client.greeted for client in self.clients.values()) or not self._had_client:
             return
         if not self.config.link or self._draining:
@@ -223,7 +223,7 @@ class Server:
             self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_idle)
 
     def _leave_if_idle(self) -> None:
-        """Nobody came for a while. What is left to do for those who come later is done first, unless it can't be."""
+        """End an idle server; its spare jobs are finished first, within `_SPARE_SECONDS`."""
         waited = self.loop.time() - self._idle_since - self.config.idle_timeout
         if self.dispatcher.busy and waited < _SPARE_SECONDS:
             self._idle = self.loop.call_later(_LOOK_SECONDS, self._leave_if_idle)
@@ -233,7 +233,7 @@ class Server:
     # ------------------------------------------------------------ the host's server
 
     def _asked_to_end(self) -> None:
-        """At once if it is a client's own, or asked twice; else when what was asked for is done."""
+        """End at once if this is a client's own server, or asked twice; else when its jobs are done."""
         if not self.config.link or self._draining:
             self.end.set()
         else:
@@ -242,7 +242,7 @@ class Server:
     def _drain(self, reason: str) -> None:
         log.info("no new clients: %s", reason)
         self._draining = True
-        with contextlib.suppress(OSError):  # removed under us: who would look for it does not find us either
+        with contextlib.suppress(OSError):  # the directory was removed: then nobody can find this server either
             (self.directory / predecessor.LEAVING).touch(mode=0o600)
         self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
@@ -257,7 +257,7 @@ class Server:
         self.end.set()
 
     async def _watch_link(self) -> None:
-        """Leave when another server was put in our place."""
+        """Leave when another server has taken this one's place."""
         while not self._draining:
             await asyncio.sleep(predecessor.LINK_SECONDS)
             if not self._link_is_ours():
@@ -300,7 +300,7 @@ class Server:
         self._failed_starts = 0
 
     def _zygote_refused(self, error: OSError) -> None:
-        """Try again where the host may have more in a moment; after some tries let another server do so."""
+        """Try again after a shortage that may pass; after some tries leave it to another server."""
         reason = f"the zygote could not be started: {error}"
         if error.errno not in _SHORTAGES:
             self._zygote_broken(reason)
@@ -312,7 +312,7 @@ class Server:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """The host lacks what a zygote needs. It may have it later, for another server."""
+        """Report a broken zygote and leave: the host lacks what it needs, and may have it later for another server."""
         self._zygote_broken(reason)
 
         def leave() -> None:
@@ -321,7 +321,7 @@ class Server:
             elif not self._draining:
                 self._drain(reason)
 
-        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and who is on the way here
+        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and for clients that are connecting
 
     def on_prepared(self, message: m.Prepared) -> None:
         facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
@@ -349,7 +349,7 @@ class Server:
             attached.close()
 
     def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None:
-        """It is dead and reaped."""
+        """Handle the end of a zygote, which is dead and reaped."""
         late = zygote.late
         if zygote is not self.zygote or self._ending:
             return
@@ -362,7 +362,7 @@ class Server:
         if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
             reason = f"{memory.advice(host)}; {reason}"
         log.warning("%s", reason)
-        # What a zygote does in its idle time may be what ended it; often it can tell which call it was.
+        # An idle call may have ended the zygote; often the exit code tells which, and then only that one is dropped.
         guilty = zygote.code - m.EXIT_IDLE
         self._idle_calls = [
             name
@@ -417,9 +417,9 @@ class Server:
         }
 
     def _memory(self) -> dict[str, int]:
-        """Bytes (proportional set size) that server, zygote and workers take, their compilers included.
+        """Return the bytes (proportional set size) of server, zygote and workers, with their compilers.
 
-        Looked at once in a while: it takes milliseconds, and who asks all the time must not stop the others.
+        Measured at most every `_MEASURE_SECONDS`: it takes milliseconds, and frequent queries must not hold up jobs.
         """
         if self._measured and self.loop.time() - self._measured[0] < _MEASURE_SECONDS:
             return self._measured[1]
@@ -436,14 +436,14 @@ class Server:
         return self._numbers
 
     def _child_ended(self) -> None:
-        """The zygote, or an orphan that we adopted because it has no zygote any more."""
+        """Reap the zygote, or an orphan that was adopted because it has no zygote any more."""
         if self.zygote is not None:
             self.zygote.poll()
         if not self._ending:
             processes.reap_strays({self.zygote.pid} if self.zygote is not None else set())
 
     async def _sweep(self) -> None:
-        await asyncio.sleep(1.0)  # after the start, which somebody waits for
+        await asyncio.sleep(1.0)  # after the start, for which a client waits
         for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
             log.info("removed %s, whose server is gone", directory)
 
@@ -464,13 +464,13 @@ class Server:
         processes.reap_strays(set(), seconds=GRACE_SECONDS)
         self.dispatcher.forget_all()
         runtime_dir.remove(self.directory)
-        # Last, so that who waits for our end finds nothing of us.
+        # Last, so that a client that waits for our end finds nothing of us.
         for client in list(self.clients.values()):
             client.connection.close()
 
 
 def _cgroup() -> str:
-    """Where the server lives: what ends this group (a container's end, a service manager's stop) ends the server."""
+    """Return the server's cgroups: the end of that group (a container's, a service's) ends the server."""
     try:
         return Path("/proc/self/cgroup").read_text().strip()
     except OSError:
@@ -489,7 +489,7 @@ def main(arguments: list[str]) -> None:
     os.set_inheritable(options.listen, False)
     config = msgspec.json.decode((options.directory / CONFIG).read_bytes(), type=ServerConfig)
     if config.link and os.fork():
-        os._exit(0)  # whoever started us has no child to wait for
+        os._exit(0)  # the client that started us has no child to wait for
     lock = runtime_dir.hold(options.directory)
     server = Server(options.directory, listener, config)
     log.info("server %d with %d slots (%s)", os.getpid(), server.slots, server.rule)
@@ -497,7 +497,7 @@ def main(arguments: list[str]) -> None:
     log.info("ended after %.1f s", time.perf_counter() - start)
     os.close(lock)
     logging.shutdown()
-    # Who closes the pool waits for our end: the interpreter's own takes 20 ms, and nothing is left to do in it.
+    # A client that closes the pool waits for our end: the interpreter's exit takes 20 ms, and has nothing left to do.
     os._exit(0)
 
 

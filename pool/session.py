@@ -1,6 +1,6 @@
-"""A connection to a server, from finding or starting that to the end of either.
+"""A connection to a server, from finding or starting it to the end of either.
 
-One daemon thread does the reading, and the writing that did not fit into the socket at once, so that nobody who submits
+One daemon thread does the reading, and the writing that did not fit into the socket at once, so that `submit` never
 waits.
 """
 
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 __all__ = ["Session", "again"]
 
 _LOG_TAIL = 2000
-# A server that says nothing about our jobs is asked whether it lives, and has so long for an answer.
+# Seconds of silence after which a server with jobs of ours is pinged, and those it has to answer.
 _PING_SECONDS = 1.0
 _SILENCE_SECONDS = 3.0
 
 
 class Session:
-    """A new server is a new session. `alive` until the server is gone or `close` was called.
+    """A connection to one server; a new server gets a new session. `alive` until the server is gone or `close`.
 
     A server of this process's own ends with the session; the host's goes on.
+
+    Raises:
+        PoolUnavailableError: no server can be found or started.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -61,14 +64,14 @@ class Session:
         self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
         self._closing = False
         self._pinged: float | None = None
-        self._asleep = False  # the thread waits without a limit
+        self._asleep = False  # the thread waits without a timeout
         self._leave = False
-        self._leaving = False  # the server is; what it has of ours it does
+        self._leaving = False  # the server takes no new jobs, but finishes ours
         self._deadline = time.monotonic() + config.start_timeout
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
         self._wake = -1
         found: launch.Found | None = None
-        descriptors.keep_standard()  # what is printed must not get into the connection
+        descriptors.keep_standard()  # so that printed text can't get into the connection
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             found = launch.find_or_start(config) if config.host else launch.start(config)
@@ -87,7 +90,7 @@ class Session:
             raise
 
     def _abandon(self, found: launch.Found | None) -> None:
-        """Undo a start that got stuck half-way. A server of the host's leaves by itself."""
+        """Undo a start that failed halfway. A server of the host's leaves by itself."""
         if self._wake >= 0:
             os.close(self._wake)
         if found is None:
@@ -116,7 +119,7 @@ class Session:
         payload: bytes,
         on_event: Callable[[m.JobEvent], object] | None = None,
     ) -> Job | None:
-        """None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
+        """Submit a job; None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self, number, label, client)
         job.on_event = on_event
@@ -125,7 +128,7 @@ class Session:
                 return None
             self.jobs[number] = job
         if self._asleep:
-            self._wake_up()  # from now on it watches whether the server lives
+            self._wake_up()  # from now on the thread checks that the server lives
         try:
             self.send(make(number), payload)
         except BaseException:
@@ -164,21 +167,21 @@ class Session:
 
     @property
     def server_pid(self) -> int | None:
-        """None as long as a server of the host's has not said."""
+        """The server's pid; None until a server of the host's has sent it."""
         if self._welcome is not None:
             return self._welcome.pid
         return self.process.pid if self.process is not None and not self.shared else None
 
     def close(self, timeout: float) -> None:
-        """End this session, and with it a server of our own and all it runs: its processes are gone then.
+        """End this session. A server of our own ends with it, and all its processes are gone on return.
 
-        What was asked of the host's server ends, too, unless somebody else wants it.
+        Jobs on the host's server end, too, unless other clients want them. `timeout` is in seconds.
         """
         if self.pid != os.getpid():
             return
         if threading.current_thread() is self._thread:
             # From a callback, or as the last reference to the client went. Possibly in the middle of anything, as the
-            # garbage collector calls finalizers wherever it runs: the loop does the rest.
+            # garbage collector calls finalizers wherever it runs: leave the rest to the loop.
             self._closing = self._leave = True
             self._wake_up()
             return
@@ -206,7 +209,7 @@ class Session:
         try:
             os.eventfd_write(self._wake, 1)
         except OSError:
-            pass  # closed: the thread is through
+            pass  # closed: the thread has ended
 
     # ------------------------------------------------------------ the thread
 
@@ -221,7 +224,7 @@ class Session:
         self._end(error)
 
     def _loop(self) -> PoolError:
-        """Until the server is gone; returns why."""
+        """Serve the connection until the server is gone; return why."""
         with selectors.PollSelector() as selector:
             selector.register(self.sock, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -249,7 +252,7 @@ class Session:
                 if found:
                     self._asleep = False
                 elif self._welcome is not None and not self.jobs:
-                    self._asleep = True  # who submits in this moment looks at it after adding to `jobs`
+                    self._asleep = True  # `submit` checks this after it has added to `jobs`
                 elif self._welcome is not None and self._is_silent():
                     return PoolUnavailableError(f"the server has said nothing for {_SILENCE_SECONDS:g} s")
                 for key, mask in found:
@@ -268,7 +271,7 @@ class Session:
                             return PoolUnavailableError("the server ended")
 
     def _is_silent(self) -> bool:
-        """Whether a server that has jobs of ours hangs. Asks it, if it was not asked yet."""
+        """Return whether a server with jobs of ours hangs. Pings it first."""
         if self._pinged is None:
             self._pinged = time.monotonic()
             self.send(m.Ping())
@@ -320,7 +323,7 @@ class Session:
             with self._lock:
                 self._leaving = True
         elif isinstance(message, m.Pong):
-            pass  # having read something is all
+            pass  # any message shows that the server lives
         elif isinstance(message, m.ZygoteState):
             self.zygote = message
             self.zygote_known.set()
@@ -338,7 +341,7 @@ class Session:
             self._outbox.clear()
         self._close_socket()
         os.close(self._wake)
-        if not self.shared:  # the server removes it when it leaves in peace
+        if not self.shared:  # the host's server removes its own when it leaves
             runtime_dir.remove(self.directory)
         cancelled = self._closing
         for job in jobs.values():
@@ -353,10 +356,10 @@ class Session:
         self.over.set()
 
     def _of_our_own(self, error: PoolError) -> PoolError:
-        """See to it that our own server is gone; the error with how that came."""
+        """Make sure that our own server is gone; return the error with how it ended."""
         assert self.process is not None
         if not self._closing:
-            # Its socket has ended: so has the server, or it is of no use.
+            # Its socket has ended: it has ended, too, or is of no use.
             _ended(self.process, 0.5)
         if self.process.poll() is None and (not self._closing or self._welcome is None):
             self.process.kill()
@@ -376,7 +379,7 @@ class Session:
             launch.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._closing:
             return error
-        # One that we found may have been about to leave.
+        # A server that was found may have been about to leave.
         kind = ServerLostError if self._welcome is not None or self.process is None else PoolUnavailableError
         who = f"server {self._welcome.pid} of this host" if self._welcome is not None else "the host's new server"
         return kind(f"{error}: {who}", remedy=self._log_tail())
@@ -400,11 +403,11 @@ class _Reply:
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for the end of `process`. Popen.wait with a limit looks every 50 ms, which is most of what `close` takes."""
+    """Wait for the end of `process`; return whether it ended. Popen.wait polls every 50 ms, most of `close`'s time."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
-        pidfd = -1  # an old kernel, or it was reaped by somebody else
+        pidfd = -1  # an old kernel, or the process was reaped elsewhere
     if pidfd >= 0:
         try:
             waiter = select.poll()

@@ -1,7 +1,7 @@
-"""Looks at what jobs take while any run, and at what the host has left before one is begun.
+"""Checks the memory of running jobs, and of the host before a job is begun.
 
 A job over its memory limit is ended like one over its time. While the host is above its mark no job is begun beside
-those that run; where it stays there, jobs are begun one at a time, as who waits must not wait for ever.
+those that run; if it stays there, jobs are begun one at a time, so that no caller waits forever.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fxpool.pool.scheduler import Scheduler
 
 __all__ = ["Limits", "Watch"]
 
-# Between two looks. A process can take some hundred megabytes meanwhile.
+# Between two checks. A process can take some hundred megabytes meanwhile.
 _LOOK_SECONDS = 0.25
-# How long nothing is begun above the mark.
+# Seconds for which no job is begun above the mark.
 _PATIENCE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may take (seconds; bytes of its processes together), and the mark of the host (0.0 to 1.0)."""
+    """Limits of one job (seconds; bytes of its processes together), and the mark of the host (0.0 to 1.0)."""
 
     job_seconds: float | None
     job_bytes: int
@@ -49,7 +49,7 @@ class Limits:
         return Limits(job_seconds, found, host_mark, rules, host)
 
     def facts(self) -> dict[str, Any]:
-        """For a reader: each limit, and the rule that set it."""
+        """Return the limits as plain data, with the rule that set each."""
         used, of = self.host.used()
         return {
             "job_seconds": self.job_seconds,
@@ -63,7 +63,7 @@ class Limits:
 
 
 class Watch:
-    """One timer, which runs while there is a worker or a queue."""
+    """Checks jobs and host on one timer, which runs while there is a worker or a queue."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Watch:
         limit_of: Callable[[Worker], int],
         over: Callable[[Worker, Exceeded], None],
     ) -> None:
-        """`jobs` gives the workers that run a job of somebody's, each with the pids of it and of its sub-jobs;
-        `limit_of` the bytes that it may take."""
+        """`jobs` returns the workers of clients' jobs, each with its pid and those of its sub-jobs' workers; `limit_of`
+        returns a worker's limit in bytes; `over` is called for each worker above it."""
         self.limits = limits
         self.pressed = False
         self._scheduler, self._do, self._jobs, self._over = scheduler, do, jobs, over
@@ -86,12 +86,12 @@ class Watch:
         self._pressed_since = 0.0
 
     def before_a_job(self) -> None:
-        """Look at the host, unless that was done a moment ago."""
+        """Check the host, unless that was done less than `_LOOK_SECONDS` ago."""
         if self._loop.time() - self._looked >= _LOOK_SECONDS:
             self._look_at_host()
 
     def go_on(self) -> None:
-        """Begin to look, if there is anything to look at."""
+        """Start the timer if there is a worker or a queue."""
         if self._timer is None and (self._scheduler.running or self._scheduler.queued):
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
@@ -105,7 +105,7 @@ class Watch:
         for worker, pids in self._jobs():
             limit = self._limit_of(worker)
             everybody = [one for pid in pids for one in memory.tree(pid)]
-            # Of shared pages this counts all: it is over first.
+            # Counts shared pages in full: an upper bound, and much cheaper.
             if memory.at_most(everybody) <= limit:
                 continue
             used = memory.proportional(everybody)

@@ -1,10 +1,10 @@
-"""A worker: runs one job and ends. Forked from the zygote, so it begins with all that the zygote imported.
+"""A worker: runs one job and ends. Forked from the zygote, so it starts with all that the zygote imported.
 
-A job that says so (`reuse`) leaves its process as it found it; a worker that ran one waits for another like it.
+A worker whose job leaves the process as it found it (`reuse`) waits for another like it.
 
-`main` is the process; `JobContext` is what the job's code sees of the pool (`current_job()`): sub-jobs, which run in
-workers of their own, and the number of slots. The receiving thread is started by the first use of it, so that a job
-without sub-jobs stays in a process of one thread.
+`main` is the process; `JobContext` is the pool as the job's code sees it (`current_job()`): sub-jobs, which run in
+workers of their own, and the number of slots. The receiving thread is started on first use, so that a job without
+sub-jobs stays in a process of one thread.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
 EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
 EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
 
-# Made in the zygote, once.
+# Fills the decoder cache in the zygote, for all workers.
 decoder_of(m.ToWorker)
 
 _current: JobContext | None = None
 
 
 def current_job() -> JobContext | None:
-    """The job this process runs, or None outside a worker (a process that a job forked is outside, too)."""
+    """Return the job this process runs, or None outside a worker (a process that a job forked is outside, too)."""
     return _current
 
 
@@ -71,7 +71,7 @@ class _Link:
         try:
             self.channel.send(message, payload)
         except ProtocolError:
-            raise  # too long; the peer is still there
+            raise  # the message is too long; the peer is still there
         except OSError:
             _lost()
 
@@ -82,7 +82,7 @@ class _Link:
                 self._reader.start()
 
     def ask(self, make: Callable[[int], msgspec.Struct]) -> int:
-        """Send a question, wait for the number that answers it."""
+        """Send a question and wait for the number that answers it."""
         self.listen()
         number = next(self.numbers)
         reply: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -92,8 +92,9 @@ class _Link:
 
     @contextlib.contextmanager
     def slot_given_back(self) -> Iterator[None]:
-        """Around a wait for sub-jobs. With several threads the slot is given back while any of them waits: one that
-        waits through another (a pool of threads, each with a sub-job) must not keep the slot its sub-job needs."""
+        """Give the slot back during a wait for sub-jobs. With several threads it is given back while any of them waits:
+        one that waits through another (a pool of threads, each with a sub-job) must not keep the slot its sub-job
+        needs."""
         with self.lock:
             self._waiters += 1
             if self._waiters == 1:
@@ -134,7 +135,7 @@ class _Link:
 
 
 def _lost() -> None:
-    """Nobody is left to answer to: end, with the compilers that run for us."""
+    """End this process and the compilers that run for it: the server is gone."""
     os.killpg(0, signal.SIGKILL)
     os._exit(EXIT_LOST)
 
@@ -168,9 +169,9 @@ class SubJob(concurrent.futures.Future[bytes]):
         return cancelled
 
     def _wait(self, timeout: float | None) -> None:
-        # `done` first: a result that is here costs no message.
+        # `done` first: a result that has arrived costs no message.
         if not self.done() and timeout != 0:
-            over = (concurrent.futures.TimeoutError, concurrent.futures.CancelledError)  # told by the caller's own call
+            over = (concurrent.futures.TimeoutError, concurrent.futures.CancelledError)  # raised again by the caller
             with self._link.slot_given_back(), contextlib.suppress(*over):
                 super().exception(timeout)
 
@@ -197,11 +198,12 @@ class JobContext:
         environment: Mapping[str, str | None] | None = None,
         alone: bool = False,
     ) -> concurrent.futures.Future[bytes]:
-        """Run `function` ("package.module:qualname") on `payload` in another worker; see `SubJob`.
+        """Run `function` ("package.module:qualname") on `payload` in another worker; return a `SubJob`.
 
-        The sub-job has this job's environment with what `environment` puts over it, sys_path, cwd and log levels, and
-        ends with it. `reuse` as in `PoolClient.submit`. `alone`: while it runs, the pool runs nothing else, as far as
-        that can be had within seconds; this job has to be waiting for it.
+        The sub-job has this job's environment (with `environment` applied over it), sys_path, cwd and log levels, and
+        ends with it. `reuse` as in `JobSpec`. `alone`: the pool runs nothing else meanwhile, if it can arrange that
+        within seconds; this job has to be waiting for it. Raises ProtocolError if the payload is over the cap of a
+        frame.
         """
         link = self._link
         link.listen()
@@ -228,22 +230,22 @@ class JobContext:
         return future
 
     def phase(self, name: str) -> None:
-        """Say what is done from now on: if it ends this worker, who asked is told that it was this."""
+        """Name what the job does from now on; the name is reported if this worker dies of it."""
         self._link.send(m.Phase(name=name))
 
     def spoil(self) -> None:
-        """Have this process run no other job: it is not as it was found."""
+        """Have this process run no further job: its state has changed."""
         self.tainted = True
 
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
-        """Around work that runs beside what the slots are for: the worker holds none meanwhile.
+        """Hold no slot during a ``with`` block, for work beside what the slots are for.
 
-        It is for the job to see that such work takes only what others leave (`os.nice`).
+        The job has to see to it that such work takes only what others leave (`os.nice`).
         """
         return self._link.slot_given_back()
 
     def slots_free(self) -> int:
-        """How many more workers the server would run at this moment (others may take them in the next)."""
+        """Return how many more workers the server would run at this moment (others may take them in the next)."""
         return self._link.ask(lambda number: m.SlotsQuery(number=number))
 
 
@@ -256,7 +258,7 @@ def main(sock: socket.socket) -> None:
     code = 0
     try:
         faulthandler.enable()  # a segfault leaves the Python frames in the log
-        # A job makes many objects and ends its process: looking for garbage seldom is soon enough.
+        # A job makes many objects and then its process ends: few garbage collections are enough.
         gc.set_threshold(50_000, 20, 50)
         link = _Link(sock)
         os.register_at_fork(after_in_child=lambda: _leave_pool(link))
@@ -277,7 +279,7 @@ def main(sock: socket.socket) -> None:
             answer, result = _run(run, payload, link, first=first)
             del payload, frame
             _flush()
-            # With a thread of its own that reads, or any other, this one can't go on as if it were the first time.
+            # A process with other threads, such as the receiving one, can't start afresh with another job.
             stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
             try:
                 link.channel.send(answer, result)
@@ -292,7 +294,7 @@ def main(sock: socket.socket) -> None:
         traceback.print_exc()
     finally:
         _flush()
-        # Not sys.exit: what the zygote's modules registered for the interpreter's end is the zygote's.
+        # Not sys.exit: the exit handlers that the zygote's modules registered are the zygote's.
         os._exit(code)
 
 
@@ -316,7 +318,7 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
     except BaseException as error:
         seconds = time.perf_counter() - start
         trace = error.__traceback__
-        # Our own frame says nothing; keep it only if there is no other.
+        # Our own frame is no help; keep it only if there is no other.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
         return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
 
@@ -333,11 +335,11 @@ def say_unable(descriptor: int, error: BaseException) -> None:
         for part in encode(unable):
             os.write(descriptor, part)
     except OSError:
-        pass  # the server is told of the exit code
+        pass  # the server gets the exit code
 
 
 class _UnableError(Exception):
-    """The host does not let this worker begin."""
+    """The host refuses what this worker needs to begin."""
 
     def __init__(self, what: str, error: OSError) -> None:
         self.code = errno.errorcode.get(error.errno or 0, "")
@@ -345,7 +347,7 @@ class _UnableError(Exception):
 
 
 def _settle(run: m.Run) -> None:
-    """Take on the job's environment and import path. Raises _UnableError."""
+    """Apply the job's environment and import path. Raises _UnableError."""
     for name, value in run.environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -362,8 +364,8 @@ def _settle(run: m.Run) -> None:
         tempfile.tempdir = None
     if run.sys_path:
         sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
-    # Directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies, finders
-    # of all directories (3 ms after torch), which notice changed directories by themselves.
+    # Forget directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies,
+    # finders of all directories (3 ms after torch), which notice changed directories by themselves.
     for path in sys.path:
         if sys.path_importer_cache.get(path, sys) is None or path in run.sys_path:
             sys.path_importer_cache.pop(path, None)
@@ -388,7 +390,7 @@ def _flush() -> None:
 
 
 def _leave_pool(link: _Link) -> None:
-    """In a process that the job forked: not a worker, and no copy of the worker's socket."""
+    """Leave the pool in a process that the job forked: it is no worker, and must not keep the worker's socket."""
     global _current
     _current = None
     link.left = True

@@ -2,7 +2,7 @@
 
     python -m fxpool.pool.zygote CONTROL_FD SERVER_PID PROTOCOL_VERSION
 
-It is told what to do over a SOCK_SEQPACKET socket (one message a packet, a worker's socket attached to its Fork), and
+It gets its orders over a SOCK_SEQPACKET socket (one message a packet, a worker's socket attached to its Fork), and
 ends, with all workers and what they left behind, when that socket does. One thread only: a fork copies the calling
 thread and the locks of all others; that is checked before every fork.
 """
@@ -31,9 +31,9 @@ from fxpool.pool import messages as m
 from fxpool.pool.protocol import PROTOCOL_VERSION
 
 PACKET = 128 << 10
-# A traceback has to fit into a packet.
+# Characters kept of a traceback, which has to fit into a packet.
 _REASON_KEPT = 32 << 10
-# Seconds without an order after which the zygote has time for itself.
+# Seconds without an order before the next idle call.
 _IDLE_AFTER = 0.05
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -41,7 +41,7 @@ _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygo
 
 
 class Zygote:
-    """The loop between the server's requests and the workers' ends."""
+    """Serves the server's orders and reaps workers in one loop."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -49,11 +49,11 @@ class Zygote:
         self.process = psutil.Process()
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
-        self.idle: list[str] = []  # what is still to be called when there is nothing else to do
+        self.idle: list[str] = []  # idle calls still to be made
         self.all_idle: tuple[str, ...] = ()
 
     def prepare(self) -> bool:
-        """Import what the server names; False if that can't be done (the server has been told why)."""
+        """Import the server's preload modules; return False if that failed (the server has been told why)."""
         packet = self.control.recv(PACKET)
         if not packet:
             return False
@@ -63,7 +63,7 @@ class Zygote:
         before = _descriptors()
         start = time.perf_counter()
         failure = ""
-        gc.disable()  # it would look through a million objects again and again, to free a few
+        gc.disable()  # it would scan a million objects again and again, to free a few
         try:
             for name in order.preload:
                 module, _, function = name.partition(":")
@@ -88,10 +88,10 @@ class Zygote:
         return not failure
 
     def is_idle(self) -> bool:
-        """Whether to call what is to be called, if no order comes. A job that runs goes first: it wants the core.
+        """Return whether to make the next idle call if no order comes. Running jobs go first: they want the core.
 
-        Not where there are more cores than it and we need; but while we are at it no worker can be forked, so that
-        holds for the first call only, which is a short one.
+        Only the first call, a short one, is also made while jobs run, if a core is spare: during a call no worker can
+        be forked.
         """
         if not self.idle:
             return False
@@ -99,9 +99,9 @@ class Zygote:
         return spare or not self.workers
 
     def use_idle_time(self) -> None:
-        """Call what is next of what is to be called once. A failure costs workers time and nothing else.
+        """Make the next idle call. A failure only makes workers start colder.
 
-        Where it starts a thread, this process ends, and the server starts another that does not call it.
+        If the call starts a thread, this process ends, and the server starts another zygote without that call.
         """
         name = self.idle.pop(0)
         if not memory.warm_up_fits(memory.Host.look()):
@@ -110,7 +110,7 @@ class Zygote:
         start = time.perf_counter()
         module, _, function = name.partition(":")
         gc.disable()
-        # Our end does not wait for it: what it leaves goes with the pool's own directory, in which we are.
+        # Our end does not wait for the call: its temporary files go with the pool's own directory, in which we are.
         tempfile.tempdir = os.getcwd()
         try:
             getattr(importlib.import_module(module), function)()
@@ -127,7 +127,10 @@ class Zygote:
         print(f"zygote {self.pid}: {name} took {time.perf_counter() - start:.2f} s", file=sys.stderr, flush=True)
 
     def serve(self) -> socket.socket | None:
-        """Until the server is gone: None. In a forked worker: its socket, everything else of the zygote's closed."""
+        """Serve until the server is gone, then return None.
+
+        In a forked worker: return its socket, with everything else of the zygote's closed.
+        """
         self.control.setblocking(False)
         # Python's handlers run between byte codes; the pipe makes select() return for them.
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -137,7 +140,7 @@ class Zygote:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                found = selector.select(_IDLE_AFTER if self.is_idle() else None)  # a job that waits goes first
+                found = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders go first
                 if not found:
                     self.use_idle_time()
                 for key, _ in found:
@@ -163,7 +166,7 @@ class Zygote:
                 if number == order.worker:
                     processes.kill_group(pid)
         elif isinstance(order, m.Fork):
-            if not descriptors:  # the kernel drops what there is no number for
+            if not descriptors:  # the kernel drops descriptors that this process has no number left for
                 self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
                 return None
             return self.fork(order, descriptors[0])
@@ -189,7 +192,7 @@ class Zygote:
             return self.become_worker(order, descriptor)
         os.close(descriptor)
         try:
-            os.setpgid(pid, pid)  # the worker does it too: whoever comes first, a kill never comes before
+            os.setpgid(pid, pid)  # the worker does it, too: whichever is first, it happens before any kill
         except OSError:
             pass
         self.workers[pid] = order.worker
@@ -197,7 +200,7 @@ class Zygote:
         return None
 
     def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
-        """Tell that no worker was forked; `number` is the errno, if there is one."""
+        """Report that no worker was forked; `number` is the errno, if there is one."""
         self.send(
             m.Exited(
                 worker=order.worker,
@@ -221,7 +224,7 @@ class Zygote:
             os.dup2(log, 1)
             os.dup2(log, 2)
             self.control.close()
-            # A copy of another process's socket end would keep its death from being seen.
+            # A copy of another process's socket would hide its death.
             keep = {0, 1, 2, descriptor, *self.foreign}
             for number in _descriptors() - keep:
                 try:
@@ -237,7 +240,7 @@ class Zygote:
             os._exit(worker.EXIT_SETUP)
 
     def reap(self) -> None:
-        """Tell of the workers that ended, kill what they left."""
+        """Report the workers that ended, and kill the processes they left."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -248,7 +251,7 @@ class Zygote:
             pid = ended.si_pid
             number = self.workers.get(pid)
             if number is not None:
-                # Before it is reaped: the group's number can't have been given to anybody else yet.
+                # Before it is reaped: the group's number can't have been reused yet.
                 processes.kill_group(pid)
                 del self.workers[pid]
             os.waitpid(pid, 0)
@@ -276,14 +279,14 @@ class Zygote:
 
 
 def _freeze() -> None:
-    """Keep the collector of workers from everything that is here now: it would write to pages that all share."""
+    """Exempt all present objects from the workers' garbage collector: it would write to pages that all share."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def _limits_in_force() -> str:
-    """What is set for this process that a preload may have met."""
+    """Describe a limit of this process that may have made the preload fail; "" if there is none."""
     size, _ = resource.getrlimit(resource.RLIMIT_AS)
     if size == resource.RLIM_INFINITY:
         return ""
@@ -295,7 +298,7 @@ def _limits_in_force() -> str:
 def _descriptors() -> set[int]:
     with os.scandir("/proc/self/fd") as entries:
         found = {int(entry.name) for entry in entries}
-    # The one that listed them is in the list and closed again.
+    # The listing includes scandir's own descriptor, closed by now.
     return {number for number in found if _is_open(number)}
 
 
@@ -314,11 +317,11 @@ def main(arguments: list[str]) -> int:
         return 2
     descriptors.drop_unwritable()  # its workers', too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Until the preload is done there are no workers: the default action, which needs no byte code, is right.
+    # Until the preload is done there are no workers: the default action, which needs no bytecode, is right.
     processes.die_with_parent(signal.SIGTERM, server)
     processes.adopt_orphans()
     processes.name_process("fxpool zygote")
-    # The directory of `-m`; it is empty, but it is on no path of a worker's.
+    # Drop the directory of `-m`: it is empty, and belongs on no worker's path.
     if sys.path and sys.path[0] == os.getcwd():
         del sys.path[0]
     os.set_inheritable(control_fd, False)
@@ -335,7 +338,7 @@ def main(arguments: list[str]) -> int:
     if ours is not None:
         worker.main(ours)  # does not return
     zygote.end()
-    # Preloaded modules may have registered slow things for the interpreter's end.
+    # Not sys.exit: preloaded modules may have registered slow exit handlers.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

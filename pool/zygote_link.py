@@ -1,4 +1,4 @@
-"""The server's end of the zygote: starts the process, sends it requests, tells of its end."""
+"""The server's end of the zygote: starts the process, sends it orders, reports its messages and its end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Listener", "ZygoteLink"]
 
 _PACKET = 128 << 10
 # A zygote that was told to fork or kill and is stopped (SIGSTOP, a debugger) is replaced after the first. One that does
-# not fork is after the second: it may be at what it does in its idle time. One that does not tell of an end is not:
-# the kernel may keep a process for as long as a disk hangs.
+# not fork is replaced after the second: it may be in an idle call. One that does not report an end is kept: the kernel
+# may keep a process for as long as a disk hangs.
 _STOPPED_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-# The kernel has no room for a message, or for a descriptor on its way: it will have.
+# The kernel has no room for a message, or for a descriptor on its way: try again after `_FULL_SECONDS`.
 _FULL = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 _FULL_SECONDS = 0.05
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,7 +38,7 @@ class _Config(Protocol):
 
 
 class Listener(Protocol):
-    """Who is told what the zygote says: the server."""
+    """Receives the zygote's messages: the server."""
 
     @property
     def config(self) -> _Config: ...
@@ -49,20 +49,20 @@ class Listener(Protocol):
 
 
 class ZygoteLink:
-    """One zygote, from its start to its end. Raises OSError when it can't be started."""
+    """One zygote, from its start to its end. Raises OSError if it can't be started."""
 
     def __init__(self, listener: Listener, order: m.Prepare) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._over = False
-        self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # by worker: what it was told, and when
+        self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # by worker: the unanswered order, and its time
         self._watch: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
         self.ready = False
         self.late = False
         self.silent = False
-        self.code = 0  # what it ended with; negative: the signal
+        self.code = 0  # exit code; negative: the signal
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -85,7 +85,7 @@ class ZygoteLink:
         return self._process.pid
 
     def send(self, message: m.ToZygote, attached: socket.socket | None = None) -> None:
-        """`attached` is handed over: this process's copy is closed once it is sent."""
+        """Send an order. `attached` is handed over: this process's copy is closed once it is sent."""
         if self._over:
             if attached is not None:
                 attached.close()
@@ -98,12 +98,12 @@ class ZygoteLink:
             self._writable()
 
     def poll(self) -> None:
-        """See whether it ended."""
+        """Check whether the zygote ended."""
         if not self._over and self._process.poll() is not None:
             self._end()
 
     async def stop(self, seconds: float) -> None:
-        """End it with all its workers; killed if that takes longer than `seconds`."""
+        """End the zygote with all its workers; kill it if that takes longer than `seconds`."""
         self._close()
         self._process.terminate()  # a preload in progress does not read its socket
         deadline = self._loop.time() + seconds
@@ -124,7 +124,7 @@ class ZygoteLink:
 
     def _look(self) -> None:
         self._watch = None
-        # Its preload has a limit of its own.
+        # Only once it is ready: the preload has a limit of its own.
         now = self._loop.time()
         waited = max((now - since for _, since in self._owed.values()), default=0.0)
         to_fork = max((now - since for order, since in self._owed.values() if order is m.Fork), default=0.0)
@@ -145,7 +145,7 @@ class ZygoteLink:
                 return
             except OSError as error:
                 if error.errno not in _FULL:
-                    break  # it is gone; the reader hears of it
+                    break  # the zygote is gone; the reader notices
                 self._loop.remove_writer(self._sock.fileno())
                 self._later = self._loop.call_later(_FULL_SECONDS, self._writable)
                 return
@@ -201,10 +201,10 @@ class ZygoteLink:
         if self._over:
             return
         if self._process.poll() is not None:
-            # What it said before it died counts.
+            # Handle the messages it sent before it died.
             self._drain()
         self._close()
-        self._process.kill()  # the end of its socket is its end
+        self._process.kill()  # a zygote without its socket is of no use
         code = self.code = self._process.wait()
         if self.late:
             how = "did not finish its preload in time and was killed"

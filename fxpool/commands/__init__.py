@@ -1,7 +1,7 @@
 """The command `fxpool`.
 
 main      all commands together, and the demonstration
-output    what they share: exit statuses, widths, errors
+output    shared by all: exit statuses, widths, errors
 cache     `stats` and `cache`
 server    `serve`, `status` and `stop`
 device    `device`

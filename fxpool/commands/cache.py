@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["cache", "stats"]
 
 SHORT = 12  # characters of a key that are shown, and enough to name one
-_LABEL = 11  # columns of what stands before a line of `cache show`
+_LABEL = 11  # columns of the label before a line of `cache show`
 
 
 @click.command()
@@ -86,7 +86,7 @@ def cache_list(as_json: bool) -> None:
 
 
 def _parts(one: StoredEntry) -> list[str]:
-    """What tells an entry from others, and then what it is like."""
+    """Return the identifying parts of an entry, then its facts, for one line of `cache ls`."""
     if one.entry is None:
         return ["(unreadable: damaged, or written by another version)"]
     summary, meta = _summary(one), one.entry.metadata
@@ -173,7 +173,7 @@ def _show_entry(entry: Entry) -> None:
 
 
 def _show_code(entry: Entry, store: LocalStore) -> None:
-    """As Python: each module under a comment with the name it has in tracebacks."""
+    """Print as Python: each module under a comment with its name in tracebacks."""
     from fxpool.lowering.artifact.entry_parts import generated_code
 
     for name, text in generated_code(entry, store):
@@ -223,7 +223,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         what = f"{record.label}, {quantities.ago(record.when)}: {record.error}"
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
         if record.log:
-            click.echo(f"{'':{SHORT}}  output: {record.log}")  # a path is not broken
+            click.echo(f"{'':{SHORT}}  output: {record.log}")  # one line, so that the path can be copied
     if not found and not as_json:
         click.echo("no graph is in quarantine")
 
@@ -255,7 +255,7 @@ def cache_clear(yes: bool) -> None:
 
 
 def _listed(shares: dict[str, Any]) -> str:
-    """``12 entries, 24 blobs and 9 other files (155.0 MB)``: without what is not fxpool's."""
+    """Format as ``12 entries, 24 blobs and 9 other files (155.0 MB)``, without files that are not fxpool's."""
     from fxpool.codecache import contents
 
     ours = {kind: share for kind, share in shares.items() if kind != contents.FOREIGN}
@@ -268,9 +268,9 @@ def _listed(shares: dict[str, Any]) -> str:
 
 
 def _store() -> LocalStore | None:
-    """The configured store; None if its directory does not exist, which looking at it must not change.
+    """Return the configured store; None if its directory does not exist: looking must not create it.
 
-    Raises OSError where it can't be looked into: to say that there is nothing would be untrue.
+    Raises OSError if the directory can't be read: reporting an empty cache would be untrue.
     """
     cache_dir = config.current().cache_dir
     try:

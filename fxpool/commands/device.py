@@ -1,4 +1,4 @@
-"""The command ``fxpool device``: what compiling is told of this machine's GPUs."""
+"""The command ``fxpool device``: facts about this machine's GPUs that compiles use."""
 
 from __future__ import annotations
 

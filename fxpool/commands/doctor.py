@@ -1,4 +1,4 @@
-"""The command ``fxpool doctor``: whether everything that fxpool needs is here, and what to do where it is not."""
+"""The command ``fxpool doctor``: checks everything that fxpool needs, and names a remedy for what is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def doctor(as_json: bool) -> None:
     from fxpool.doctor import compile_trial, host
 
     started = time.monotonic()
-    # Slow, and nobody else waits for it meanwhile: begun first, told last.
+    # Slow, and independent of the other checks: started first, reported last.
     with compile_trial.Trial() as trial:
         checks = [*host.CHECKS, *trial.checks()]
         found: list[Finding] = []

@@ -1,6 +1,6 @@
-"""The command `fxpool`: what it has, and the demonstration.
+"""The command `fxpool`: all its subcommands, and the demonstration.
 
-What all commands share, exit statuses among it, is in `output`. Only the demonstration's own processes,
+Code shared by all commands, such as exit statuses, is in `output`. Only the demonstration's own processes,
 `device`, `doctor` and `cache show --code` import torch.
 """
 

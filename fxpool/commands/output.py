@@ -1,11 +1,11 @@
-"""What all commands have in common: how errors are said, exit statuses, times as options, widths.
+"""Shared by all commands: error messages, exit statuses, durations as options, widths.
 
     0    done                                   2    a mistake in the call or the settings, a directory that is refused
     1    the command found something wrong,     130  stopped by Ctrl-C
-         or could not do all of it              141  who read the output stopped reading
+         or could not do all of it              141  the reader of the output stopped reading
 
-An error is one message on standard error that begins with ``fxpool: ``, and never a traceback: not for a directory
-that can't be read, and not for an output that can't be written.
+An error is one message on standard error that begins with ``fxpool: ``, never a traceback, even if a directory can't
+be read or the output can't be written.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from fxpool.errors import FxpoolError
 __all__ = ["Commands", "Duration", "console", "fail", "filled", "width", "wrapped"]
 
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
-# For tables in a file or a pipe, which have no width; 80 columns would break lines that a log can hold.
+# Columns of tables in a file or a pipe, which have no width; 80 would break lines that a log can hold.
 _WIDE = 120
-# What the system says to who writes into a stream; errors about files name one.
+# Errors of writing to a stream; errors about files name one.
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG)
 
 
 class Commands(click.Group):
-    """A group whose commands end with one message and a status that `docs/fxpool.1.md` names."""
+    """A group whose commands end with one message and a status that `docs/fxpool.1.md` lists."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # here, as click has a status of its own for it
+        except BrokenPipeError:  # caught here, as click has a status of its own for it
             _give_up_output()
             raise SystemExit(NOBODY_READS) from None
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        run: Any = super().main  # what it takes differs between versions of click
+        run: Any = super().main  # its parameters differ between versions of click
         if not standalone_mode:
             return run(*args, standalone_mode=False, **extra)
         status: Any
@@ -54,7 +54,7 @@ class Commands(click.Group):
                 status = returned if isinstance(returned, int) else 0
             except SystemExit as ended:
                 status = ended.code
-            # Now, and not when the interpreter ends, where it could only be printed as ignored.
+            # Flush now: at the interpreter's exit an error could only be printed as ignored.
             if sys.stdout is not None:
                 sys.stdout.flush()
         except FxpoolError as error:
@@ -70,12 +70,12 @@ class Commands(click.Group):
 
 
 def fail(message: str, status: int = MISTAKE) -> NoReturn:
-    """End the command with a message."""
+    """End the command with a message. Raises SystemExit."""
     raise SystemExit(_said(message, status))
 
 
 class Duration(click.ParamType):
-    """Seconds, also written ``2m``, ``90s`` or ``1h30m``."""
+    """An option in seconds, also written ``2m``, ``90s`` or ``1h30m``."""
 
     name = "time"
 
@@ -87,19 +87,19 @@ class Duration(click.ParamType):
 
 
 def console() -> Console:
-    """For tables and for what is drawn anew. Without colours where NO_COLOR is set."""
+    """Return a console for tables and live displays, without colours if NO_COLOR is set."""
     made = _Console(highlight=False)
     return made if made.is_terminal else _Console(highlight=False, width=width() or _WIDE)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Instead of ending with a status of rich's."""
+        """Raise instead of exiting with rich's own status."""
         raise  # the BrokenPipeError that is being handled
 
 
 def width() -> int | None:
-    """Columns that a line may have: the terminal's, or COLUMNS; None where lines go to a file or a pipe."""
+    """Return the columns of a line: the terminal's, or COLUMNS; None if lines go to a file or a pipe."""
     with contextlib.suppress(ValueError):
         if (asked := int(os.environ.get("COLUMNS", ""))) > 0:
             return asked
@@ -110,7 +110,7 @@ def width() -> int | None:
 
 
 def wrapped(first: str, text: str, columns: int | None) -> str:
-    """`first` and `text` in lines of at most `columns`, where words allow; those after the first are indented."""
+    """Wrap `first` and `text` to `columns`, as far as words allow, with continuation lines indented."""
     if columns is None:
         return f"{first}{text}".rstrip()
     lines = textwrap.wrap(
@@ -129,7 +129,7 @@ def _indent(first: str, columns: int) -> int:
 
 
 def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
-    """As `wrapped`, with two spaces between `parts`, which are broken only if they have to be."""
+    """Wrap `parts`, two spaces between them, each kept whole if it can be."""
     if columns is None:
         return f"{first}{'  '.join(parts)}"
     indent = " " * _indent(first, columns)
@@ -145,7 +145,7 @@ def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
 
 
 def _said(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # there is nobody left to tell
+    with contextlib.suppress(OSError):  # standard error is gone, too
         click.echo(f"fxpool: {message}", err=True)
     return status
 
@@ -162,7 +162,7 @@ def _refused(error: click.ClickException) -> int:
 
 
 def _failed(error: OSError) -> int:
-    """Say what the system refused: a file, or the output itself."""
+    """Report what the system refused: a file, or the output itself. Return the exit status."""
     if isinstance(error, BrokenPipeError):
         _give_up_output()
         return NOBODY_READS
@@ -174,7 +174,7 @@ def _failed(error: OSError) -> int:
 
 
 def _give_up_output() -> None:
-    """Nothing more is tried to be written, not even when the interpreter ends."""
+    """Drop all further output, also at the interpreter's exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -20,7 +20,7 @@ from fxpool.commands.output import Duration, console
 
 __all__ = ["serve", "status", "stop"]
 
-_DIGITS = 12  # of an environment's digest
+_DIGITS = 12  # shown of an environment's digest
 
 
 @click.command()
@@ -47,7 +47,7 @@ def serve(detach: bool) -> None:
         ready += f"; it was running before this command, and has {others} other clients"
     click.echo(f"server {facts['server_pid']} is ready: {ready}", err=True)
     if not detach:
-        # A connection is what keeps it from leaving.
+        # The connection keeps the server from leaving.
         while not ended.wait(0.5) and client.started:
             pass
         if not ended.is_set():
@@ -68,7 +68,7 @@ def status(as_json: bool, watch: bool, interval: float) -> None:
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not shown.is_terminal or shown.is_dumb_terminal:
-            # Nothing is drawn over: each look is lines of its own, which a pipe or a file can keep.
+            # Never overwrite: each look prints lines of its own, which a pipe or a file can keep.
             while True:
                 if as_json:
                     _print_json(root)
@@ -136,7 +136,7 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
 
 
 def _mark(limits: dict[str, Any]) -> str:
-    """Above which part of the memory no job is begun, and whether that is so: the server looked a moment before."""
+    """Say above which part of the memory no job begins, and whether it is above: the server looked a moment before."""
     mark = f"{limits['host_mark']:.0%}"
     if not limits["pressed"]:
         return f"no job is begun above {mark}"

@@ -1,7 +1,7 @@
 """The demonstration: two models beside stock Inductor and eager, each measured in a process of its own.
 
-demonstration    what is measured, and the table
+demonstration    the plan of measurements, and the table
 child            one measurement
-processes        processes that are forked for it, their environment and what they print
+processes        starts measurement processes, with their environment, and reads their results
 own_server       the server that fxpool's runs share
 """

@@ -38,7 +38,7 @@ class LoweringCounter(importlib.abc.MetaPathFinder):
 
     `stats()` must not be the only witness that nothing was compiled here. Wrapping `GraphLowering` after
     importing it would cost a warm process the 0.6 s that fxpool saves it, so the class is wrapped at the moment
-    somebody else imports its module.
+    its module is imported anyway.
     """
 
     MODULE = "torch._inductor.graph"
@@ -93,10 +93,10 @@ class _WrappingLoader(importlib.abc.Loader):
 
 
 def build(name: str, size: str = "small") -> Any:
-    """A model from a transformers configuration: random weights, nothing downloaded, dropout 0.
+    """Return a model from a transformers configuration: random weights, nothing downloaded, dropout 0.
 
-    `small` has 2 layers and a width of 256, which the first call's seconds hardly depend on but the patience of the
-    reader does; `full` has 4 layers and otherwise the sizes of the published model.
+    `small` has 2 layers and a width of 256, which hardly changes the first call's time, but the whole run's; `full` has
+    4 layers and otherwise the sizes of the published model.
     """
     small = size == "small"
     if name == "gpt2":
@@ -117,7 +117,7 @@ def build(name: str, size: str = "small") -> Any:
 
 
 def call(model: Any, tokens: Any, what: str) -> Any:
-    """One call, with its backward pass in training; the logits."""
+    """Make one call, with its backward pass in training; return the logits."""
     import torch
 
     if what == "infer":
@@ -129,11 +129,11 @@ def call(model: Any, tokens: Any, what: str) -> Any:
 
 
 def measure(model_name: str, what: str, backend: str, size: str = "small", compiled: bool = True) -> dict[str, Any]:
-    """Seconds of the first and second call, largest difference from eager, and who compiled what.
+    """Return the seconds of the first and second call, the largest difference from eager, and where graphs compiled.
 
     Without `compiled` the model is called as it is, whatever `backend` says; compiled with the backend "eager" it is
     traced by Dynamo, which is the least that any backend's first call takes. The difference is the largest absolute
-    one over the logits and, in training, every gradient.
+    one over the logits and, in training, every gradient. Raises RuntimeError if only one side has a gradient.
     """
     counter = LoweringCounter()
     counter.install()
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--uncompiled", action="store_true", help="call the model as it is")
     chosen = parser.parse_args(arguments)
     result = measure(chosen.model, chosen.what, chosen.backend, chosen.size, not chosen.uncompiled)
-    # default=str: a record of some other room that is not plain data must not cost the measurement.
+    # default=str: a value in `stats` that is not plain data must not cost the measurement.
     print(json.dumps(result, default=str), flush=True)
 
 

@@ -1,8 +1,8 @@
 """The demonstration: two models, two kinds of step, three backends, cold and warm, and a table.
 
-Every measurement is a process of its own (`demo_child`), forked from one that has imported torch and the models' code.
+Every measurement is a process of its own (`demo.child`), forked from one that has imported torch and the models' code.
 Each backend gets one temporary cache directory for the whole demonstration, as on a user's machine: its first run
-finds nothing at all, the later cold runs find what is known about compiler and processor but not their graph, the warm
+finds nothing at all, the later cold runs find the facts about compiler and processor but not their graph, the warm
 runs find their graph. fxpool's runs share a server, as programs on a host do, which the first of them starts; no run
 begins while that server prepares something. Nothing of the user's is read or written, and nothing is downloaded.
 """
@@ -37,7 +37,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement. `state` is `cold` (this graph was not compiled before) or `warm` (it was)."""
+    """One measurement. `state` is `cold` (this graph was not compiled before), `warm` (it was), or "" for eager."""
 
     model: str
     what: str
@@ -50,7 +50,7 @@ class Run:
 
 
 def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]:
-    """What is measured, in order. `eager` is the model as it is; nothing of it is ever warm."""
+    """Return the measurements in order. `eager` is the uncompiled model, so it has no warm run."""
     runs = []
     for model in MODELS:
         for what in WHATS:
@@ -61,7 +61,10 @@ def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]
 
 
 def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> int:
-    """Measure, show and judge; the exit status: 0, or 1 if a process failed or a result was wrong."""
+    """Measure, print the table, and return the exit status: 0, or 1 if a process failed or a result was wrong.
+
+    Raises ConfigurationError if transformers is not installed.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigurationError(
             "the demonstration builds its models with transformers, which is not installed",
@@ -120,7 +123,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
 
 
 def _runtime_of(directory: str) -> Path:
-    """Where the server of the fxpool runs lies, of which the directories are under `directory`."""
+    """Return the runtime directory of the fxpool runs under `directory`."""
     return Path(child_environment(Path(directory, "fxpool"))["FXPOOL_RUNTIME_DIR"])
 
 
@@ -128,7 +131,7 @@ def _runtime_of(directory: str) -> Path:
 def _display(
     console: Console, total: int
 ) -> Iterator[Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]]:
-    """Yields `step(what)`, a context manager whose value is told the outcome: a bar on a terminal, else lines."""
+    """Yield `step(what)`, a context manager whose value is called with the outcome: a bar on a terminal, else lines."""
     done = 0
     progress = None
     if console.is_terminal:
@@ -157,7 +160,7 @@ def _display(
             yield say
             progress.advance(task)
         else:
-            # Said before it is done: a log that stands still for a minute should say what it stands at.
+            # Printed in advance: a log that pauses for a minute should say what it waits for.
             console.print(f"[{done + 1}/{total}] {what} ...", markup=False, highlight=False, soft_wrap=True)
             yield say
         done += 1
@@ -168,8 +171,8 @@ def _display(
 
 
 def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
-    """What was measured, one row per process."""
-    # 80 columns in all, the width of an ordinary terminal; only the column that explains may wrap.
+    """Return the results as a table, one row per process."""
+    # 80 columns in all, the width of an ordinary terminal; only the column "compiled" may wrap.
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("model and step", "backend"):
         shown.add_column(name, no_wrap=True)
@@ -201,7 +204,7 @@ def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
 
 
 def _where(result: Mapping[str, Any]) -> str:
-    """Where the graphs of one process were compiled: fxpool's own count, and lowerings seen in that process."""
+    """Say where the graphs of one process were compiled: by fxpool's own counts, and by lowerings seen in it."""
     here = result["graph_lowerings"]
     parts = []
     stats = result.get("stats")

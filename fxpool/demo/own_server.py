@@ -1,4 +1,4 @@
-"""The server that the demonstration's fxpool runs share, as programs on a host do: when it is quiet, and its end."""
+"""The server that the demonstration's fxpool runs share, as programs on a host do: waits for it, and ends it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import psutil
 __all__ = ["environment", "own_server", "quiet"]
 
 _LOOK_SECONDS = 0.25
-# Of one CPU, by the server and all that it started: one that waits for its clients takes less than a hundredth.
+# Part of one CPU, for the server and all its processes; a server without work takes less than a hundredth.
 _QUIET_SHARE = 0.1
 _PATIENCE = 60.0
 
 
 def environment() -> Mapping[str, str]:
-    """What the fxpool runs of the demonstration have in their environment besides directories of their own."""
-    # The idle time ends it where the demonstration is killed and can't.
+    """Return variables for the demonstration's fxpool runs besides those of directories."""
+    # The idle timeout ends the server if the demonstration is killed before it can.
     return {"FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "120"}
 
 
 @contextlib.contextmanager
 def own_server(runtime: Path) -> Iterator[None]:
-    """Ends the servers under the runtime directory `runtime` on leaving, and returns when their processes are gone."""
+    """End the servers under the runtime directory `runtime` on leaving, and wait until their processes are gone."""
     from fxpool.pool import ending, hosts
 
     try:
@@ -40,9 +40,9 @@ def own_server(runtime: Path) -> Iterator[None]:
 
 
 def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
-    """Wait until the servers under `runtime` take no CPU: nobody else is to be measured beside what they prepare.
+    """Wait until the servers under `runtime` are idle, so that their own work does not disturb a measurement.
 
-    Returns whether they do; False after `patience` (seconds). True at once where there is none.
+    Returns True once they are, at once if there is none; False after `patience` (seconds).
     """
     end = time.monotonic() + patience
     before = _cpu_seconds(_processes(runtime))
@@ -60,7 +60,7 @@ def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
 
 
 def _processes(runtime: Path) -> list[psutil.Process]:
-    """The servers under `runtime` and all that they started."""
+    """Return the servers under `runtime` and all processes that they started."""
     from fxpool.pool import hosts
 
     found: list[psutil.Process] = []
@@ -72,7 +72,7 @@ def _processes(runtime: Path) -> list[psutil.Process]:
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
-    """CPU seconds of each so far, its ended children's included: a compiler that began and ended in between counts."""
+    """Return the CPU seconds of each so far, with its ended children's: compilers that came and went count."""
     found = {}
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

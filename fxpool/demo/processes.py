@@ -1,8 +1,8 @@
-"""Processes of measurements: started with caches of their own, watched, and ended with all they started.
+"""Runs measurement processes: with caches of their own, watched, and ended with all they started.
 
-`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code and
-nothing of a compiler, and forks for each measurement: as fresh as far as compiling goes, without five seconds of
-imports each time.
+`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code but
+no compiler, and forks for each measurement: as fresh with regard to compiling, without five seconds of imports each
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
 
 
 class ChildError(FxpoolError):
-    """A measurement's process failed; `output` is the last of what it wrote."""
+    """A measurement's process failed; `output` is the end of its output."""
 
     def __init__(self, what: str, how: str, output: str) -> None:
         self.what, self.how, self.output = what, how, output
@@ -37,7 +37,7 @@ class ChildError(FxpoolError):
 
 
 def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child that keeps everything under `directory` and is not steered by the user's settings."""
+    """Return a child's environment: everything it keeps is under `directory`, and the user's settings are left out."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -48,7 +48,7 @@ def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -
         "FXPOOL_CONFIG": os.devnull,
         "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
         "FXPOOL_RUNTIME_DIR": str(directory / "run"),
-        "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
+        "FXPOOL_POOL": "embedded",  # so that a cold start finds no server of another run
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
         "HF_HUB_OFFLINE": "1",
@@ -60,9 +60,12 @@ def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -
 def run_child(
     arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
 ) -> dict[str, Any]:
-    """Run `python <arguments>` and return the JSON object on its last line of output. Raises `ChildError`."""
+    """Run `python <arguments>` for at most `limit` seconds; return the JSON object on its last line of output.
+
+    Raises `ChildError`.
+    """
     with tempfile.TemporaryFile() as errors:
-        # A session of its own, so that a child which has to be killed takes its compilers with it.
+        # A session of its own, so that killing the child also kills its compilers.
         process = subprocess.Popen(
             [sys.executable, *arguments],
             env=dict(environment),
@@ -88,7 +91,7 @@ def run_child(
 
 
 def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
-    """The object on the last line of `text`. Raises ChildError if the process failed, which `how` may say already."""
+    """Return the object on the last line of `text`. Raises ChildError if the process failed, as `how` may say."""
     if not how and code != 0:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     if not how:
@@ -103,7 +106,7 @@ def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, 
 class Loader:
     """Runs measurements of one module in forks of a process that has imported what all of them need.
 
-    The module is run as ``python -m <module> --serve``, and calls `serve` when it has imported what it needs.
+    The module is run as ``python -m <module> --serve``, and calls `serve` after its imports.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -112,7 +115,7 @@ class Loader:
         with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--serve"],
-                bufsize=0,  # or a second answer might lie in a buffer that no selector sees
+                bufsize=0,  # or a second answer might wait in a buffer that no selector sees
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -132,7 +135,7 @@ class Loader:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(5)  # it reaps its fork, if that was killed, and leaves
+            self._process.wait(5)  # it reaps its fork, if that was killed, and exits
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -142,7 +145,11 @@ class Loader:
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
     ) -> dict[str, Any]:
-        """Run the module with `arguments` in a fork; the JSON object on its last line. Raises `ChildError`."""
+        """Run the module with `arguments` in a fork, for at most `limit` seconds; return the JSON object on its last
+        line.
+
+        Raises `ChildError`.
+        """
         output, errors = Path(self._directory.name, "out"), Path(self._directory.name, "err")
         request = {
             "arguments": list(arguments),
@@ -171,19 +178,19 @@ class Loader:
         return _result(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
     def _answer(self, limit: float) -> bytes:
-        """One line from the process; empty if it ended. Raises TimeoutError."""
+        """Return one line from the process; empty if it ended. Raises TimeoutError after `limit` seconds."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(limit):
                 raise TimeoutError
-        # Never more than one line lies there: each is an answer to what was asked before.
+        # At most one line is there: each answers one request.
         return self._process.stdout.readline()
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that whoever stops this process stops its child and its directories too."""
+    """Turn SIGTERM into SystemExit, so that this process also ends its child and removes its directories."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -201,7 +208,7 @@ def _kill_group(leader: int) -> None:
 
 
 def serve(run: Callable[[list[str]], None]) -> None:
-    """The other side of a `Loader`: fork for every request, and `run` its arguments there.
+    """Serve a `Loader`: fork for every request, and `run` its arguments there.
 
     A request is a line of JSON on standard input; the answers are two lines, the fork's pid and its exit status.
     Returns in each fork after `run`, and at the end of input.
@@ -211,7 +218,7 @@ def serve(run: Callable[[list[str]], None]) -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            os.setsid()  # so that it can be killed with what it started
+            os.setsid()  # so that it can be killed with all it started
             die_with_parent(signal.SIGKILL, loader)
             for number, name in ((1, "stdout"), (2, "stderr")):
                 file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -219,7 +226,7 @@ def serve(run: Callable[[list[str]], None]) -> None:
                 os.close(file)
             os.environ.clear()
             os.environ.update(request["environment"])
-            tempfile.tempdir = None  # found by the loader, from its environment
+            tempfile.tempdir = None  # computed by the loader, from its own environment
             run(request["arguments"])
             return
         print(child, flush=True)

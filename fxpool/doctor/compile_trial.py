@@ -1,7 +1,7 @@
-"""The part of `fxpool doctor` that compiles: one process has a graph compiled by a worker, the next one finds it.
+"""The compiling part of `fxpool doctor`: a worker compiles one process's graph, and the next process hits it.
 
 Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of
-JSON. Its caches are temporary; its server is its own, in the user's runtime directory, which is what is tried.
+JSON. Its caches are temporary; its server is its own, in the user's runtime directory, which is thereby tested.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fxpool.pool import causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
 
-# Ten times what a process takes on two slow cores; a doctor may be slow, but ends.
+# Seconds; ten times what a process takes on two slow cores: a doctor may be slow, but ends.
 _PATIENCE = 180.0
 _SHOWN = 3
 _TOLERANCE = 1e-5
 
 
 class Trial:
-    """The processes, started when this is entered, and whatever is left of them ended when it is left."""
+    """Runs the trial's processes: the first starts on entering, and all are ended on leaving."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -86,7 +86,7 @@ class Trial:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """The user's settings, but for caches and for what changes how a graph gets to a worker."""
+    """Return the user's settings, without caches and whatever changes how a graph gets to a worker."""
     from fxpool.pool import runtime_dir
 
     extra = {}
@@ -99,12 +99,12 @@ def _environment(directory: Path) -> dict[str, str]:
         extra |= {"FXPOOL_WORKERS": str(known.workers)} if known.workers is not None else {}
         extra |= {"FXPOOL_JOB_MEMORY": str(known.job_memory)} if known.job_memory is not None else {}
     except FxpoolError:
-        (directory / "run").mkdir(mode=0o700)  # another check says what is wrong
+        (directory / "run").mkdir(mode=0o700)  # another check reports the error
     return child_environment(directory, extra)
 
 
 class _Child:
-    """One process; it is ended with all that it started."""
+    """One process of the trial; it is ended with all that it started."""
 
     def __init__(self, what: str, environment: dict[str, str]) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
@@ -130,7 +130,7 @@ class _Child:
         self._errors.close()
 
     def answer(self) -> tuple[dict[str, Any] | None, str, str]:
-        """(what it printed, how it ended if not well, the last of its output)"""
+        """Return (the JSON it printed, how it failed if it did, the end of its error output)."""
         try:
             code = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -152,11 +152,11 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
 
 
-# ---------------------------------------------------------------- what is made of the answers
+# ---------------------------------------------------------------- judging the answers
 
 
 def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
-    """A worker has to have compiled the graph, and the process that asked for it nothing."""
+    """Judge a compile: a worker must have compiled the graph, and the process itself nothing."""
     if answer is None:
         yield _broken("compile", how, output)
         return
@@ -183,7 +183,7 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
 
 
 def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
-    """The second process has to find what the first one had compiled."""
+    """Judge a hit: the second process must find the graph that the first one had compiled."""
     if answer is None:
         yield _broken("hit", how, output)
         return
@@ -200,7 +200,7 @@ def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[
 
 
 def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: bool) -> Iterator[Finding]:
-    """What compiling is told of each GPU. None is needed; one that is there has to be told of."""
+    """Judge the GPUs: none is needed, but each one present must have readable facts."""
     if answer is None:
         yield _broken("gpu", how, output)
         return
@@ -222,13 +222,13 @@ def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: b
 
 
 def _broken(name: str, how: str, output: str) -> Finding:
-    """A process that failed: the last thing it said, and what is to be done about the commonest of that."""
+    """Return the finding for a failed process: its last message, and where to look."""
     said = causes.sentence(output)
     remedy = "see what is wrong above; `fxpool doctor --json` has all of its output"
     return Finding(name, FAIL, how + (f": {said}" if said else ""), remedy, output)
 
 
-# ---------------------------------------------------------------- in such a process
+# ---------------------------------------------------------------- inside a trial process
 
 
 def _try_compile() -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _try_compile() -> dict[str, Any]:
 
 
 def _why(error: BaseException) -> dict[str, str]:
-    """The error of fxpool's that Dynamo wrapped, or else the one it is, in a sentence."""
+    """Return the error of fxpool's that Dynamo wrapped, or else the error itself, in a sentence."""
     at: BaseException | None = error
     seen: list[BaseException] = []
     while at is not None and at not in seen and not isinstance(at, FxpoolError):

@@ -1,6 +1,6 @@
-"""What a check of the doctor's finds. Each check is a generator of findings.
+"""The findings of the doctor's checks; each check is a generator of them.
 
-One that fails in a way nobody thought of is a finding, too, and the others go on: this runs where something is wrong.
+A check that raises becomes a finding, too, and the others go on: this runs on machines with problems.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found: `state` is ``ok``, ``warn`` or ``fail``; `remedy` is what to do; `detail` is for --json."""
+    """One result of a check: `state` is ``ok``, ``warn`` or ``fail``; `remedy` is advice; `detail` is for --json."""
 
     check: str
     state: str
@@ -28,7 +28,7 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Finding]:
-    """What the checks find, one after another. Never raises."""
+    """Yield the findings of all checks, one after another. Never raises."""
     for name, check in checks:
         try:
             yield from check()

@@ -1,4 +1,4 @@
-"""What `fxpool doctor` can see without a compile: versions, tool chain, directories, limits. Imports no torch."""
+"""The doctor's checks that need no compile: versions, toolchain, directories, limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ extern "C" int fxpool_doctor(int n) {
 }
 """
 _PATIENCE = 60.0
-# A precompiled header is 150 MB, and a graph of a large model some MB.
+# Bytes; a precompiled header is 150 MB, and a graph of a large model some MB.
 _ROOM, _ROOM_TMP = 1 << 30, 256 << 20
 _INODES = 1000
-# The zygote with torch and its compiler takes 0.5 GB, each compile as much again and more.
+# Bytes; the zygote with torch and its compiler takes 0.5 GB, each compile as much again and more.
 _MEMORY_LEAST = 2 << 30
 _FILES_LEAST, _PROCESSES_LEAST = 256, 100
 _OTHER_LIMITS = {
@@ -56,7 +56,7 @@ _OTHER_LIMITS = {
 
 
 def python() -> Iterator[Finding]:
-    """Python and torch against what is supported."""
+    """Check Python and torch against the supported versions."""
     yield from _platform()
     try:
         version = importlib.metadata.version("torch")
@@ -80,7 +80,7 @@ def _platform() -> Iterator[Finding]:
 
 
 def settings() -> Iterator[Finding]:
-    """Whether they parse, and which are not the defaults."""
+    """Check that the settings parse, and list the variables that are set."""
     ours = ("FXPOOL_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TORCH_LOGS")
     said = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ours))
     try:
@@ -96,7 +96,7 @@ def settings() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    """The compiler that kernels are compiled with: it has to make a library with OpenMP that loads."""
+    """Check the C++ compiler: it must make a library with OpenMP that loads."""
     name = os.environ.get("CXX", "g++")
     path = shutil.which(name)
     if path is None:
@@ -142,7 +142,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def python_headers() -> Iterator[Finding]:
-    """fxpool's own kernels do without; what is compiled in the user's process does not, nor do Triton's launchers."""
+    """Check for Python.h. fxpool's kernels don't need it; compiles in the user's process and Triton's launchers do."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if header.is_file():
         yield Finding("Python.h", OK, str(header))
@@ -161,7 +161,7 @@ def triton() -> Iterator[Finding]:
 
 
 def header() -> Iterator[Finding]:
-    """The precompiled header of this cache: one that is ready, none yet, or what is left of attempts."""
+    """Check the cache's precompiled header: ready, not there yet, or left over from failed attempts."""
     root = config.current().cache_dir / "toolchain" / "headers"
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(root)
@@ -187,7 +187,7 @@ def header() -> Iterator[Finding]:
 
 
 def _is_as_recorded(record: Path) -> bool:
-    """Whether the files that a header was made of are as they were."""
+    """Return whether the files that a header was made from are unchanged."""
     try:
         read = json.loads(record.read_bytes())
         states = {path: [os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in read}
@@ -197,7 +197,7 @@ def _is_as_recorded(record: Path) -> bool:
 
 
 def cache_directory() -> Iterator[Finding]:
-    """Where entries are kept: nobody else may write to it, code is loaded from it, and it grows."""
+    """Check the directory of entries: only we may write to it, code is loaded from it, and it grows."""
     from fxpool.codecache import blobs
 
     path = config.current().cache_dir
@@ -210,7 +210,7 @@ def cache_directory() -> Iterator[Finding]:
 
 
 def runtime_directory() -> Iterator[Finding]:
-    """Where servers' sockets and logs lie. The path of a socket has at most 107 bytes: one is made to see."""
+    """Check the directory of sockets and logs. A socket's path has at most 107 bytes, so one is made for a test."""
     from fxpool.pool import runtime_dir
 
     configured = config.current().runtime_dir
@@ -239,7 +239,7 @@ def runtime_directory() -> Iterator[Finding]:
 
 
 def temporary_directory() -> Iterator[Finding]:
-    """Where compilers write; kernels of graphs that are not kept are loaded from it."""
+    """Check the directory where compilers write; kernels of graphs that are not kept are loaded from it."""
     remedy = "set TMPDIR to another directory"
     try:
         path = Path(tempfile.gettempdir())
@@ -252,7 +252,7 @@ def temporary_directory() -> Iterator[Finding]:
 
 
 def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False) -> Finding:
-    """A directory, or the one it would be made in: whose it is, whether it can be written, what is free there."""
+    """Check a directory, or the one it would be made in: owner, access, `room` (bytes); with `runs`, noexec."""
     there = next(Path(above) for above in directories.ancestors(str(path)) if os.path.lexists(above))
     try:
         status = os.stat(there)
@@ -290,7 +290,7 @@ def processors() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """What may be used, what is used, and what a job may take."""
+    """Check the memory limit, its use, and the limit of a job."""
     from fxpool.pool import memory as looked
 
     host = looked.Host.look()
@@ -312,7 +312,7 @@ def memory() -> Iterator[Finding]:
 
 
 def limits_of_processes() -> Iterator[Finding]:
-    """Open files, processes, and what else `ulimit` can forbid."""
+    """Check the limits of open files and processes, and others that `ulimit` can set."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < _FILES_LEAST:
         remedy = f"ulimit -n {max(1024, _FILES_LEAST)}"
@@ -337,7 +337,7 @@ def _number(limit: int) -> str:
 
 
 def _pids() -> tuple[int, int] | None:
-    """(processes and threads that are there, that may be) of the tightest cgroup that says so."""
+    """Return (current, allowed) processes and threads of the cgroup with the least room left; None without a limit."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,7 +1,7 @@
-"""Watching compiles. What only shows never fails what it shows.
+"""Watching compiles. Watching never fails the watched compile.
 
-events        where each graph is, and what took how long: for whoever listens
-configured    attaches the two below as the settings say
+events        states of graphs and time spans, for listeners
+configured    attaches the two below as configured
 display       lines on a terminal, or in a file
 trace         a trace file of all processes
 """

@@ -1,4 +1,4 @@
-"""The watchers that the settings `progress` and `trace` ask for: attached at the first graph, and when these change."""
+"""Attaches the watchers of the settings `progress` and `trace`: at the first graph, and when these change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = notices.logger(__name__)
 
 
 class _Watcher(events.Listener, Protocol):
-    """`what` is shown, in words."""
+    """A listener with a name for messages, `what`."""
 
     @property
     def what(self) -> str: ...
@@ -28,9 +28,9 @@ _watchers: list[_Watcher] = []
 
 
 def attach() -> None:
-    """Attach what the settings ask for, and detach what they don't any more.
+    """Attach the watchers that the settings name, and detach those they no longer name.
 
-    What can't be shown is warned of once, and is no error: nothing that is only shown fails what it shows.
+    A watcher that can't be made is warned of once, and is no error: watching never fails the watched compile.
     """
     global _attached
     settings = config.current()
@@ -40,10 +40,10 @@ def attach() -> None:
     with _lock:
         if wanted == _attached:
             return
-        descriptors.keep_standard()  # a log must not be what prints end up in
+        descriptors.keep_standard()  # so that prints can't end up in a log
         old, _watchers[:] = list(_watchers), _made_for(settings)
         events.exchange(old, _watchers)
-        _attached = wanted  # others wait until all is attached
+        _attached = wanted  # last: other threads wait until everything is attached
     for watcher in old:
         try:
             watcher.close()
@@ -54,7 +54,7 @@ def attach() -> None:
 def _made_for(settings: config.Settings) -> list[_Watcher]:
     made: list[_Watcher] = []
     if settings.trace is not None:
-        from fxpool.watch.trace import TraceFile  # not on the way of a hit that nobody watches
+        from fxpool.watch.trace import TraceFile  # imported late: a hit that nobody watches must not pay for it
 
         made.append(TraceFile(settings.trace))
     if settings.progress:

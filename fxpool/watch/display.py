@@ -1,19 +1,19 @@
-"""What becomes of each graph, in lines: on a terminal the essential, in a log every event.
+"""Shows the progress of each graph in lines: the essential on a terminal, every event in a log.
 
     fxpool.progress()                    or FXPOOL_PROGRESS=1: on standard error
     fxpool.progress("compile.log")       or FXPOOL_PROGRESS=compile.log: a line per event, into a file
 
-A line of a log, with the seconds since it was begun, and what a terminal gets of the same graph:
+A line of a log, with the seconds since it was begun, and a terminal's lines about the same graph:
 
     12.345 graph 3 [1/0]: compiling in worker 4711
     fxpool: graph 3 [1/0]: compiling in worker 4711: lowering, 8 s so far
     fxpool: graph 3 [1/0]: ready compiled by a worker after 12.3 s
 
-A terminal is the program's. Where its cursor is nobody can say who shares it: the program prints through Python, C and
-other processes, on two streams. So nothing here moves the cursor or erases; what is written are whole lines, by a
-thread of its own: a terminal that is stopped (Ctrl-S) holds up that, not a compile. Bars of tqdm step aside for them.
+A terminal is the program's. Its cursor may be anywhere: the program prints through Python, C and other processes, on
+two streams. So this module never moves the cursor or erases; it writes whole lines, in a thread of its own: a stopped
+terminal (Ctrl-S) holds up that thread, not a compile. Bars of tqdm step aside for the lines.
 
-What can't be written is not kept in a buffer, which would fail the program's own output later, or its exit.
+Text that can't be written is not kept in a buffer, where it would fail the program's own output later, or its exit.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from fxpool.watch.events import Span, State
 
 __all__ = ["Lines", "Progress", "Summary", "Terminal", "display"]
 
-# What happens within so many seconds is told together.
+# Seconds; events within them are shown together.
 _TOGETHER_SECONDS = 0.2
-# A graph that takes so long is told of meanwhile: then, and each time that it has taken twice as long.
+# Seconds after which a graph under way gets a line, and again each time that its time has doubled.
 _LONG_SECONDS = 2.0
-# So many graphs of which the same is to be said have a line each.
+# Up to so many graphs with the same text have a line each.
 _SEPARATE = 3
 _UNDER_WAY = ("queued", "compiling", "loading")
 _END_SECONDS = 1.0
@@ -49,19 +49,20 @@ File = IO[str] | None
 
 
 class Lines:
-    """A line per event. Closes what it opened itself."""
+    """Writes a line per event. Closes only a file that it opened itself."""
 
     def __init__(self, file: IO[str] | str | os.PathLike[str] | None) -> None:
         self._descriptor, self._prefix = -1, ""
         self._file: Callable[[], File] = lambda: None
         if file is None:
-            # A program may put another in its place.
+            # Looked up each time: a program may replace it.
             self._file, self._prefix = lambda: sys.stderr, notices.PREFIX
         elif not isinstance(file, str | os.PathLike):
             opened = file
             self._file = lambda: opened
         else:
-            # Appended to, as several processes may name one file. A pipe that nobody reads is no reason to wait.
+            # Appended to, as several processes may name one file. Non-blocking: a pipe without a reader must not hold
+            # us up.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(file, flags, 0o666)
         self._closed = False
@@ -80,7 +81,7 @@ class Lines:
                 _write(self._file(), line)
 
     def on_span(self, event: Span) -> None:
-        """Times are for a trace."""
+        """Ignore spans."""
 
     def close(self) -> None:
         with self._lock:
@@ -90,7 +91,7 @@ class Lines:
 
 
 class Terminal:
-    """Lines for who looks on: of graphs that are through, and of those that take long. See `Summary`."""
+    """Writes lines about graphs that are done, and those that take long. See `Summary`."""
 
     what = "progress on the terminal"
 
@@ -108,7 +109,7 @@ class Terminal:
 
     def on_state(self, event: State) -> None:
         with self._lock:
-            if self._pid != os.getpid():  # a fork: what has been heard is for the parent to tell
+            if self._pid != os.getpid():  # after a fork: events so far are for the parent to show
                 self._begin()
             if self._over.is_set():
                 return
@@ -116,14 +117,14 @@ class Terminal:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._show, name="fxpool-progress", daemon=True)
                 self._thread.start()
-                atexit.register(self.close)  # what is left to tell is told before the interpreter ends
+                atexit.register(self.close)  # shows the rest before the interpreter ends
         self._news.set()
 
     def on_span(self, event: Span) -> None:
-        """Times are for a trace."""
+        """Ignore spans."""
 
     def close(self) -> None:
-        """Say what is left to be said. Idempotent."""
+        """Show the rest, waiting up to `_END_SECONDS`. Idempotent."""
         atexit.unregister(self.close)
         self._over.set()
         self._news.set()
@@ -160,7 +161,7 @@ class _UnderWay:
 
 
 class Summary:
-    """What is to be told, and when: a state machine without clock or terminal."""
+    """Decides what to show, and when: a state machine without clock or terminal."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, _UnderWay] = {}
@@ -180,11 +181,11 @@ class Summary:
 
     @property
     def due(self) -> float | None:
-        """When there is something to tell even if nothing happens."""
+        """The time at which there is something to show even without an event; None if there is none."""
         return min((one.due for one in self._under_way.values()), default=None)
 
     def lines(self, now: float, *, last: bool = False) -> list[str]:
-        """What is to be told now, once; with the `last`, what has become of all graphs if there were several."""
+        """Return the lines to show now, each once; with `last`, also counts by state if there are several graphs."""
         told = []
         through, self._through = self._through, []
         counts = Counter(_told(event) for event, _ in through)
@@ -224,7 +225,7 @@ def _named(file: IO[str] | str | os.PathLike[str] | None) -> str:
 
 
 def _write(file: File, text: str, *, beside_bars: bool = False) -> None:
-    """Write to a file of the program's. Nothing happens where there is none."""
+    """Write to a file of the program's. No-op if `file` is None."""
     if file is None:
         return
     bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None) if beside_bars else None
@@ -242,7 +243,7 @@ def _write(file: File, text: str, *, beside_bars: bool = False) -> None:
 def _descriptor(file: IO[str]) -> int | None:
     try:
         return file.fileno()
-    except (OSError, ValueError):  # it only looks like a file
+    except (OSError, ValueError):  # a file-like object without a descriptor
         return None
 
 
@@ -251,11 +252,11 @@ def _write_all(descriptor: int, data: bytes) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except BlockingIOError:
-        pass  # who does not read what does not wait for him loses it
+        pass  # a reader that is too slow misses lines
 
 
 def display(to: str | os.PathLike[str] | IO[str] | None = None) -> Lines | Terminal:
-    """Where `to` says: a file's path, an open file, or None for standard error, whatever that is at the time."""
+    """Return a display on `to`: a path, an open file, or None for standard error, whatever that is at the time."""
     if to is not None and not hasattr(to, "write"):
         return Lines(Path(to))  # type: ignore[arg-type]
     file: Any = sys.stderr if to is None else to
@@ -265,7 +266,7 @@ def display(to: str | os.PathLike[str] | IO[str] | None = None) -> Lines | Termi
 def _is_terminal(file: Any) -> bool:
     try:
         return bool(file.isatty())
-    except (AttributeError, ValueError):  # none, or closed
+    except (AttributeError, ValueError):  # no file, or a closed one
         return False
 
 

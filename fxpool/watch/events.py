@@ -1,9 +1,9 @@
-"""What is going on, for whoever watches: where each graph is, and what took how long.
+"""Events for watchers: states of graphs, and spans of time.
 
     backend, background, jobs ──▶ `state`, `span` ──▶ listeners: `fxpool.watch.display`, `fxpool.watch.trace`
 
-Times are `time.monotonic()`: on Linux one clock for all processes of a host, so what workers and servers report needs
-no translation. Without a listener nothing is made of an event.
+Times are `time.monotonic()`: on Linux one clock for all processes of a host, so the reports of workers and servers need
+no translation. Without a listener an event costs nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Listener", "Span", "State", "exchange", "listen", "listening", "span
 
 log = notices.logger(__name__)
 
-#: where a graph may be, in the order in which it usually gets there
+#: The states of a graph, in the usual order.
 STATES = ("queued", "compiling", "loading", "ready", "eager", "failed")
 
 
 @dataclass(frozen=True)
 class State:
-    """A graph is in one of `STATES` now. `detail` says more in words; `stage` counts progressive stages from 0."""
+    """A graph's new state, one of `STATES`. `detail` explains it; `stage` counts progressive stages from 0."""
 
     at: float
     graph: str
@@ -39,9 +39,9 @@ class State:
 
 @dataclass(frozen=True)
 class Span:
-    """Something took from `begin` to `end`, in a thread of a process of this host.
+    """A span from `begin` to `end`, in a thread of a process of this host.
 
-    `overlapping`: others of the same thread may begin in it and end after it (jobs that wait in a queue).
+    `overlapping`: others of the same thread may begin within it and end after it (jobs that wait in a queue).
     """
 
     name: str
@@ -49,7 +49,7 @@ class Span:
     end: float
     pid: int
     thread: int
-    role: str = ""  # what the process is, where it is not the one that says so
+    role: str = ""  # the process's role, if it is another than the reporting one
     overlapping: bool = False
     facts: Mapping[str, object] = field(default_factory=dict)
 
@@ -65,33 +65,33 @@ _lock = forks.lock(__name__, "_lock")
 
 
 def listen(listener: Listener) -> None:
-    """Tell `listener` everything from now on, in the thread in which it happens. One that raises is told no more."""
+    """Call `listener` for every event from now on, in the event's thread. A listener that raises is removed."""
     global _listeners
     with _lock:
         _listeners = (*_listeners, listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Tell `listener` nothing any more. Nothing happens if it was not told."""
+    """Remove `listener`. No-op if it is not there."""
     global _listeners
     with _lock:
         _listeners = tuple(one for one in _listeners if one is not listener)
 
 
 def listening() -> bool:
-    """Whether anybody is told, so that facts are worth collecting."""
+    """Return whether there is a listener, so that facts are worth collecting."""
     return bool(_listeners)
 
 
 def exchange(old: Collection[Listener], new: Iterable[Listener]) -> None:
-    """Tell those of `new` from now on, and none of `old` any more, with no event between the two."""
+    """Replace the listeners `old` by `new`, with no event in between."""
     global _listeners
     with _lock:
         _listeners = (*(one for one in _listeners if one not in old), *new)
 
 
 def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float | None = None) -> None:
-    """Say where a graph is, now or since `at`."""
+    """Report a graph's state, now or since `at`."""
     if _listeners:
         event = State(time.monotonic() if at is None else at, graph, name, detail, stage)
         for listener in _listeners:
@@ -100,13 +100,13 @@ def state(graph: str, name: str, detail: str = "", *, stage: int = 0, at: float 
 
 
 def span(name: str, begin: float, end: float, **facts: object) -> None:
-    """Say what this thread did from `begin` to `end`."""
+    """Report what this thread did from `begin` to `end`."""
     if _listeners:
         tell(Span(name, begin, end, os.getpid(), threading.get_native_id(), facts=facts))
 
 
 def tell(event: Span) -> None:
-    """Pass on what another process did."""
+    """Pass on a span, such as another process's."""
     for listener in _listeners:
         with _dropped_if_it_raises(listener):
             listener.on_span(event)

@@ -1,8 +1,8 @@
-"""A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show: ``FXPOOL_TRACE=run.json``.
+"""Writes a run as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: ``FXPOOL_TRACE=run.json``.
 
-One file for all processes that name it, on one clock: the programs that ask, their server, the workers. It is a JSON
+One file for all processes that name it, on one clock: the programs, their server, the workers. It is a JSON
 array of trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), complete and
-valid after every event, so that a run that is killed leaves what it had.
+valid after every event, so that a run that is killed leaves all events so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEAD, _TAIL = b"[\n", b"\n]\n"
 
 
 class TraceFile:
-    """Adds what it hears to a trace, the end of which may be another process's or an earlier run's.
+    """Appends events to a trace file, which may hold another process's events or an earlier run's.
 
     A file that can't be written, or holds something else, is warned of once; the program goes on.
     """
@@ -40,7 +40,7 @@ class TraceFile:
         self._broken = False
 
     def on_state(self, event: State) -> None:
-        """An instant on the graph's own track: what the user sees of it."""
+        """Write an instant with the graph's state."""
         detail = f"{event.state}: {event.detail}" if event.detail else event.state
         row = self._row("i", f"{event.graph} {event.state}", event.at, os.getpid(), threading.get_native_id())
         self._add([*self._names(os.getpid(), ""), row | {"s": "t", "args": {"graph": event.graph, "state": detail}}])
@@ -59,7 +59,7 @@ class TraceFile:
         self._add(rows)
 
     def close(self) -> None:
-        """Nothing is open between two events."""
+        """No-op: the file is closed after each event."""
 
     def _row(self, kind: str, name: str, at: float, pid: int, thread: int) -> dict[str, Any]:
         return {"ph": kind, "name": name, "ts": round(at * 1e6, 1), "pid": pid, "tid": thread}
@@ -83,7 +83,7 @@ class TraceFile:
                 log.warning("FXPOOL_TRACE: no trace is written from here on: %s", error)
 
     def _write(self, text: bytes) -> None:
-        # Opened each time: a descriptor kept open would be one more thing for a program's children to inherit.
+        # Opened each time, so that a program's children inherit no descriptor.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(self.path, flags, 0o644), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -91,7 +91,7 @@ class TraceFile:
                 self._add_to(file, text)
                 file.flush()
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
 
     def _add_to(self, file: IO[bytes], text: bytes) -> None:
         size = file.seek(0, os.SEEK_END)
