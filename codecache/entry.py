@@ -8,6 +8,8 @@
 The digest is checked before anything is decoded. This frame stays the same in later versions, so that a program can
 tell an entry of another version (to be ignored) from a damaged one. Nothing in an entry is a path or names a host, so a
 cache directory can be copied anywhere.
+
+zstandard is imported inside functions: small entries are not compressed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Two machines with equal facts may share entries, so nothing here is a path, a host's name or a process's number.
 Facts about devices are collected separately, and only for the devices that a graph uses: a graph on the CPU must not
 create a CUDA context.
+
+torch is imported inside functions: the command line asks for the host's facts without it.
 """
 
 from __future__ import annotations

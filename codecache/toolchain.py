@@ -6,6 +6,8 @@ so these are asked in every process. A version is only what a program reports: t
 count by content (`programs`).
 
 Facts hold no paths: values from the environment are digests.
+
+Inductor's builder is imported inside functions: where the answers are kept nobody needs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Digests of tensors, operators and Triton kernels, and of wrappers that torch puts around a program's functions.
 
 Never imports torch or Triton: without them there are no such values.
+
+What knows torch's operators is imported inside functions, for the same reason.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Every private name of torch is used in `fxpool.torch_compat` and nowhere else. A
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version, in its one place          torch_compat
 
-Importing this module imports neither torch nor anything else that takes time.
+Importing this module imports neither torch nor anything else that takes time: that happens inside functions.
 """
 
 from __future__ import annotations

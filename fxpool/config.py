@@ -9,6 +9,8 @@
 A new setting is one field of `Settings` and one row of `_TABLE`. An unknown name raises `UnknownNameError`, a value
 that does not parse raises `ConfigurationError` naming its source: a typing error in a setting must not look like a
 setting without effect.
+
+Parsers are imported inside functions: most processes have no settings file.
 """
 
 from __future__ import annotations

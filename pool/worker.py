@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -289,8 +290,6 @@ def main(sock: socket.socket) -> None:
             first = False
     except BaseException:
         code = EXIT_SETUP
-        import traceback
-
         traceback.print_exc()
     finally:
         _flush()

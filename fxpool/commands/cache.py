@@ -1,4 +1,7 @@
-"""Commands about the cache directory: stats, and `cache` with ls, show, verify, quarantine, clear."""
+"""Commands about the cache directory: stats, and `cache` with ls, show, verify, quarantine, clear.
+
+Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+"""
 
 from __future__ import annotations
 

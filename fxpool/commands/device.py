@@ -1,4 +1,7 @@
-"""The command ``fxpool device``: facts about this machine's GPUs that compiles use."""
+"""The command ``fxpool device``: facts about this machine's GPUs that compiles use.
+
+torch is imported inside functions: `fxpool --help` is to answer at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command ``fxpool doctor``: checks everything that fxpool needs, and names a remedy for what is missing."""
+"""The command ``fxpool doctor``: checks everything that fxpool needs, and names a remedy for what is missing.
+
+The checks are imported inside functions: `fxpool --help` is to answer at once.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Code shared by all commands, such as exit statuses, is in `output`. Only the demonstration's own processes,
 `device`, `doctor` and `cache show --code` import torch.
+
+The demonstration is imported inside functions: `fxpool --help` is to answer at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Commands about this host's servers: serve, status, stop."""
+"""Commands about this host's servers: serve, status, stop.
+
+Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+"""
 
 from __future__ import annotations
 

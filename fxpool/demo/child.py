@@ -9,6 +9,8 @@ and the models' code once, and forks for each measurement that it is asked for o
 The clock starts right before `torch.compile()`, so that importing the backend counts, and stops when the first
 call has returned (training: when its backward has). Building the model and importing torch and transformers
 are the same for every backend and do not count.
+
+Models and torch are imported inside functions: what a run imports is part of what it measures.
 """
 
 from __future__ import annotations

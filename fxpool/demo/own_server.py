@@ -1,4 +1,7 @@
-"""The server that the demonstration's fxpool runs share, as programs on a host do: waits for it, and ends it."""
+"""The server that the demonstration's fxpool runs share, as programs on a host do: waits for it, and ends it.
+
+The pool is imported inside functions: the demonstration begins by saying what it does.
+"""
 
 from __future__ import annotations
 

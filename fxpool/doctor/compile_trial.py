@@ -2,6 +2,8 @@
 
 Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of
 JSON. Its caches are temporary; its server is its own, in the user's runtime directory, which is thereby tested.
+
+torch and the pool are imported inside functions: the process that asks has neither, its children have.
 """
 
 from __future__ import annotations

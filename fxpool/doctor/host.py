@@ -1,4 +1,7 @@
-"""The doctor's checks that need no compile: versions, toolchain, directories, limits. Imports no torch."""
+"""The doctor's checks that need no compile: versions, toolchain, directories, limits. Imports no torch.
+
+Each check imports what it looks at inside functions: one that fails to import fails its check only.
+"""
 
 from __future__ import annotations
 

@@ -183,3 +183,40 @@ def test_nothing_generic_is_installed_at_the_top() -> None:
     names = {Path(str(file)).parts[0] for distribution in installed for file in distribution.files or []}
     assert names
     assert not names & {"pool", "lowering", "codecache", "tests", "bench"}
+
+
+def _unexplained_imports(path: Path) -> Iterator[int]:
+    """Lines of imports inside functions for which neither a comment nor the module's docstring gives a reason.
+
+    A comment stands beside an import, or above a block of them.
+    """
+    text = path.read_text()
+    tree, lines = ast.parse(text), text.splitlines()
+    if "inside functions" in (ast.get_docstring(tree) or ""):
+        return
+    inside = sorted(
+        {
+            node.lineno
+            for function in ast.walk(tree)
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for node in ast.walk(function)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        }
+    )
+    explained = 0
+    for number in inside:
+        above = lines[number - 2].strip()
+        if "#" in lines[number - 1] or above.startswith("#") or (explained == number - 1 and explained):
+            explained = number
+        else:
+            yield number
+
+
+def test_an_import_inside_a_function_says_why() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ROOMS
+        for path in _sources(folder)
+        for number in _unexplained_imports(path)
+    ]
+    assert not found, "a comment beside or above it, or 'inside functions' in the module's docstring"
