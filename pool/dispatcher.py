@@ -149,6 +149,19 @@ class Dispatcher:
         """True while any unfinished job is not a spare one."""
         return not all(work.ask.spare for work in self._jobs.values())
 
+    @property
+    def broken(self) -> str | None:
+        """Why no zygote will ever fork workers; None while one may."""
+        return self.scheduler.broken
+
+    def zygote_ready(self) -> None:
+        """Begin to fork workers for the jobs that wait."""
+        self.do(self.scheduler.zygote_ready())
+
+    def zygote_broken(self, reason: str) -> None:
+        """Fail all jobs: no zygote will ever fork workers for them."""
+        self.do(self.scheduler.zygote_broken(reason))
+
     # ------------------------------------------------------------ what the scheduler decides
 
     def do(self, actions: list[d.Action]) -> None:

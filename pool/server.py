@@ -334,7 +334,7 @@ class Server:
         for client in self.clients.values():
             if client.greeted:
                 self._tell_zygote_state(client)
-        self.dispatcher.do(self.dispatcher.scheduler.zygote_ready())
+        self.dispatcher.zygote_ready()
 
     def on_forked(self, message: m.Forked) -> None:
         self.dispatcher.on_forked(message)
@@ -353,8 +353,7 @@ class Server:
         late = zygote.late
         if zygote is not self.zygote or self._ending:
             return
-        scheduler = self.dispatcher.scheduler
-        if scheduler.broken is not None:
+        if self.dispatcher.broken is not None:
             self.zygote = None
             return
         self.dispatcher.counters["deaths"] += 1
@@ -372,17 +371,17 @@ class Server:
         self.zygote = None
         self.dispatcher.zygote_gone(reason)
         if late:
-            self.dispatcher.do(scheduler.zygote_broken(reason))
-        if scheduler.broken is not None:
+            self.dispatcher.zygote_broken(reason)
+        if self.dispatcher.broken is not None:
             self.zygote_facts = {"state": "broken"}
-            self._zygote_broken(scheduler.broken)
+            self._zygote_broken(self.dispatcher.broken)
         else:
             self._start_zygote()
 
     def _zygote_broken(self, reason: str) -> None:
         log.error("%s", reason)
         self.zygote_facts = {**self.zygote_facts, "state": "broken", "reason": reason}
-        self.dispatcher.do(self.dispatcher.scheduler.zygote_broken(reason))
+        self.dispatcher.zygote_broken(reason)
         for client in self.clients.values():
             if client.greeted:
                 self._tell_zygote_state(client)
