@@ -26,9 +26,9 @@ def graph(x):
 x = torch.randn(8)
 torch.testing.assert_close(torch.compile(graph, backend="fxpool")(x), graph(x))
 import fxpool
-from fxpool import statistics
+from fxpool import counters
 from fxpool.watch import events
-found = statistics.snapshot()
+found = counters.snapshot()
 with open(said, "w") as file:
     json.dump([found["compiles"]["worker"], found["hits"], found["fallbacks"], found["bypasses"]], file)
 """
