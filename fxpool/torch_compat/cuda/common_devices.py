@@ -1,7 +1,7 @@
-"""Facts of GPUs that are common, for compiling where there is none.
+"""Facts of common GPUs, for compiling where there is none.
 
-As `device_facts.capture` would find them. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
-programming guide. What a real device says counts: these are for tests, and for looking at what would be compiled.
+In the form of `device_facts.capture`. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
+programming guide. A real device's answers take precedence: these are for tests, and to inspect compiled code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _facts(
     shared: tuple[int, int],
     cache: int,
 ) -> DeviceFacts:
-    """`memory` and `cache` in MiB, clocks in MHz, `bus` in bits, `shared` memory in KiB: of a processor, of a block."""
+    """`memory` and `cache` in MiB, clocks in MHz, `bus` in bits, `shared` memory in KiB per (processor, block)."""
     of_processor, of_block = shared
     return DeviceFacts(
         name=name,
