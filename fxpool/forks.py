@@ -26,7 +26,7 @@ __all__ = ["Event", "event", "held_off", "lock", "rlock"]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a lock is kept: an attribute of an object, or of the module with that name."""
+    """The place of a lock: an attribute of an object, or of the module with that name."""
 
     owner: weakref.ref[Any] | str
     name: str

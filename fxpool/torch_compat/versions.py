@@ -1,4 +1,4 @@
-"""Which torch, Python and platform fxpool supports, and the sentence for everything else."""
+"""Supported releases of torch and Python, supported platforms, and the message for any other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ NEWEST = (2, 13)
 
 
 def parse(version: str) -> tuple[int, int]:
-    """``"2.13.0+cpu"`` -> ``(2, 13)``; a development build counts as its release."""
+    """Return major and minor: ``"2.13.0+cpu"`` -> ``(2, 13)``; a development build counts as its release.
+
+    Raises ValueError for any other text.
+    """
     major, minor = version.split("+")[0].split(".")[:2]
     return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
 
 
 def refusal(torch_version: str, python: tuple[int, int], platform: str) -> str | None:
-    """Why this combination is refused, or None when it is supported."""
+    """Return why this combination is refused, or None if it is supported."""
     wanted = f"fxpool supports torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, CPython 3.10 to 3.13, on Linux"
     try:
         found = parse(torch_version)
@@ -33,7 +36,7 @@ def refusal(torch_version: str, python: tuple[int, int], platform: str) -> str |
 
 @functools.cache
 def current_refusal() -> str | None:
-    """`refusal` for this process."""
+    """Return `refusal` for this process."""
     import torch
 
     return refusal(torch.__version__, sys.version_info[:2], sys.platform)

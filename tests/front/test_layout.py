@@ -186,13 +186,19 @@ def test_nothing_generic_is_installed_at_the_top() -> None:
 
 
 def _unexplained_imports(path: Path) -> Iterator[int]:
-    """Lines of imports inside functions for which neither a comment nor the module's docstring gives a reason.
+    """Lines of imports inside functions for which neither a comment nor a docstring gives a reason.
 
-    A comment stands beside an import, or above a block of them.
+    A comment stands beside an import, or above a block of them; a docstring is the module's or that of a package
+    around it.
     """
     text = path.read_text()
     tree, lines = ast.parse(text), text.splitlines()
-    if "inside functions" in (ast.get_docstring(tree) or ""):
+    around = [above / "__init__.py" for above in path.parents if ROOT in above.parents]
+    trees = [
+        tree,
+        *(ast.parse(one.read_text()) for one in around if one.exists() and one != ROOT / "fxpool/__init__.py"),
+    ]
+    if any("inside functions" in (ast.get_docstring(one) or "") for one in trees):
         return
     inside = sorted(
         {

@@ -1,6 +1,6 @@
-"""The C++ toolchain as Inductor drives it.
+"""The C++ toolchain as Inductor uses it.
 
 commands            flags, commands, collected kernels
-cpp_toolchain       which compilers Inductor would try
-instruction_sets    which vector instructions it may use
+cpp_toolchain       the compilers that Inductor would try
+instruction_sets    the vector instructions that it may use
 """

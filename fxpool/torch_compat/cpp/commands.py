@@ -1,4 +1,4 @@
-"""The C++ tool chain as Inductor drives it: which flags, which header.
+"""Compiler commands and flags as Inductor makes them, and the collection of its C++ kernels.
 
 In a worker the kernels of a graph are collected instead of compiled one by one (`collecting`), so
 that fxpool decides how they are grouped; the compiler's command line for a group is Inductor's.
@@ -16,7 +16,7 @@ import torch
 
 
 class CollectedKernel:
-    """One C++ kernel a generated wrapper asked for. It can't be called where it was compiled."""
+    """One C++ kernel that a generated wrapper asked for. It can't be called where it was compiled."""
 
     def __init__(self, argument_types: Sequence[str], source: str) -> None:
         self.argument_types = list(argument_types)
@@ -26,7 +26,7 @@ class CollectedKernel:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
-#: Takes the kernels of one generated module, and whether nothing else is going to be lowered for the graph.
+#: Takes the kernels of one generated module, and whether this was the graph's last one.
 Collect = Callable[[Sequence[CollectedKernel], bool], None]
 
 
@@ -53,7 +53,7 @@ def collecting(collect: Collect) -> Iterator[None]:
     AsyncCompile.wait = wait  # type: ignore[method-assign]
     try:
         yield
-        if found:  # of a module that waits for nothing
+        if found:  # from a module without a call of `wait`
             collect(found, True)
     finally:
         AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
@@ -61,7 +61,7 @@ def collecting(collect: Collect) -> Iterator[None]:
 
 
 def _backward_follows() -> bool:
-    """Whether the graph that is being lowered is the forward of a training step."""
+    """Return whether the graph that is being lowered is the forward of a training step."""
     from torch._inductor.virtualized import V
 
     graph = V.graph
@@ -73,14 +73,14 @@ HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 
 def tensor_data_pointer() -> int:
-    """Address of the C function that gives a tensor object's data pointer."""
+    """Return the address of the C function that returns a tensor object's data pointer."""
     return int(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)
 
 
 class Command:
     """Inductor's compiler command for kernel libraries on this host.
 
-    `compiler` is the compiler's path. Inductor's command has it by name only, which is looked for again where the
+    `compiler` is the compiler's path. Inductor's command has only its name, which would be looked up again where the
     command runs, in another working directory.
     """
 
@@ -101,63 +101,63 @@ class Command:
 
     def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
         options = self._options(**self._flags, **kind)
-        # Inductor puts paths into a line as they are: those of ours may hold spaces and quotes.
+        # Inductor puts paths into the command line unquoted: ours may hold spaces and quotes.
         quote = shlex.quote
         if not kind.get("precompiling"):
             options.precompiled_header = quote(self._header) if self._header is not None else None
         quoted = quote(sources) if isinstance(sources, str) else list(map(quote, sources))
         place = quote(directory) if directory else ""
         builder = self._builder(name=quote(name), sources=quoted, BuildOption=options, output_dir=place)
-        # So it does with the compiler's name, which is one word of a line whatever it holds.
+        # The same with the compiler's name: it is one word of the line, whatever it holds.
         compiler = str(options.get_compiler())
         arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
         return [self._compiler or compiler, *arguments], shlex.split(builder.get_target_file_path())[0]
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
-        """(arguments of the compiler, path of the object file it writes beside the source)."""
+        """Return (compiler arguments, path of the object file that they write beside the source)."""
         return self._arguments(name, source_path, os.path.dirname(source_path), compile_only=True)
 
     def link(self, paths: Sequence[str], target: str) -> tuple[list[str], str]:
-        """(arguments that make one shared library of sources or object files, its path: `target` with an ending)."""
+        """Return (arguments that link sources or object files, path of the shared library: `target` with an ending)."""
         return self._arguments(os.path.basename(target), list(paths), os.path.dirname(target))
 
     def stand_in(self, directory: str) -> tuple[list[str], str]:
-        """(arguments that make an empty library with the name of torch's, its path)."""
+        """Return (arguments that make an empty library with the name of torch's, its path)."""
         made = os.path.join(directory, _TORCH_LIBRARY)
         compiler = self.link([], os.path.join(directory, "none"))[0][0]
         return [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{_TORCH_LIBRARY}", "-xc", "/dev/null", "-o", made], made
 
     def link_lightly(self, paths: Sequence[str], target: str, stand_in: str) -> tuple[list[str], str]:
-        """As `link`, with a stand-in for torch's libraries.
+        """Return the same as `link`, with the library `stand_in` in place of torch's.
 
-        Reading their symbols takes longer than compiling a kernel. What is made asks for torch's library by name all
-        the same, and finds it where it is loaded already.
+        Reading the symbols of torch's libraries takes longer than compiling a kernel. The result still depends on
+        torch's library by name, and finds it in the process, where it is loaded already.
         """
         arguments, made = self.link(paths, target)
         kept = [argument for argument in arguments if not argument.startswith(("-ltorch", "-lc10"))]
         return [*kept, "-Wl,--no-as-needed", stand_in], made
 
     def precompiles_headers(self) -> bool:
-        """Whether Inductor's configuration asks for a precompiled header, and this compiler can use one."""
+        """Return whether Inductor's configuration asks for a precompiled header."""
         from torch._inductor import config
 
         return bool(config.cpp_cache_precompile_headers)
 
     def lacks_header(self) -> bool:
-        """Whether a precompiled header is asked for and none is used."""
+        """Return whether a precompiled header is configured, but none is in use."""
         return self.precompiles_headers() and self._header is None
 
     def precompile(self, header_path: str) -> tuple[list[str], str]:
-        """(arguments of the compiler, path of the compiled header that these kernels can use)."""
+        """Return (compiler arguments, path of the compiled header that these kernels can use)."""
         return self._arguments(header_path, header_path, "", precompiling=True)
 
     def use_header(self, header_path: str) -> None:
-        """Include the header there first from now on, whose compiled form is beside it."""
+        """Include this header first from now on; its compiled form is beside it."""
         self._header = header_path
 
 
 def inductor_directory(path: str) -> None:
-    """Let Inductor write its files (generated sources, locks) under `path` in this process."""
+    """Make Inductor write its files (generated sources, locks) under `path` in this process."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = path
     from torch._inductor.runtime import cache_dir_utils
 

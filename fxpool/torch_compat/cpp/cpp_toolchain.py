@@ -1,10 +1,10 @@
-"""Which C++ compilers Inductor would try, in its order, and what it remembers of the one that it found.
+"""Lists the C++ compilers that Inductor would try, in its order, and clears what it remembers of the one it found.
 
 Inductor 2.11 to 2.13 go through `config.cpp.cxx` (by default None and then $CXX or g++, read when the module was
 imported) and take the first that runs; None stands for one that it downloads, if told to by TORCH_INDUCTOR_INSTALL_GXX.
-Which one that is, what kind it is of and what it says of itself are remembered for the life of a process, some of it
-without the compiler's name: a process that goes on to another one (a worker, forked from a zygote that warmed up with
-its own; a program that changes the configuration) would give that the flags of the first.
+The choice, the compiler's kind and its version are remembered for the life of a process, some of it without the
+compiler's name: a process that changes to another compiler (a worker, forked from a zygote that warmed up with its own;
+a program that changes the configuration) would use the first one's flags with it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 _CACHED = type(functools.cache(lambda: None))
-#: the compiler that what Inductor remembers is of, as `settle` was told; None before that
+#: The compiler that Inductor's caches belong to, as passed to `settle`; None before that.
 _settled: Hashable = None
 
 
 def compiler_candidates() -> list[str]:
-    """Names or paths of compilers, first choice first. The one that Inductor would download is left out."""
+    """Return names or paths of compilers, first choice first, without the one that Inductor would download."""
     from torch._inductor import config
 
     cxx = config.cpp.cxx
@@ -30,10 +30,10 @@ def compiler_candidates() -> list[str]:
 
 
 def settle(compiler: Hashable) -> None:
-    """Have Inductor ask anew what it remembers of its compiler if that was another than `compiler`.
+    """Clear what Inductor remembers of its compiler, unless it was `compiler` already.
 
-    Equal values are equal compilers. What was found out before the first call may be of any: all but the instruction
-    sets, which take seconds and which nobody else changes, is asked anew then.
+    Equal values are equal compilers. On the first call, facts found earlier may be of any compiler: all are cleared but
+    the instruction sets, which take seconds to find and which nobody else changes.
     """
     global _settled
     before, _settled = _settled, compiler
@@ -48,7 +48,7 @@ def settle(compiler: Hashable) -> None:
 
 
 def _cached_in(module: ModuleType) -> list[Any]:
-    """The functions of a module, and of its classes, that remember what they returned."""
+    """Return the functions of a module, and of its classes, that cache their results."""
     found = []
     for value in vars(module).values():
         if getattr(value, "__module__", None) != module.__name__:

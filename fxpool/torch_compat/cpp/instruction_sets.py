@@ -1,8 +1,8 @@
-"""Which vector instruction sets Inductor may use on this host, and asking that with one compile.
+"""Finds the vector instruction sets that Inductor may use on this host, with one compile.
 
 Inductor builds, and loads in a fresh interpreter, one test program per instruction set and per extension of it
 (2.13: up to seven programs, each including torch's vector headers). `probe_source` puts all of them into one, for the
-best set that the CPU says it has; when that program builds and loads, every lesser set is taken to work too.
+best set that the CPU reports; if that program builds and loads, every lesser set is assumed to work, too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-#: name of an instruction set, and what else was found out about it (``_is_avx512_bf16_supported`` ...)
+#: Name of an instruction set, and its extensions (``_is_avx512_bf16_supported`` ...).
 InstructionSet = tuple[str, dict[str, bool]]
 
 
 def usable_instruction_sets() -> list[InstructionSet]:
-    """The vector instruction sets this CPU, torch and the compiler agree on, best first.
+    """Return the vector instruction sets that this CPU, torch and the compiler support, best first.
 
-    Builds and loads test programs: 8 s on a host that has not been asked before.
+    Builds and loads test programs: 8 s on a host that has not been probed before.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -33,7 +33,7 @@ def usable_instruction_sets() -> list[InstructionSet]:
 
 
 def was_probed() -> bool:
-    """Whether this process has asked its host which instruction sets it can use."""
+    """Return whether this process has probed its host for instruction sets."""
     from torch._inductor import cpu_vec_isa
 
     return bool(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
@@ -41,7 +41,7 @@ def was_probed() -> bool:
 
 @contextlib.contextmanager
 def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
-    """Answer Inductor's probing of this host from what `usable_instruction_sets` found."""
+    """Answer Inductor's probing of this host from the result of `usable_instruction_sets`."""
     from torch._inductor import cpu_vec_isa
 
     names = dict(known)
@@ -66,7 +66,7 @@ def _subclasses(cls: type) -> list[Any]:
 
 @contextlib.contextmanager
 def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None]) -> Iterator[None]:
-    """Let `find` answer when Inductor first asks which instruction sets it can use; None leaves that to Inductor."""
+    """Let `find` answer when Inductor first asks for the usable instruction sets; None leaves that to Inductor."""
     from torch._inductor import cpu_vec_isa
 
     original = cpu_vec_isa.valid_vec_isa_list
@@ -87,9 +87,9 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
 
 
 def candidates() -> list[InstructionSet]:
-    """The instruction sets that this CPU has by its own account, best first, in the form of a finding.
+    """Return the instruction sets that this CPU reports, best first, in the form of `usable_instruction_sets`.
 
-    Empty where Inductor does not choose among several, and on processors other than x86-64: there its own probe is
+    Empty if Inductor does not choose among several, and on processors other than x86-64: there its own probe is
     one build already.
     """
     from torch._inductor import cpu_vec_isa
@@ -117,7 +117,7 @@ _CHECKS = (  # attribute with a test program, and the instruction sets or extens
 
 
 def probe_source(best: InstructionSet) -> str:
-    """C++ that uses what `best` promises: Inductor's own test programs, one after another."""
+    """Return C++ that uses all that `best` includes: Inductor's own test programs, one after another."""
     from torch._inductor import cpu_vec_isa
 
     name, extra = best
@@ -135,9 +135,9 @@ def probe_source(best: InstructionSet) -> str:
 
 
 def enable_tiles() -> None:
-    """Ask the kernel for the tile registers if this CPU has them: without that, code that uses them is killed.
+    """Request the tile registers from the kernel if this CPU has them: without that, code that uses them is killed.
 
-    Inductor asks while it probes, which a process that is served from a cache never does.
+    Inductor does so while it probes, but a process that hits the cache never probes.
     """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()

@@ -1,8 +1,8 @@
-"""Which implementation of attention a graph's calls use.
+"""Finds and sets the implementation of attention that a graph's calls use.
 
 ``scaled_dot_product_attention`` asks the device while it is traced: flash, memory-efficient, cuDNN's or plain. A worker
-has no device to ask. So the process that has one traces each call by itself, under fake tensors, notes which
-implementation torch took, and sends that along; the worker's call is told.
+has no device to ask. So the process that has one traces each call by itself, under fake tensors, and records torch's
+choice; it travels with the graph, and the worker's call uses it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxpool.torch_compat.dynamo import tensors
 
 FUNCTION: Any = torch._C._nn.scaled_dot_product_attention
 
-# Operators by torch's number of the implementation (SDPBackend in ATen/SDPBackend.h); 0 is made of ordinary ones.
+# Torch's numbers of implementations by operator (SDPBackend in ATen/SDPBackend.h); 0 is made of ordinary operators.
 _IMPLEMENTATIONS = {
     "aten::_scaled_dot_product_flash_attention": 1,
     "aten::_scaled_dot_product_efficient_attention": 2,
@@ -28,15 +28,15 @@ _IMPLEMENTATIONS = {
 
 
 def changes_switches(target: Any) -> bool:
-    """Whether a function in a graph changes, for the calls after it, what decides on an implementation.
+    """Return whether a function in a graph changes the switches that select an implementation for the calls after it.
 
-    They are traced one by one, under the switches that are in force when the graph is captured.
+    Calls are traced one by one, under the switches in force when the graph is captured.
     """
     return getattr(target, "__name__", "") in ("_sdpa_kernel", "_sdpa_kernel_variadic", "_enter_autocast")
 
 
 def is_on_cuda(node: torch.fx.Node) -> bool:
-    """Whether a call is, or may be, on a CUDA device."""
+    """Return whether a call is, or may be, on a CUDA device."""
     query = node.args[0] if node.args else node.kwargs.get("query")
     value = query.meta.get("example_value") if isinstance(query, torch.fx.Node) else None
     return not isinstance(value, torch.Tensor) or value.device.type == "cuda"
@@ -53,10 +53,10 @@ class _Noting(TorchDispatchMode):
 
 
 def implementation(node: torch.fx.Node, noted: dict[str, int]) -> int | None:
-    """The number of the implementation that torch takes for a call in a graph of Dynamo's.
+    """Return the number of the implementation that torch selects for a call in a graph of Dynamo's.
 
-    None where the call is not on a CUDA device, or its inputs are not known. `noted` holds what is known of other calls
-    under the same switches.
+    None if the call is not on a CUDA device, or its inputs are unknown. `noted` caches the numbers of calls under the
+    same switches.
     """
     arguments, known = _values((node.args, dict(node.kwargs)))
     args, kwargs = arguments
@@ -92,7 +92,7 @@ def _signature(value: Any) -> Any:
 
 
 def with_implementation(number: int) -> Callable[..., Any]:
-    """The function that calls attention with this implementation."""
+    """Return a function that calls attention with this implementation."""
 
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
         before = device_guard.choose_attention(number)

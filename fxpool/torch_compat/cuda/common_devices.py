@@ -1,7 +1,7 @@
-"""Facts of GPUs that are common, for compiling where there is none.
+"""Facts of common GPUs, for compiling where there is none.
 
-As `device_facts.capture` would find them. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
-programming guide. What a real device says counts: these are for tests, and for looking at what would be compiled.
+In the form of `device_facts.capture`. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
+programming guide. A real device's answers take precedence: these are for tests, and to inspect compiled code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Model:
-    """A line of a data sheet: `memory` and `cache` in MiB, clocks in MHz, `bus` in bits, `shared` memory in KiB (of a
-    processor, of a block)."""
+    """`memory` and `cache` in MiB, clocks in MHz, `bus` in bits, `shared` memory in KiB per (processor, block)."""
 
     name: str
     capability: tuple[int, int]

@@ -1,7 +1,7 @@
-"""Compiling for a CUDA device in a process that has none: torch and Triton get their answers from `DeviceFacts`.
+"""Compiles for a CUDA device in a process that has none: torch and Triton get their answers from `DeviceFacts`.
 
-What is asked and can't be answered from them is an error that names the question: nothing is guessed. Nothing that was
-generated is executed: of a generated module the calls are read that have its kernels compiled.
+A question that they can't answer is an error that names it: nothing is guessed. Generated code is not executed: a
+generated module is only read for the calls that compile its kernels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fxpool.torch_compat.patching import patched
 
 
 class UnansweredError(Exception):
-    """A device was asked for something that nobody captured; the text says for what."""
+    """A device was asked for something that was not captured; the text names it."""
 
 
 class _UnansweredPropertyError(UnansweredError, AttributeError):
-    """As an attribute that is not there, for those who have another answer then."""
+    """Also an AttributeError, so that `getattr` defaults work."""
 
 
 class _Properties:
@@ -42,13 +42,13 @@ class _Properties:
         return f"_CudaDeviceProperties({fields})"
 
 
-# What torch's C++ says of a device that is not there. It is asked where an operator has no rule for fake tensors, and
+# Messages of torch's C++ about a missing device. It looks for one if an operator has no rule for fake tensors, and
 # is run on small real ones instead.
 _NO_DEVICE = ("CUDA error", "CUDA driver", "NVIDIA driver", "No CUDA GPUs", "'CUDA' backend", "compiled with CUDA")
 
 
 def unanswered(error: BaseException) -> str:
-    """What was asked and not answered, where that is behind an error; empty where it is not."""
+    """Return the unanswered question behind an error; "" if there is none."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -62,7 +62,7 @@ def unanswered(error: BaseException) -> str:
 
 
 class _Utilities:
-    """What Triton's driver calls ``utils``."""
+    """Stands for ``utils`` of Triton's driver."""
 
     def __init__(self, facts: Sequence[DeviceFacts]) -> None:
         self._facts = facts
@@ -75,7 +75,7 @@ class _Utilities:
 
 
 class _Driver:
-    """Stands where Triton keeps its driver."""
+    """Stands for Triton's driver."""
 
     def __init__(self, facts: Sequence[DeviceFacts], current: int) -> None:
         self.utils = _Utilities(facts)
@@ -104,7 +104,7 @@ class _Driver:
 
 
 class _Nowhere:
-    """A device or stream that is entered, and nothing comes of it."""
+    """A device or stream that can be entered, without effect."""
 
     idx = 0
 
@@ -131,7 +131,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[..., Any]]:
-    """Functions of ``torch.cuda`` by name."""
+    """Return functions of ``torch.cuda`` by name."""
     properties = [_Properties(one) for one in facts]
     no_state = torch.zeros(16, dtype=torch.uint8)
 
@@ -141,7 +141,7 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "_lazy_init": lambda: None,  # ``torch.tensor(0.0, device=...)`` in a graph does that first
+        "_lazy_init": lambda: None,  # ``torch.tensor(0.0, device=...)`` in a graph calls it first
         "_is_compiled": lambda: True,
         "device_count": lambda: len(facts),
         "current_device": lambda: current,
@@ -159,13 +159,13 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
     }
 
 
-# What asks the device itself: where it is called on a device's behalf, somebody asked for what is not answered above.
+# Functions that ask the device itself: a call of one during a compile is a question not answered above.
 _REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
 
 
 @contextlib.contextmanager
 def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
-    """Let this process compile for devices with these facts, by index, while it sees none. `current` is one's index.
+    """Let this process compile for devices with these facts, by index, while it sees none. `current` is an index.
 
     For processes that serve one job: the answers hold for all threads, and caches in torch keep them.
     """
@@ -222,7 +222,7 @@ def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterato
 
 
 class _OnCpu(TorchDispatchMode):
-    """What would be made on a CUDA device is made on the CPU."""
+    """Puts on the CPU what would be made on a CUDA device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -236,8 +236,8 @@ class _OnCpu(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _constants_on_cpu() -> Iterator[None]:
-    """Constants are computed on their device twice: Inductor folds what is the same everywhere by one element of it,
-    and what follows from a ``torch.tensor(0.0)`` in the graph is known while that is traced."""
+    """Compute constants on the CPU. Their device is used in two places: Inductor folds uniform constants by one
+    element, and what follows from a ``torch.tensor(0.0)`` in the graph is computed while that is traced."""
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch.fx.experimental import proxy_tensor
 
@@ -299,7 +299,7 @@ def _read(text: str, path: str) -> types.ModuleType:
         arguments = [ast.literal_eval(argument) for argument in node.args]
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         made[f"kernel {len(made)}"] = getattr(compiler, kind)(*arguments, **named)
-    for kernel in made.values():  # as torch hands them out where nobody collects them: compiled, not loaded
+    for kernel in made.values():  # as torch returns them if none collects them: compiled, not loaded
         if (compiling := getattr(kernel, "future", None)) is not None:
             compiling.result()
     compiler.wait({})

@@ -1,8 +1,8 @@
-"""What compiling for a CUDA device depends on, as plain data.
+"""Captures facts that compiling for a CUDA device depends on, as plain data.
 
-Lowering and Triton ask a device for a handful of facts. They are asked once, of the real device, by the process that
-has it (`capture`); they travel with each request, are part of its key, and are what a worker answers from
-(`torch_compat.device_answers`), which then touches no device.
+Lowering and Triton ask a device for a handful of facts. The process that has the device reads them once (`capture`);
+they travel with each request, are part of its key, and a worker answers from them (`torch_compat.cuda.device_answers`)
+without touching a device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Plain = bool | int | float | str
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of device, seen by one build of torch.
+    """One kind of device, as one build of torch sees it.
 
-    `properties` are those of ``torch.cuda.get_device_properties``, `driver` those that Triton's driver knows (both in
+    `properties` are those of ``torch.cuda.get_device_properties``, `driver` those of Triton's driver (both in
     bytes, kHz, bits). `cuda` and `cudnn` are the releases that torch was built with.
     """
 
@@ -32,7 +32,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """As compilers call it."""
+        """The compilers' name for it, such as ``sm_90``."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
     @property
@@ -41,27 +41,27 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver["sm_clock_rate"] // 1000
 
     def described(self) -> str:
-        """One line, for a key. What differs between devices of one kind is not in it."""
+        """Return the facts in one line, for a key, without those that differ between devices of one kind."""
         properties = {k: v for k, v in self.properties.items() if k not in _OF_ONE_DEVICE and k != "name"}
         rest = {**properties, **self.driver, "cuda": self.cuda, "cudnn": self.cudnn}
         return " ".join([self.name, self.target, *(f"{name}={value}" for name, value in sorted(rest.items()))])
 
 
 def plain(facts: DeviceFacts) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the facts in JSON's types."""
     return {**msgspec.to_builtins(facts), "target": facts.target, "described": facts.described()}
 
 
-# Memory differs by what the driver keeps for itself; the rest says which device it is, or where.
+# Usable memory depends on the driver's own share; the rest identifies or locates one device.
 _OF_ONE_DEVICE = frozenset(("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory"))
 
 
 @functools.cache
 def capture(index: int) -> DeviceFacts:
-    """The facts of CUDA device `index` of this process. Opens a context on it, if there is none.
+    """Return the facts of CUDA device `index` of this process. Opens a context on it, if there is none.
 
     Raises:
-        RuntimeError: there is no such device.
+        RuntimeError: there is no such device, or its driver does not answer.
     """
     properties: Any = torch.cuda.get_device_properties(index)
     plain = {}
@@ -79,8 +79,8 @@ def capture(index: int) -> DeviceFacts:
     )
 
 
-# cudaDeviceGetAttribute's numbers of what Triton's driver tells, by Triton's names. Source: CUDA's driver API,
-# CUdevice_attribute. Triton itself takes a second to import, and compiles a module to be asked.
+# Numbers of CUdevice_attribute (CUDA's driver API) for the facts of Triton's driver, by Triton's names. Triton itself
+# takes a second to import, and compiles a module to ask.
 _ATTRIBUTES = {
     "max_shared_mem": 97,  # per block, opt-in
     "max_num_regs": 12,  # per block

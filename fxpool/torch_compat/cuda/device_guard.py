@@ -1,4 +1,4 @@
-"""What torch's C++ asks of CUDA devices while it traces for them, answered in a process that has none.
+"""Answers torch's C++ about CUDA devices while it traces for them, in a process that has none.
 
 Autograd notes a stream for each tensor of a device, fake ones included, asks torch's guard of that kind of device for
 it, and asks whether there is such a device at all; a convolution asks for cuDNN. A build without CUDA has no guard, and
@@ -13,8 +13,8 @@ import os
 
 import torch
 
-# Torch keeps pointers to guards and never frees them. Its hooks are one object without data behind a reference: a copy
-# of its table of functions, some of them replaced, takes that table's place.
+# Torch keeps pointers to guards and never frees them. Its hooks are one object without data behind a reference: its
+# table of functions is replaced by a copy in which some functions are ours.
 SOURCE = """\
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -157,7 +157,7 @@ extern "C" void fxpool_no_device(int count, int capability, long version) {
 
 
 def command(compiler: str, source: str, target: str) -> list[str]:
-    """Arguments that make the library `target` of the file `source`."""
+    """Return the arguments that compile the file `source` to the library `target`."""
     root = os.path.dirname(torch.__file__)
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     return [
@@ -170,15 +170,15 @@ _library: ctypes.CDLL | None = None
 
 
 def install(library: str, devices: int, capability: int, cudnn: int | None) -> None:
-    """Answer as for so many devices of this major capability, for good. Raises OSError if it does not load."""
+    """Answer as for so many devices of this major capability, for good. Raises OSError if `library` does not load."""
     global _library
     _library = ctypes.CDLL(library)
     _library.fxpool_no_device(devices, capability, ctypes.c_long(cudnn or 0))
 
 
 def choose_attention(number: int) -> int:
-    """Let torch take this implementation of attention from now on (-1: as it can be told without a device).
+    """Select torch's implementation of attention from now on (-1: chosen by what is known without a device).
 
-    Returns the number that was in force. Does nothing in a process that has devices of its own.
+    Returns the number in force before. No-op, returning -1, unless `install` was called in this process.
     """
     return int(_library.fxpool_attention(number)) if _library is not None else -1

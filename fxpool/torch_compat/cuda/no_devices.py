@@ -1,9 +1,9 @@
-"""No device within reach, for a while, in a process that must stay one that can be forked.
+"""Keeps devices out of reach for a while, in a process that others must be able to be forked from.
 
-Asking CUDA's driver for anything, even for how many devices it sees where all are hidden, starts a thread, and leaves a
+Asking CUDA's driver for anything, even for the number of devices when all are hidden, starts a thread, and leaves a
 state that children of the process can't use. Torch asks in many places: functions of `torch.cuda`, Triton's driver, the
-guards of its C++, which autograd counts devices by. Inside `out_of_reach` all of them find none. What answers for
-a device instead (`device_answers`) is entered inside it.
+guards of its C++, by which autograd counts devices. Inside `out_of_reach` all of them find none. To answer for a device
+instead (`device_answers`), enter that inside it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from fxpool.torch_compat.patching import patched
 
-# Of c10, in all releases that are supported: one pointer for each kind of device.
+# A symbol of c10, in all supported releases: one pointer for each kind of device.
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_KINDS = 16  # no more than there are; the two that are wanted are among the first
+_KINDS = 16  # at most as many as there are; the two used here are among the first
 
 
 _BINDINGS = ("_cuda_init", "_cuda_get", "_cuda_set", "_cuda_maybe", "_cuda_exchange", "_cuda_synchronize")
@@ -29,7 +29,7 @@ _OF_THE_BUILD = ("_cuda_getCompiledVersion", "_cuda_getArchFlags")
 
 
 class OutOfReachError(RuntimeError):
-    """A device was asked for while none may be."""
+    """A device was asked for while it was out of reach."""
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -40,20 +40,20 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 class _NoDriver:
-    """Stands where Triton keeps its driver, which loads CUDA's when it is made."""
+    """Stands for Triton's driver, which loads CUDA's when it is made."""
 
     def __getattr__(self, name: str) -> Any:
         raise OutOfReachError(f"Triton's driver was asked for {name} where no device is within reach")
 
 
 def guards_can_be_replaced() -> bool:
-    """Whether this build of torch lets its C++ be kept from devices."""
+    """Return whether the guards in this build of torch's C++ can be replaced."""
     return _registry() is not None
 
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Let nothing here find or ask a device; fake tensors of one can be made. Not for several threads."""
+    """Let nothing in this process find or ask a device; fake tensors of one can be made. Not for several threads."""
     from torch._dynamo import device_interface
 
     interface = device_interface.CudaInterface
@@ -76,7 +76,7 @@ def out_of_reach() -> Iterator[None]:
             put(torch.cuda, name, answer)
             if name in vars(interface):
                 put(interface, name, staticmethod(answer))
-        # What all of those come to: bindings that only exist in a build for CUDA.
+        # Bindings that those functions lead to; they exist only in a build for CUDA.
         for name in dir(torch._C):
             if name.startswith(_BINDINGS) and name not in _OF_THE_BUILD:
                 put(torch._C, name, _refusal(f"torch._C.{name}"))
@@ -114,10 +114,10 @@ def _registry() -> Any | None:
 
 @contextlib.contextmanager
 def _guards_of_nothing() -> Iterator[None]:
-    """Give CUDA the guard of meta tensors, which enters devices and leaves them, and nothing comes of it.
+    """Give CUDA the guard of meta tensors, which enters and leaves devices without effect.
 
-    Autograd counts it among those that need no thread. What it remembers of that a child of this process forgets,
-    because torch makes its engine anew in one.
+    Autograd counts it among those that need no thread. A child of this process forgets what autograd remembers of that,
+    because torch makes a new engine in one.
     """
     guards = _registry()
     if guards is None:

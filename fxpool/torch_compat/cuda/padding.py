@@ -1,7 +1,7 @@
-"""Whether a matrix product is padded: lowering answers that with a clock, and a worker has no device to time.
+"""Decides whether a matrix product is padded: lowering times that, and a worker has no device to time.
 
-Where sizes alone do not decide, Inductor runs both products and compares. In a worker such a question is answered by
-what was measured before, or noted (`asking`); who has the device answers it (`measure`), with Inductor's own
+If sizes alone do not decide, Inductor runs both products and compares. In a worker such a question is answered by
+earlier measurements, or recorded (`asking`); the process with the device answers it (`measure`), by Inductor's own
 measurement, and the graph is compiled again.
 """
 
@@ -18,7 +18,7 @@ from fxpool.torch_compat.patching import patched
 
 
 class Operand(msgspec.Struct, array_like=True, frozen=True):
-    """A matrix of a product. `reused`: it is made by the graph, and can be made padded at once."""
+    """A matrix of a product. `reused`: the graph makes it, and can make it padded at once."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -45,8 +45,8 @@ class NotMeasuredError(Exception):
 
 @contextlib.contextmanager
 def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
-    """Let Inductor decide by `answers`. When a graph's decisions are made, raises NotMeasuredError if some were not
-    there."""
+    """Let Inductor decide by `answers`. Raises NotMeasuredError, once a graph's decisions are made, if any was
+    missing."""
     from torch._inductor import compile_fx, config
     from torch._inductor.fx_passes import pad_mm
 
@@ -92,7 +92,7 @@ def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _not_remembered(pad_mm: Any) -> Iterator[None]:
-    """Inductor remembers decisions on disk, under keys that do not name the device."""
+    """Bypass Inductor's cache of decisions on disk: its keys do not name the device."""
     with patched(pad_mm, "_should_pad", _undecorated(pad_mm)):
         yield
 
@@ -108,12 +108,12 @@ def _operand(tensor: Any, reused: bool) -> Operand:
 def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     from torch._inductor.fx_passes import pad_mm
 
-    hints = getattr(pad_mm, "hint_symbols", None) or pad_mm.realize_symbols  # 2.11 calls them so
+    hints = getattr(pad_mm, "hint_symbols", None) or pad_mm.realize_symbols  # the name in 2.11
     return tuple(int(size) for size in hints(sizes))
 
 
 def measure(question: PaddingQuestion, device: int) -> bool:
-    """Whether padding pays on this CUDA device, by Inductor's measurement. Imports Inductor."""
+    """Return whether padding pays on this CUDA device, by Inductor's measurement. Imports Inductor."""
     from torch._inductor.fx_passes import pad_mm
     from torch._subclasses import FakeTensorMode
 

@@ -1,9 +1,9 @@
 """Dynamo, symbolic shapes and fake tensors.
 
 tracing            Dynamo's tracing context: fake inputs, sources, guards, compile ids
-frames             which function is traced, and what of its inputs a person would know it by
+frames             the function that is traced, and a summary of its inputs for people
 shape_env          symbolic shapes as data: symbols, ranges, guards, there and back
 tensors            a (fake) tensor's description, and the tensor made from it
-sympy_functions    sympy functions of torch's by name
-backend_table      the names of backends, where several threads come for ours
+sympy_functions    torch's own sympy functions by name
+backend_table      lets several threads register our backend at once
 """

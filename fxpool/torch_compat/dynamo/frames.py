@@ -1,6 +1,6 @@
-"""Which of the program's functions Dynamo is tracing, and what of a graph's inputs a person would know it by.
+"""Describes for people the program's function that Dynamo is tracing, and a graph's inputs.
 
-Only for people: nothing here goes into a key, and nothing of it may fail a compile.
+Nothing here goes into a key, and no error here may fail a compile.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 __all__ = ["Frame", "current_frame", "shown_inputs"]
 
-# What Dynamo calls the rest of a function after a graph break.
+# Dynamo's name for the rest of a function after a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
-# Where Dynamo puts a frame of its own around what it may not trace by itself (a module of torch's).
+# The file of the frame that Dynamo puts around code it may not trace by itself (a module of torch's).
 _WRAPPERS = os.path.join("torch", "_dynamo", "external_utils.py")
 _SHOWN = 8
 
@@ -28,8 +28,8 @@ _SHOWN = 8
 class Frame(NamedTuple):
     """A function that is traced. `model` is the class of the module it is a method of, or empty.
 
-    `file` is relative to the directory of `sys.path` it was imported from, so that it says the same on another host;
-    `line` is where it begins, or where it goes on after a graph break (`resumed`).
+    `file` is relative to the directory of `sys.path` it was imported from, so that it is the same on another host;
+    `line` is where it begins, or where it continues after a graph break (`resumed`).
     """
 
     model: str
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 def current_frame() -> Frame | None:
-    """The outermost frame that is traced in this thread; None where none is, or where it can't be told."""
+    """Return the outermost frame that is traced in this thread; None if there is none or it can't be determined."""
     convert = sys.modules.get("torch._dynamo.symbolic_convert")
     if convert is None:
         return None
@@ -84,7 +84,7 @@ def _code_of(function: Any) -> types.CodeType | None:
 
 
 def _behind_decorators(code: types.CodeType, function: Any) -> types.CodeType:
-    """The function that was written, where `code` is that of a decorator's wrapper around it."""
+    """Return the code of the decorated function if `code` is that of a decorator's wrapper, else `code`."""
     at = function
     while at is not None:
         if getattr(at, "__code__", None) is code:
@@ -102,7 +102,7 @@ def _relative(path: str) -> str:
 
 
 def shown_inputs(values: Sequence[Any], sources: Sequence[Any | None]) -> tuple[list[str], int]:
-    """(dtype and sizes of each input that is a tensor, the first few; how many parameters and buffers there are)."""
+    """Return (dtype and sizes of tensor inputs, the first few; number of parameters and buffers)."""
     shown: list[str] = []
     kept = 0
     for number, value in enumerate(values):
@@ -119,7 +119,7 @@ def shown_inputs(values: Sequence[Any], sources: Sequence[Any | None]) -> tuple[
 
 
 def _of_a_module(source: Any | None) -> bool:
-    """Whether a source is an attribute of a module that is traced."""
+    """Return whether a source is an attribute of a module that is traced."""
     found = getattr(source, "guard_source", None)
     found = found() if callable(found) else found  # a property since 2.12
     of_module = (getattr(found, name, None) for name in ("is_unspecialized_nn_module", "is_specialized_nn_module"))

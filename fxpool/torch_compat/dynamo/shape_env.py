@@ -1,8 +1,8 @@
-"""Symbolic shapes as data: what a worker must know of the parent's ShapeEnv, and what it reports back.
+"""Symbolic shapes as data: the state of the parent's ShapeEnv for a worker, and the worker's guards for the parent.
 
 A worker compiles with symbols of the same names, ranges, replacements and hints as the parent,
-so that whatever it proves or guards on means the same there. The state travels as a pickle of
-plain attributes (`dump`, `load`); what of it belongs in a key is `facts`, which leaves hints out,
+so that its proofs and guards mean the same there. The state travels as a pickle of
+plain attributes (`dump`, `load`); the part that belongs in a key is `facts`, which leaves hints out,
 because guards on them are checked when an entry is looked up. Guards come back as sympy
 expressions over the symbols of the inputs (`guards_over`) and are added to the parent's
 ShapeEnv by `add_guard`.
@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 # Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
 # var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches
-# and what belongs to translation validation.
+# and the attributes of translation validation.
 _STATE = (
     "settings",
     "axioms",
@@ -55,20 +55,20 @@ _STATE = (
 
 
 def dump(env: ShapeEnv) -> bytes:
-    """The state of `env` as bytes.
+    """Return the state of `env` as bytes.
 
     Raises:
         Exception: whatever pickle raises for a source that can't be pickled.
     """
     state = {name: env.__dict__[name] for name in _STATE if name in env.__dict__}
-    # The stacks of guards and asserts say where in the user's program they arose; a worker can't use them.
+    # The stacks of guards and asserts point into the user's program; a worker can't use them.
     guards = [(g.expr, g.size_oblivious) for g in env.guards]
     asserts = {symbol: [(a.expr, a.msg) for a in listed] for symbol, listed in env.deferred_runtime_asserts.items()}
     return pickle.dumps((state, guards, asserts))
 
 
 def load(data: bytes, hints: Mapping[str, int | float | bool] | None = None) -> ShapeEnv:
-    """A new ShapeEnv in the state of `dump`; `hints` are other values of symbols than those of the call it was for."""
+    """Return a new ShapeEnv in the state of `dump`; `hints` replace the symbols' values of the dumped call."""
     from torch._guards import ShapeGuard, SLoc
     from torch.fx.experimental.symbolic_shapes import RuntimeAssert
     from torch.utils._traceback import CapturedTraceback
@@ -101,7 +101,7 @@ def _no_range_location(nowhere: Any) -> Any:
 
 
 def values(env: ShapeEnv) -> dict[str, int | float | bool]:
-    """The value each backed symbol has in this call, by name."""
+    """Return the value of each backed symbol in this call, by name."""
     return {symbol.name: _number(value) for symbol, value in _hints(env).items()}
 
 
@@ -120,7 +120,7 @@ def _number(value: Any) -> int | float | bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call's arguments show the value of a symbol: an argument, and what of it (`kind`) at which index."""
+    """A place in a call's arguments that shows a symbol's value: an argument, its `kind` of value, and an index."""
 
     position: int
     kind: str
@@ -136,7 +136,7 @@ class Place:
 
 
 def places(fakes: Sequence[Any]) -> dict[str, Place]:
-    """By name, where each symbol can be read from the arguments whose fake twins these are."""
+    """Return by name where each symbol can be read from the arguments that `fakes` are the fake twins of."""
     found: dict[str, Place] = {}
 
     def note(value: Any, place: Place) -> None:
@@ -155,12 +155,12 @@ def places(fakes: Sequence[Any]) -> dict[str, Place]:
 
 
 def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:
-    """Every symbol `env` knows, by name, with the assumptions it was made with."""
+    """Return every symbol that `env` knows, by name, with the assumptions it was made with."""
     return {symbol.name: symbol for symbol in env.var_to_range}
 
 
 def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
-    """What is proven about the named symbols, for a key: ranges, replacements, hint overrides; no hints.
+    """Return what is proven about the named symbols, for a key: ranges, replacements, hint overrides; no hints.
 
     Each row is ``[name, lower, upper, size_like, hint override, replacement]``, the bounds and the
     replacement as sympy expressions.
@@ -179,7 +179,7 @@ def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
 
 
 def guards_over(env: ShapeEnv, names: set[str]) -> list[sympy.Basic]:
-    """Guards of `env` that speak of the named symbols only, in the order they were made, each once."""
+    """Return guards of `env` that involve only the named symbols, in the order they were made, each once."""
     seen: dict[sympy.Basic, None] = {}
     for guard in env.guards:
         free = {symbol.name for symbol in guard.expr.free_symbols}
@@ -189,12 +189,12 @@ def guards_over(env: ShapeEnv, names: set[str]) -> list[sympy.Basic]:
 
 
 def add_guard(env: ShapeEnv, expr: sympy.Basic) -> bool:
-    """Evaluate `expr` on this call's sizes and keep it as a guard. False when it does not hold."""
+    """Evaluate `expr` on this call's sizes and keep it as a guard. Return False if it does not hold."""
     return bool(env.evaluate_expr(expr))
 
 
 def expression_of(value: Any) -> sympy.Basic:
-    """The sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
+    """Return the sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
     return value.node.expr
 
 
@@ -203,7 +203,7 @@ def is_nested_int(value: Any) -> bool:
 
 
 def make(env: ShapeEnv, expr: sympy.Basic, kind: str, hint: int | float | bool | None) -> Any:
-    """A SymInt, SymFloat or SymBool (`kind` is ``"int"``, ``"float"`` or ``"bool"``) of `env`."""
+    """Make a SymInt, SymFloat or SymBool (`kind` is ``"int"``, ``"float"`` or ``"bool"``) of `env`."""
     if kind == "int":
         return env.create_symintnode(expr, hint=hint)
     if kind == "float":
@@ -212,5 +212,5 @@ def make(env: ShapeEnv, expr: sympy.Basic, kind: str, hint: int | float | bool |
 
 
 def translation_validation(env: ShapeEnv | None) -> bool:
-    """Whether the ShapeEnv records itself for a solver; such a record can't be taken along."""
+    """Return whether the ShapeEnv records itself for a solver; such a record can't travel."""
     return bool(env is not None and env._translation_validation_enabled)

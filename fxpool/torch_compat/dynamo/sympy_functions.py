@@ -1,7 +1,7 @@
 """torch's own sympy functions and constants, found by inspection in the installed version.
 
-torch 2.11 to 2.13 keep them in `torch.utils._sympy.functions` and `.numbers`; a class that a later version adds shows
-up here by itself, and is refused by whoever has no meaning for its name.
+torch 2.11 to 2.13 keep them in `torch.utils._sympy.functions` and `.numbers`; a class that a later version adds appears
+here by itself, and callers refuse names that they do not know.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import sympy
 
 @functools.cache
 def function_classes() -> dict[str, type[sympy.Basic]]:
-    """Every sympy class that torch defines for shape expressions, by name (`FloorDiv`, `OpaqueUnaryFn_sqrt`, ...).
+    """Return every sympy class that torch defines for shape expressions, by name (`FloorDiv`, `OpaqueUnaryFn_sqrt`,
+    ...).
 
-    Abstract bases are left out. torch's `Min` and `Max` are among them; they are not sympy's.
+    Abstract bases are left out. torch's `Min` and `Max` are included; they are not sympy's.
     """
     from torch.utils._sympy import functions
 
@@ -33,7 +34,7 @@ def function_classes() -> dict[str, type[sympy.Basic]]:
 
 @functools.cache
 def integer_infinities() -> dict[str, sympy.Basic]:
-    """torch's infinities among the integers, by name."""
+    """Return torch's infinities among the integers, by name."""
     from torch.utils._sympy.numbers import int_oo
 
     return {"int_oo": int_oo, "-int_oo": -int_oo}

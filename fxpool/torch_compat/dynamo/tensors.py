@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 
 
 class TensorFacts(NamedTuple):
-    """What compiling needs to know of a dense tensor. `base` is the tensor a view was made from."""
+    """The facts about a dense tensor that a compile needs. `base` is the tensor a view was made from."""
 
     identity: int
     storage: int
@@ -45,19 +45,19 @@ class TensorFacts(NamedTuple):
 
 
 class UnsupportedTensor(Exception):
-    """A tensor that is more than a block of memory with sizes and strides; the message says what."""
+    """A tensor that is more than a block of memory with sizes and strides; the message says why."""
 
 
 class Describer:
     """Describes tensors of one request: one number per tensor and per storage, in order of appearance."""
 
     def __init__(self) -> None:
-        # Tensors and storages are kept, or an id could be taken by a new object while we count.
+        # Tensors and storages are kept, or an id could be reused by a new object.
         self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
         self._storages: dict[int, tuple[Any, int]] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorFacts:
-        """Facts of a fake or real dense tensor.
+        """Return the facts of a fake or real dense tensor.
 
         Raises:
             UnsupportedTensor: a subclass, a sparse, nested or quantized tensor, a functorch wrapper.
@@ -92,7 +92,7 @@ _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, Fak
 
 
 def refuse_unusual(tensor: torch.Tensor) -> None:
-    """Raises UnsupportedTensor unless `tensor` is a plain dense one (a Parameter, or fake, included)."""
+    """Raise UnsupportedTensor unless `tensor` is a plain dense one (a Parameter, or fake, included)."""
     # By exact type: a subclass that wraps tensors of its own is refused with the others.
     if type(tensor) not in _PLAIN_TYPES:
         raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
@@ -156,25 +156,25 @@ def is_fake(value: Any) -> bool:
 
 
 def new_fake_mode(shape_env: Any) -> FakeTensorMode:
-    """A fake mode for compiling: real tensors among its inputs (constants) are taken as they are."""
+    """Return a fake mode for compiling: real tensors among its inputs (constants) are used as they are."""
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
 
 
 def modes_disabled() -> Any:
-    """Context in which tensors are what they are: AOTAutograd compiles with a fake mode switched on."""
+    """Return a context without dispatch modes, for real tensors: AOTAutograd compiles under a fake mode."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def fake_mode_of(tensor: Any) -> Any:
-    """The mode a fake tensor belongs to."""
+    """Return the mode a fake tensor belongs to."""
     return tensor.fake_mode
 
 
 @contextlib.contextmanager
 def no_new_guards(tensor: Any) -> Iterator[None]:
-    """Let nothing that is asked of symbolic sizes become a guard."""
+    """Keep questions about symbolic sizes from becoming guards during a ``with`` block."""
     env = tensor.fake_mode.shape_env
     with env.suppress_guards() if env is not None else contextlib.nullcontext():
         yield

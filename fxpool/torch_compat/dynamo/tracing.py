@@ -1,8 +1,8 @@
 """Dynamo's tracing context, as far as a backend needs it: fake inputs, sources, guards and ids.
 
-A backend is called while Dynamo's ``TracingContext`` is active. Three things of it leave the
+A backend is called while Dynamo's ``TracingContext`` is active. Three parts of it leave the
 process with a graph: the fake mode (through `shape_env` and `tensors`), the source of every
-input, and the guards that compiling adds, which Dynamo reads when the backend has returned.
+input, and the guards that compiling adds, which Dynamo reads after the backend has returned.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
 def current_context() -> TracingContext | None:
-    """Dynamo's TracingContext, or None outside a compile."""
+    """Return Dynamo's TracingContext, or None outside a compile."""
     return _guards.TracingContext.try_get()
 
 
 def fake_mode_of(context: TracingContext | None, inputs: Sequence[Any]) -> FakeTensorMode | None:
-    """The fake mode a graph was traced under, from the context or else from its inputs."""
+    """Return the fake mode a graph was traced under, from the context or else from its inputs."""
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
     return _guards.detect_fake_mode(inputs)
 
 
 def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any, source: Any | None) -> Any:
-    """A real tensor's fake twin, with the symbols Dynamo gave it; anything else unchanged.
+    """Return a real tensor's fake twin, with the symbols Dynamo gave it; anything else unchanged.
 
-    Dynamo has fakified its inputs already, so this answers from the fake mode's memo; the
-    symbolic context decides which sizes are dynamic where it doesn't.
+    Dynamo has fakified its inputs already, so this reads the fake mode's memo; for other tensors the
+    symbolic context decides which sizes are dynamic.
     """
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
@@ -45,12 +45,12 @@ def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any
         symbolic_context = context.tensor_to_context.get(value)
     if symbolic_context is not None:
         return fake_mode.from_tensor(value, symbolic_context=symbolic_context, source=source)
-    # No Dynamo behind this graph: sizes stay what they are.
+    # Without a context (no Dynamo behind this graph) sizes are static.
     return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
 
 
 def real_inputs_expected(context: TracingContext | None) -> bool:
-    """Whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
+    """Return whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
     return bool(context is not None and context.fakify_first_call)
 
 
@@ -58,14 +58,14 @@ def real_inputs_expected(context: TracingContext | None) -> bool:
 
 
 def placeholder_source(node: torch.fx.Node) -> Any | None:
-    """Where an input comes from in the user's frame; None for what a graph splitter made up."""
+    """Return where an input comes from in the user's frame; None for one that a graph splitter made."""
     return getattr(node, "_dynamo_source", None)
 
 
 def dump_sources(sources: Sequence[Any]) -> list[bytes | None]:
-    """Sources as bytes: all in one piece, or each on its own with None for what can't be.
+    """Pickle sources: all in one piece, or else each on its own, with None for those that can't be pickled.
 
-    Sources can hold anything a user can name.
+    Sources can hold anything that a user can name.
     """
     try:
         return [pickle.dumps(list(sources))]
@@ -81,14 +81,14 @@ def _dump_source(source: Any) -> bytes | None:
 
 
 def load_sources(dumped: Sequence[bytes | None]) -> list[Any]:
-    """What `dump_sources` was given, None where a source could not be dumped."""
+    """Return the sources given to `dump_sources`, with None for those that could not be pickled."""
     if dumped[0] is not None:
         return pickle.loads(dumped[0])
     return [pickle.loads(data) if data is not None else None for data in dumped[1:]]
 
 
 def positional_source(index: int) -> Any:
-    """Stands for the source of input `index` where the real one can't travel."""
+    """Return a stand-in for the source of input `index`, if the real one can't travel."""
     from torch._dynamo.source import LocalSource
 
     return LocalSource(f"__fxpool_input_{index}")
@@ -102,10 +102,10 @@ def aot_guards(context: TracingContext | None) -> list[Any]:
 
 
 def describe_aot_guards(guards: Sequence[Any], sources: Sequence[Any]) -> list[list[Any]]:
-    """Guards as data, sources replaced by input positions.
+    """Return guards as data, sources replaced by input positions.
 
     Raises:
-        KeyError: a guard names a source that is no input of the graph, or is of an unknown kind.
+        KeyError: a guard names a source that is not an input of the graph, or is of an unknown kind.
     """
     positions = {source: i for i, source in enumerate(sources) if source is not None}
     described: list[list[Any]] = []
@@ -126,7 +126,7 @@ def describe_aot_guards(guards: Sequence[Any], sources: Sequence[Any]) -> list[l
 
 
 def replay_aot_guards(context: TracingContext, described: Sequence[Sequence[Any]], sources: Sequence[Any]) -> None:
-    """Give the current context the guards of `describe_aot_guards`, for this call's sources."""
+    """Add the guards of `describe_aot_guards` to the context, for this call's sources."""
     target = context.guards_context.aotautograd_guards
     for guard in described:
         if guard[0] == "duplicate":
@@ -141,7 +141,7 @@ def replay_aot_guards(context: TracingContext, described: Sequence[Sequence[Any]
 
 
 def restart_request(error: BaseException) -> list[str] | None:
-    """Sources a pass asked Dynamo to specialize when it raised `error`; None for any other error."""
+    """Return the sources that a pass asked Dynamo to specialize when it raised `error`; None for any other error."""
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
 
@@ -167,7 +167,7 @@ def request_restart(sources: Sequence[str]) -> None:
 
 
 def next_aot_id() -> int:
-    """The number AOTAutograd would give the next graph of this process; taken, so counted."""
+    """Take and return the number that AOTAutograd would give this process's next graph."""
     from torch._functorch import aot_autograd
 
     return next(aot_autograd.AOT_COUNTER)
@@ -175,7 +175,7 @@ def next_aot_id() -> int:
 
 @contextlib.contextmanager
 def aot_id_is(value: int) -> Iterator[None]:
-    """Let the next graph AOTAutograd sees be number `value` (a worker compiles for another process)."""
+    """Give number `value` to AOTAutograd's next graph (a worker compiles for another process)."""
     from torch._functorch import aot_autograd
 
     saved, aot_autograd.AOT_COUNTER = aot_autograd.AOT_COUNTER, itertools.count(value)
@@ -186,7 +186,7 @@ def aot_id_is(value: int) -> Iterator[None]:
 
 
 def dump_compile_id() -> list[Any] | None:
-    """The compile in progress as data: (compiled autograd id, frame, frame's compile, attempt)."""
+    """Return the compile in progress as data: (compiled autograd id, frame, frame's compile, attempt)."""
     context = _guards.CompileContext.try_get()
     if context is None or context.compile_id is None:
         return None
@@ -196,7 +196,7 @@ def dump_compile_id() -> list[Any] | None:
 
 @contextlib.contextmanager
 def worker_context(fake_mode: FakeTensorMode, compile_id: Sequence[Any] | None) -> Iterator[Any]:
-    """A tracing context in a process where no Dynamo runs. Yields it."""
+    """Yield a tracing context in a process where no Dynamo runs."""
     with contextlib.ExitStack() as stack:
         if compile_id is not None:
             made = _guards.CompileId(
@@ -212,13 +212,13 @@ def worker_context(fake_mode: FakeTensorMode, compile_id: Sequence[Any] | None) 
 
 @contextlib.contextmanager
 def reentered(context: TracingContext | None) -> Iterator[None]:
-    """In another thread, later: the tracing context a graph was captured in."""
+    """Enter the tracing context a graph was captured in, in another thread and later."""
     with _guards.tracing(context):
         yield
 
 
 def checkpoint_in_force() -> Any | None:
-    """The activation checkpoint (its frame) whose forward, or recomputation, runs now in this thread; None outside.
+    """Return the activation checkpoint (its frame) whose forward, or recomputation, runs now in this thread, or None.
 
     Both set hooks for saved tensors whose functions hold the frame.
     """
@@ -240,13 +240,13 @@ def never_traced(fn: Any) -> Any:
 
 
 def compile_label() -> str:
-    """``"0/1"``: frame and compile, for messages; empty outside a compile."""
+    """Return frame and compile as ``"0/1"``, for messages; empty outside a compile."""
     compile_id = _guards.CompileContext.current_compile_id()
     return str(compile_id) if compile_id is not None else ""
 
 
 def constraints(context: TracingContext, value: Any) -> list[str] | None:
-    """What the user promised about the sizes of an input (mark_dynamic), as text; None without a promise."""
+    """Return the user's promises about an input's sizes (mark_dynamic), as text; None without any."""
     if not isinstance(value, torch.Tensor):
         return None
     symbolic = context.tensor_to_context.get(value)
@@ -259,7 +259,7 @@ def constraints(context: TracingContext, value: Any) -> list[str] | None:
 
 
 def control_flow_errors() -> tuple[type[BaseException], ...]:
-    """Exceptions by which a compile talks to Dynamo; they are answers, not failures."""
+    """Return the exceptions by which a compile controls Dynamo; they are answers, not failures."""
     from torch._dynamo import exc
 
     return (exc.RestartAnalysis, exc.SkipFrame, exc.TensorifyScalarRestartAnalysis)

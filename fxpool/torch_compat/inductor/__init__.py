@@ -2,8 +2,8 @@
 
 aot            a Dynamo graph through both, and back into a callable
 inner          one graph after AOTAutograd through Inductor, and back
-output_code    what Inductor returns, and how a linked graph comes to life
-importable     where the objects that a wrapper names can be had without a compiler
-preload        what is imported before it is needed
-hooks          where Inductor hands work to processes of its own
+output_code    Inductor's output, and the loading of linked graphs
+importable     paths to a wrapper's objects that need no compiler
+preload        imports before they are needed
+hooks          takes over Inductor's own processes
 """

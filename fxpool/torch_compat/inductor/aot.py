@@ -1,4 +1,4 @@
-"""A Dynamo graph through AOTAutograd and Inductor, and what comes out of it back into a callable.
+"""Takes a Dynamo graph through AOTAutograd and Inductor, and makes a callable of the result.
 
 AOTAutograd can bundle forward and backward into one picklable result for its own cache. Here that
 result is taken at the moment it would be saved (`compile_graph`), and turned into a callable in
@@ -19,17 +19,17 @@ import torch
 from fxpool import forks
 
 _PATCHING = forks.rlock(__name__, "_PATCHING", lambda: _put_back())
-# Shaped like a key of torch's, because it is split in places; nothing is stored under it.
+# Shaped like a key of torch's, because torch splits it in places; nothing is stored under it.
 _NO_KEY = "afxpool00"
 
 
-#: (owner, attribute, what it was) of what is replaced now, the latest last
+#: (owner, attribute, original value) of everything replaced now, the latest last.
 _before: list[tuple[Any, str, Any]] = []
 
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """For all threads; with `_PATCHING` held."""
+    """Replace an attribute, for all threads; with `_PATCHING` held."""
     _before.append((owner, name, vars(owner)[name]))
     setattr(owner, name, value)
     try:
@@ -39,30 +39,30 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _put_back() -> None:
-    """In a child that was forked while another thread compiled: configuration is each thread's own, this is not."""
+    """Undo replacements in a child forked while another thread compiled: unlike configuration, they are per process."""
     while _before:
         setattr(*_before.pop())
 
 
 def copy_of(gm: torch.fx.GraphModule) -> Any:
-    """The same graph, for a compile that another may have to follow: Inductor's first passes change what they get.
+    """Copy a graph for a compile that another may have to follow: Inductor's first passes change their input.
 
-    Parameters, and graphs nested in it, are shared.
+    Parameters and nested graphs are shared.
     """
     if not isinstance(gm, torch.fx.GraphModule):
         return gm
     made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta = dict(gm.meta)
     for theirs, ours in zip(gm.graph.nodes, made.graph.nodes, strict=True):
-        if hasattr(theirs, "_dynamo_source"):  # AOTAutograd wants it of placeholders
+        if hasattr(theirs, "_dynamo_source"):  # AOTAutograd needs it on placeholders
             ours._dynamo_source = theirs._dynamo_source
-    for name, value in vars(gm).items():  # what Dynamo notes on it: sources of parameters, why it was compiled
+    for name, value in vars(gm).items():  # Dynamo's notes: sources of parameters, the reason of the compile
         made.__dict__.setdefault(name, value)
     return made
 
 
 class Compiled:
-    """What one compile gave: the callable of this process, and the result that can travel."""
+    """The outcome of one compile: the callable of this process, and the result that can travel."""
 
     def __init__(self) -> None:
         self.callable: Callable[..., Any] | None = None
@@ -99,13 +99,13 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
                 bundled_autograd_cache=True,
                 enable_autograd_cache=True,
                 enable_remote_autograd_cache=False,
-                # A backward that is lowered later would be lowered in the user's process.
+                # A backward that is lowered lazily would be lowered in the user's process.
                 force_non_lazy_backward_lowering=True,
                 strict_autograd_cache=False,
             )
         )
         stack.enter_context(torch.compiler.config.patch(force_disable_caches=False))
-        # AOTAutograd makes no result where Inductor's cache is off, which bundling leaves unused.
+        # AOTAutograd makes no result if Inductor's cache is off; bundling leaves that cache unused.
         stack.enter_context(inductor_config.patch(fx_graph_cache=True))
         yield
 
@@ -114,7 +114,7 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, keep_resul
     """Compile in this process, under the tracing context, switches and configuration in force.
 
     With `keep_result` the backward is lowered at once and `Compiled.result` is the bundled
-    AOTAutograd result, or None where AOTAutograd made none.
+    AOTAutograd result, or None if AOTAutograd made none.
     """
     from torch._inductor import compile_fx
 
@@ -141,7 +141,7 @@ def in_process_only() -> Iterator[None]:
 
 
 def dump_result(result: Any) -> bytes:
-    """The bundled result as bytes; whatever pickle raises."""
+    """Pickle the bundled result. Raises whatever pickle raises."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -153,7 +153,7 @@ def load_result(data: bytes) -> Any:
 
 
 def graphs_of(result: Any) -> list[Any]:
-    """Inductor's output in a bundled result: forward, then backward if there is one."""
+    """Return Inductor's output in a bundled result: forward, then backward if there is one."""
     found = [result.compiled_fw.result]
     if result.compiled_bw is not None:
         found.append(result.compiled_bw.result)
@@ -161,10 +161,10 @@ def graphs_of(result: Any) -> list[Any]:
 
 
 def mutated_inputs(result: Any) -> list[int] | None:
-    """Positions of the inputs whose data the graph changes; None where it may be any of them.
+    """Return positions of the inputs whose data the graph changes; None if it may be any of them.
 
-    AOTAutograd numbers inputs anew when it merges equal or overlapping ones; positions then say
-    nothing about the caller's.
+    AOTAutograd renumbers inputs when it merges equal or overlapping ones; positions then do not
+    match the caller's.
     """
     changed = [i for i, info in enumerate(result.runtime_metadata.input_info) if info.mutates_data]
     if changed and any(getattr(wrapper, "needs_post_compile", False) for wrapper in result.dispatch_wrappers):
@@ -173,20 +173,20 @@ def mutated_inputs(result: Any) -> list[int] | None:
 
 
 def aot_config_of(result: Any) -> Any:
-    """AOTAutograd's configuration of the graph, reduced to what is kept in a result."""
+    """Return AOTAutograd's configuration of the graph, reduced to the part kept in a result."""
     return result.sanitized_aot_config
 
 
 def as_from_real_inputs(result: Any) -> None:
-    """Make the kept configuration what it is where inputs were real tensors, as Dynamo's are.
+    """Set the kept configuration as if inputs had been real tensors, as Dynamo's are.
 
-    AOTAutograd notes whether it was handed fake ones; nothing after tracing depends on it.
+    AOTAutograd records whether its inputs were fake; nothing after tracing depends on it.
     """
     result.sanitized_aot_config = dataclasses.replace(result.sanitized_aot_config, dynamic_shapes=False)
 
 
 def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None) -> Callable[[list[Any]], Any]:
-    """The callable AOTAutograd would have returned, taking one list of inputs that it empties.
+    """Return the callable AOTAutograd would have returned, taking one list of inputs that it empties.
 
     Runs the post-compile steps of Inductor (input alignment, cudagraphs) and of AOTAutograd
     (views, mutations, autograd). Guards are not added here: the caller has evaluated them.
@@ -213,7 +213,7 @@ def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None)
 def attach_dynamo_metadata(
     gm: torch.fx.GraphModule, input_sources: Sequence[Any], parameter_sources: dict[str, Any]
 ) -> None:
-    """Make a rebuilt graph look like Dynamo's to AOTAutograd: it then knows sources and static inputs."""
+    """Make a rebuilt graph look like Dynamo's to AOTAutograd, which then knows sources and static inputs."""
     gm.meta["dynamo_compile_id"] = torch._guards.CompileContext.current_compile_id()
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for node, source in zip(placeholders, input_sources, strict=True):
@@ -222,7 +222,7 @@ def attach_dynamo_metadata(
 
 
 def parameters_and_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors a graph carries as attributes, in the order AOTAutograd lifts them into inputs."""
+    """Return the tensors a graph carries as attributes, in the order AOTAutograd lifts them into inputs."""
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -230,12 +230,12 @@ def parameters_and_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def parameter_sources(gm: torch.fx.GraphModule) -> dict[str, Any] | None:
-    """Sources of lifted parameters by name; None for a graph that Dynamo did not make."""
+    """Return sources of lifted parameters by name; None for a graph that Dynamo did not make."""
     if "dynamo_compile_id" not in getattr(gm, "meta", {}):
         return None
     return getattr(gm, "_param_name_to_source", None)
 
 
 def graph_of(module: Any) -> torch.fx.GraphModule | None:
-    """The graph module behind what Dynamo hands to a backend; None if there is none."""
+    """Return the graph module behind Dynamo's argument to a backend; None if there is none."""
     return module if isinstance(module, torch.fx.GraphModule) else None

@@ -1,14 +1,13 @@
-"""Where Inductor hands work to processes of its own, and how that is taken over and given back.
+"""Takes over the work that Inductor gives to processes of its own, and gives it back.
 
     AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself          ──▶ `Kernels`
     _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
     compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
 
-What Inductor puts around the first two stays its own: its graph cache is looked up and written in the process that
-asks. The third is taken whole, because torch's own asynchronous mode compiles in the asking process first, and works
-with caches off only. `install` and `uninstall` are for that process, `take_in_worker` for one that compiles a graph
-for it.
+What Inductor puts around the first two stays its own: its graph cache is looked up and written in the calling process.
+The third is taken whole, because torch's own asynchronous mode compiles in the calling process first, and works only
+with caches off. `install` and `uninstall` are for that process, `take_in_worker` for one that compiles a graph for it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from fxpool.torch_compat.operators import operators
 
 
 class NotBorrowedError(Exception):
-    """Nobody else compiles this graph: it is to be compiled here, as without a pool."""
+    """The pool does not compile this graph: compile it in this process, as without a pool."""
 
 
 class Kernels(Protocol):
-    """What Inductor asks of its pool of processes."""
+    """The part of a process pool's interface that Inductor uses."""
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]: ...
 
@@ -44,23 +43,23 @@ class Kernels(Protocol):
 
 
 class Graphs(Protocol):
-    """Compiles a graph that was pickled by torch; what comes back is a pickle of torch's, too."""
+    """Compiles graphs pickled by torch; results are pickles of torch's, too."""
 
     def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
-        """Raises NotBorrowedError, and what `job_error` makes of an error of the compile's own.
+        """Compile a graph. Raises NotBorrowedError, or `job_error`'s exception for an error of the compile.
 
         `dependencies` are the operators in the graph that are not torch's, by name (see `operators_of`).
         """
 
     def kept_here(self, reason: str, detail: str) -> None:
-        """Told of a graph that can't be sent, and is compiled here; raises where that is an error."""
+        """Report a graph that can't be sent, and is compiled in this process; raise if that is an error."""
 
     def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
-        """A future that is never done if nobody compiles the graph: its asker has something to run meanwhile."""
+        """Return a future that stays pending if the graph is not compiled: the caller has code to run meanwhile."""
 
 
 class Begin(Protocol):
-    """Takes one of Dynamo's graphs in a mode that compiles in the background, with Inductor's options of that call."""
+    """Takes a graph of Dynamo's in a background mode, with Inductor's options of that call."""
 
     def __call__(
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
@@ -69,13 +68,13 @@ class Begin(Protocol):
 
 _ABSENT = object()
 _lock = forks.rlock(__name__, "_lock", lambda: _undo_half())
-#: (owner, attribute, what its own dictionary held), in the order of replacing
+#: (owner, attribute, value in its own dictionary or `_ABSENT`), in the order of replacing.
 _replaced: list[tuple[Any, str, Any]] = []
 _changing = False
 
 
 def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
-    """Put `kernels`, `graphs` and `begin` in the places of Inductor's own; whether there were none in them before.
+    """Put `kernels`, `graphs` and `begin` in place of Inductor's own; return False if that had been done before.
 
     Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
     """
@@ -85,7 +84,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
             return False
         _changing = True
         try:
-            _take_kernels(kernels)  # first: what is imported after it must find no pool to start
+            _take_kernels(kernels)  # first: modules imported after it must find no pool to start
             _take_graphs(graphs)
             _take_background(begin)
         except BaseException:
@@ -97,7 +96,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced, the same objects."""
+    """Put back the objects that `install` replaced."""
     global _changing
     with _lock:
         _changing = True
@@ -111,7 +110,7 @@ def uninstall() -> None:
 
 
 def _undo_half() -> None:
-    """In a child that was forked while another thread was at it: it may install anew."""
+    """Undo an unfinished change of another thread in a forked child, which may then install anew."""
     if _changing:
         uninstall()
 
@@ -121,9 +120,9 @@ def installed() -> bool:
 
 
 def take_in_worker(kernels: Kernels, threads: int) -> None:
-    """In a process that compiles one graph: C++ from so many threads, Triton through `kernels`.
+    """Set up a process that compiles one graph: C++ on so many threads, Triton through `kernels`.
 
-    One thread means that Inductor compiles everything itself, one after the other.
+    With one thread, Inductor compiles everything itself, one kernel after the other.
     """
     from torch._inductor import async_compile
 
@@ -143,16 +142,16 @@ def _take_kernels(kernels: Kernels) -> None:
     def process_pool() -> Kernels:
         return kernels
 
-    # Called in a forked child and when Inductor ends its pools: one that it had before is forgotten all the same.
+    # Called in a forked child and when Inductor ends its pools: must still forget a pool that Inductor had before.
     process_pool.cache_clear = AsyncCompile.process_pool.cache_clear  # type: ignore[attr-defined]
 
     def wakeup(cls: Any) -> None:
         if cls.use_process_pool():
-            kernels.wakeup()  # Inductor's own asks for the class of the pool first
+            kernels.wakeup()  # Inductor's own checks the class of the pool first
 
     _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
     _replace(AsyncCompile, "wakeup", classmethod(wakeup))
-    # Whether Inductor's pool is ready is asked with a job, see `is_question`.
+    # Inductor submits a job to find out whether its pool is ready, see `is_question`.
     _replace(AsyncCompile, "_ready_future", None)
 
 
@@ -183,7 +182,7 @@ def _take_graphs(graphs: Graphs) -> None:
         with _unpicklable() as errors:
             try:
                 made = serialize(self, gm, inputs, to_check, kwargs)
-            except Exception as error:  # of a kind that torch does not expect of a pickle (TypeError)
+            except Exception as error:  # of a type that torch does not expect of pickle (TypeError)
                 made = None
                 errors.append(error)
         if not made:
@@ -215,7 +214,7 @@ def _take_graphs(graphs: Graphs) -> None:
 
 @contextlib.contextmanager
 def _unpicklable() -> Iterator[list[BaseException]]:
-    """Collects what this thread's graph can't be pickled for, of which torch logs some thirty lines."""
+    """Collect the errors for which this thread's graph can't be pickled; torch would log some thirty lines each."""
     from torch._inductor import compile_fx_ext
 
     errors: list[BaseException] = []
@@ -236,7 +235,7 @@ def _unpicklable() -> Iterator[list[BaseException]]:
 
 
 def _why_unsent(gm: torch.fx.GraphModule, errors: Sequence[BaseException]) -> tuple[str, str]:
-    """Why torch does not hand on a graph: the reason to count, and what else is known of it."""
+    """Return why torch does not send a graph: the reason to count, and details."""
     from torch._inductor import compile_fx_ext
     from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 
@@ -252,12 +251,12 @@ def _why_unsent(gm: torch.fx.GraphModule, errors: Sequence[BaseException]) -> tu
     return "not_sent", "torch does not say why"
 
 
-# Of the graph that a thread is sending: Inductor hands on only its bytes.
+# The dependencies of the graph that a thread is sending: Inductor passes on only its bytes.
 _sent = threading.local()
 
 
 def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
-    """Operators that are not torch's in a graph after AOTAutograd and in those nested in it, by name."""
+    """Return operators that are not torch's in a graph after AOTAutograd, nested graphs included, by name."""
     found: dict[str, Any] = {}
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -274,7 +273,7 @@ def _take_background(begin: Begin) -> None:
     @functools.wraps(original)
     def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
         mode = _background_mode()
-        # torch.compile says no more than that. Who says more wants something special: an ahead-of-time package,
+        # torch.compile passes no other arguments. A caller that does wants something special: an ahead-of-time package,
         # an artifact, a compiler of its own for the inner graphs.
         if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
             return original(model_, example_inputs_, *args, **arguments)
@@ -284,7 +283,7 @@ def _take_background(begin: Begin) -> None:
 
 
 def _background_mode() -> str:
-    """The mode in force if it compiles in the background, else "". What fxpool itself compiles here is in none."""
+    """Return the mode in force if it compiles in the background, else ""; "" during fxpool's own compiles."""
     from torch._inductor import compile_fx
 
     prefixes = [name for name in ("progressive", "async") if getattr(compile_fx, f"fx_compile_{name}")]
@@ -294,24 +293,24 @@ def _background_mode() -> str:
 
 
 def is_question(function: Callable[..., Any]) -> bool:
-    """Whether a job of Inductor's only asks if there is a pool."""
+    """Return whether a job of Inductor's only asks if there is a pool."""
     from torch._inductor.async_compile import AsyncCompile
 
     return function is AsyncCompile._get_ready
 
 
-READY = "ready"  # the answer
+READY = "ready"  # the answer to that
 
 
 def compiles_only(function: Callable[..., Any]) -> bool:
-    """Whether a job of Inductor's compiles a Triton kernel for a device that its text names, and asks no device."""
+    """Return whether a job of Inductor's compiles a Triton kernel for a device named in its text, asking no device."""
     from torch._inductor.async_compile import _worker_compile_triton
 
     return function is _worker_compile_triton and not torch.version.hip
 
 
 def compile_graph(graph: bytes) -> bytes:
-    """In a worker: compile a graph that `Graphs` was given. What is logged and warned of is in the result."""
+    """Compile a graph passed to `Graphs`, in a worker. The result includes logs and warnings."""
     from torch._inductor.compile_fx_ext import _WireProtocolPickledInput
     from torch._inductor.compile_fx_subproc import _SubprocessFxCompile
 
@@ -320,14 +319,14 @@ def compile_graph(graph: bytes) -> bytes:
 
 
 def job_error(details: str) -> Exception:
-    """The error that a job which raised is for Inductor; `details` is the traceback."""
+    """Return Inductor's error for a job that raised; `details` is the traceback."""
     from torch._inductor.compile_worker.subproc_pool import SubprocException
 
     return SubprocException(details)
 
 
 def cache_directory() -> str:
-    """Where Inductor keeps its files. Its default lies under the temporary directory, and a worker has its own."""
+    """Return Inductor's directory. Its default is under the temporary directory, and a worker has its own."""
     from torch._inductor.runtime import cache_dir_utils
 
     return cache_dir_utils.cache_dir()

@@ -1,9 +1,9 @@
-"""Where the objects that a generated wrapper names can be had without importing Inductor's compiler.
+"""Finds paths to the objects that a generated wrapper names, without importing Inductor's compiler.
 
 Inductor's wrappers reach torch's operators through a namespace (``extern_kernels``) whose module brings the whole
-compiler with it, though most of what they take from there is a function of torch. `path_of` finds the name under which
-the same object lies in modules that any process with Dynamo has imported already; `plain_function` gives the text of a
-small function of Inductor's that stands on its own.
+compiler with it, though most objects that they take from it are functions of torch. `path_of` finds a name of the
+same object in modules that any process with Dynamo has imported already; `plain_function` returns the text of a
+small function of Inductor's that needs nothing else.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _HOMES = ("torch", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._
 
 
 def is_light(module: str) -> bool:
-    """Whether importing `module` leaves Inductor's compiler and kernel compilers alone."""
+    """Return whether importing `module` leaves Inductor's compiler and kernel compilers unimported."""
     return module in LIGHT or not any(module == heavy or module.startswith(heavy + ".") for heavy in _HEAVY)
 
 
 def resolve(module: str, name: str) -> Any:
-    """What ``from module import name`` gives in this process. Raises ImportError or AttributeError."""
+    """Return the object that ``from module import name`` finds. Raises ImportError or AttributeError."""
     found = __import__(module, fromlist=[name])
     return getattr(found, name)
 
 
 def extern_kernel(name: str) -> Any | None:
-    """What Inductor's wrappers call as ``extern_kernels.<name>``."""
+    """Return the function that Inductor's wrappers call as ``extern_kernels.<name>``, or None."""
     from torch._inductor.select_algorithm import extern_kernels
 
     return getattr(extern_kernels, name, None)
 
 
 def path_of(value: Any) -> str | None:
-    """A dotted path, beginning with ``torch``, that leads to this very object; None if there is none that is known."""
+    """Return a dotted path, beginning with ``torch``, that leads to this very object; None if none is known."""
     if isinstance(value, torch._ops.OpOverload):
         return _checked(f"torch.ops.{value.namespace}.{value._opname}.{value._overloadname}", value)
     if isinstance(value, torch._ops.OpOverloadPacket):
@@ -76,7 +76,7 @@ def _checked(path: str, value: Any) -> str | None:
 
 
 def operators_in(tree: ast.AST) -> Iterator[str]:
-    """``namespace::name`` of each operator that code reaches as ``torch.ops.namespace.name``, except aten's."""
+    """Yield ``namespace::name`` of each operator that code reaches as ``torch.ops.namespace.name``, except aten's."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
             space = node.value
@@ -91,18 +91,18 @@ def operators_in(tree: ast.AST) -> Iterator[str]:
 
 
 def is_registered(operator: str) -> bool:
-    """Whether this process knows an operator, ``namespace::name``."""
+    """Return whether this process knows an operator, ``namespace::name``."""
     namespace, _, name = operator.partition("::")
     return hasattr(getattr(torch.ops, namespace), name)
 
 
 def register_torch_operators() -> None:
-    """Import what registers the operators that torch defines in Python for Inductor's use."""
+    """Register the operators that torch defines in Python for Inductor's use, by importing their module."""
     import torch._inductor.lowering  # noqa: F401
 
 
 class PlainFunction:
-    """A function as text: its definition, and what it reads of its module, by name.
+    """A function as text: its definition, and the globals it reads, by name.
 
     `paths` leads to objects (see `path_of`), `values` are numbers, text and the like, `functions` are plain functions
     themselves.
@@ -116,7 +116,7 @@ class PlainFunction:
 
 
 def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
-    """`value` as text that can be put elsewhere; None if it depends on more than torch and plain data."""
+    """Return `value` as text that can be put elsewhere; None if it depends on more than torch and plain data."""
     if not isinstance(value, types.FunctionType) or value.__closure__ or depth > 3:
         return None
     try:
@@ -143,7 +143,7 @@ def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
 
 
 def _drop_annotations(definition: ast.FunctionDef) -> None:
-    """They are evaluated when a function is defined, and name types that nothing else needs."""
+    """Remove annotations: they are evaluated at the definition, and name types that nothing else needs."""
     definition.returns = None
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
@@ -167,7 +167,7 @@ def _add(found: PlainFunction, name: str, value: Any, depth: int) -> bool:
 
 
 def _namespace(value: Any) -> str | None:
-    """``aten`` and its like, which Inductor's modules keep as globals."""
+    """Return the path of ``aten`` and similar namespaces, which Inductor's modules keep as globals; else None."""
     name = getattr(value, "name", None)
     if isinstance(value, torch._ops._OpNamespace) and isinstance(name, str):
         return _checked(f"torch.ops.{name}", value)

@@ -1,7 +1,7 @@
-"""One graph after AOTAutograd through Inductor: the level a graph travels at when its Dynamo form can't.
+"""Takes one graph after AOTAutograd through Inductor: the level a graph travels at if its Dynamo form can't.
 
 AOTAutograd then runs in the user's process (`compile_with_inner`), and each of the graphs it makes
-(inference, forward, backward) is handed to an ``inner compile`` of ours.
+(inference, forward, backward) is passed to an ``inner compile`` of ours.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper"
 def compile_with_inner(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], inner: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """AOTAutograd here, `inner(gm, fake inputs, **arguments)` for each graph it makes."""
+    """Run AOTAutograd here, and `inner(gm, fake inputs, **arguments)` on each graph it makes; return the callable."""
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
     from fxpool.torch_compat.inductor.aot import in_process_only
 
-    # torch's AOTAutograd cache would look for Inductor's results where ours are not.
+    # torch's AOTAutograd cache would look for Inductor's results in the wrong place.
     with in_process_only(), functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         return compile_fx.compile_fx(gm, inputs, inner_compile=inner)
 
 
 def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
-    """Inductor's own inner compile in this process, its caches left out. Returns Inductor's output."""
+    """Run Inductor's own inner compile in this process, without its caches. Return Inductor's output."""
     from torch._inductor import compile_fx
     from torch._inductor.utils import BoxedBool
 
@@ -47,7 +47,7 @@ def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: di
 
 @contextlib.contextmanager
 def _no_graph_cache() -> Iterator[None]:
-    """Compile for being taken away: no lookup, Triton's binaries bundled with the result."""
+    """Compile for use elsewhere: no lookup, Triton's binaries bundled with the result."""
     from torch._functorch import config as functorch_config
 
     with functorch_config.patch(bundled_autograd_cache=True):
@@ -55,7 +55,7 @@ def _no_graph_cache() -> Iterator[None]:
 
 
 def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an inner compile that travel; the rest is this process's business."""
+    """Return the arguments of an inner compile that travel; the rest concerns this process only."""
     kept = {name: arguments[name] for name in PLAIN_ARGUMENTS if name in arguments}
     kept["static_input_idxs"] = list(kept.get("static_input_idxs") or ())
     cudagraphs = arguments.get("cudagraphs")
@@ -64,7 +64,7 @@ def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def worker_arguments(plain: dict[str, Any]) -> dict[str, Any]:
-    """`plain_arguments` as Inductor expects them."""
+    """Return `plain_arguments` in the form that Inductor expects."""
     from torch._inductor import config
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -77,7 +77,7 @@ def worker_arguments(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def travelling(graph: Any) -> Any:
-    """A copy of Inductor's output that can be pickled, to be linked before it is."""
+    """Return a copy of Inductor's output that can be pickled, after linking."""
     from copy import copy
 
     copied = copy(graph)
@@ -88,7 +88,7 @@ def travelling(graph: Any) -> Any:
 
 
 def dump(graph: Any) -> bytes:
-    """A `travelling` graph as bytes; whatever pickle raises."""
+    """Pickle a `travelling` graph. Raises whatever pickle raises."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -100,7 +100,7 @@ def load(data: bytes) -> Any:
 
 
 def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
-    """Post-compile steps for a graph that was loaded; returns the callable output code.
+    """Run the post-compile steps of a graph that was loaded; return the callable output code.
 
     Raises:
         RuntimeError: the generated module could not be loaded.
@@ -127,16 +127,16 @@ def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
 
 
 def count_calls(gm: torch.fx.GraphModule) -> int:
-    """Nodes that compute something; a graph without any has nothing to compile."""
+    """Return the number of nodes that compute something; a graph without any has nothing to compile."""
     return sum(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes)
 
 
 def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """A graph of AOTAutograd's, run operator by operator, in the form of Inductor's output: called with one list."""
+    """Wrap a graph of AOTAutograd's, to run operator by operator, like Inductor's output: called with one list."""
 
     def run(inputs: list[Any]) -> Any:
         arguments = list(inputs)
-        inputs.clear()  # AOTAutograd gives its references away, so that memory can be freed early
+        inputs.clear()  # AOTAutograd hands its references over, so that memory can be freed early
         return gm(*arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def compile_as_torch_does(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
-    """Inductor's inner compile in this process, as if fxpool were not there (the last rung)."""
+    """Run Inductor's inner compile in this process, as without fxpool (the end of the fallback chain)."""
     from torch._inductor import compile_fx
 
     from fxpool.torch_compat.inductor.aot import in_process_only

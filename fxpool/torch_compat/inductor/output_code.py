@@ -1,9 +1,8 @@
-"""What Inductor returns for one graph, and how it comes to life from an entry without the compiler.
+"""Inductor's output for one graph, and its loading from an entry without the compiler.
 
 A linked graph (`link`) carries its wrapper as code that is ready to be executed, with its kernels in a library. Loading
-one imports nothing of Inductor but what Dynamo has imported already; all that happens after it (alignment of inputs,
-cudagraphs, counters, traces) is torch's own post-compile or says the same. A graph that was not linked keeps torch's
-loader.
+one imports nothing of Inductor but what Dynamo has imported already; all that follows (alignment of inputs, cudagraphs,
+counters, traces) is torch's own post-compile or has the same effect. A graph that was not linked keeps torch's loader.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from fxpool.torch_compat.inductor import importable
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
 
 
-#: What linked code calls the index of a CUDA device, and the device itself, by number in the graph.
+#: Prefixes of names in linked code for the index of a CUDA device, and the device itself, by number in the graph.
 DEVICE = "_fxpool_device_"
 DEVICE_NAME = "_fxpool_device_name_"
 
 
 class Wrapper(Protocol):
-    """A linked wrapper: what `fxpool.lowering.worker.wrapper` makes of a generated module."""
+    """A linked wrapper, made from a generated module by `fxpool.lowering.worker.wrapper`."""
 
     name: str
     code: bytes
@@ -50,23 +49,23 @@ class Wrapper(Protocol):
 
 
 class Surroundings(Protocol):
-    """What a linked graph is given where it is loaded."""
+    """The environment given to a linked graph where it is loaded."""
 
-    #: The index here of each CUDA device that the graph names.
+    #: This process's index of each CUDA device that the graph names.
     indices: Sequence[int]
 
     def library(self) -> Any:
-        """The module with the C++ kernels of the entry."""
+        """Return the module with the entry's C++ kernels."""
 
     def triton(self) -> Any:
-        """The library with its Triton kernels: `texts`, `changed` and `keep_choices` besides."""
+        """Return the library with its Triton kernels, which also has `texts`, `changed` and `keep_choices`."""
 
     def missed(self, what: str) -> None:
-        """Something of the graph is left to torch's own loader."""
+        """Report a part of the graph that is left to torch's own loader."""
 
 
 class ElsewhereError(Exception):
-    """A graph that runs on the device it was compiled for only."""
+    """The graph runs only on the device it was compiled for."""
 
 
 class LinkedGraph(CompiledFxGraph):
@@ -79,9 +78,9 @@ class LinkedGraph(CompiledFxGraph):
     _fxpool_triton: Any
 
     def after_deserialization(self, constants: CompiledFxGraphConstants) -> str:
-        """Bring `current_callable` to life, or prepare it where the graph is not called soon."""
+        """Make `current_callable`, or defer that if the graph is not called soon. Return the wrapper's name."""
         wrapper, surroundings = self._fxpool_wrapper, self._fxpool_surroundings
-        # Torch's own autotuner may be at work. What it wants to know of Triton takes a third of a second to find out.
+        # Torch's own autotuner may be at work; the facts it needs about Triton take a third of a second to find out.
         self._fxpool_tunes = bool(wrapper.unlinked) and self.device_types != {"cpu"}
         for what in wrapper.unlinked:
             surroundings.missed(what)
@@ -142,7 +141,7 @@ class LinkedGraph(CompiledFxGraph):
 
 
 class _LateCall:
-    """A callable that is made when it is first called."""
+    """A callable that is made on its first call."""
 
     def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
         self._make = make
@@ -155,7 +154,7 @@ class _LateCall:
 
 
 def _load(loadable: Any, graph: Any, fx_config: Any) -> Any:
-    """What torch's bundled graphs do when they are loaded, lowering left alone."""
+    """Do what torch's bundled graphs do when they are loaded, without lowering."""
     constants = CompiledFxGraphConstants()
     revive(graph, constants)
     trace_structured(
@@ -180,7 +179,7 @@ class LinkedBackward(BundledCompiledBackward):
     """Backward graph of a bundled result."""
 
     def post_compile(self, result: Any, fx_config: Any) -> Any:
-        # Compiled autograd must not trace what is compiled already.
+        # Compiled autograd must not trace compiled code.
         return torch._dynamo.disable(_load(self, result, fx_config), reason="do not trace generated backwards pass")
 
 
@@ -189,21 +188,21 @@ def is_compiled_graph(value: Any) -> bool:
 
 
 def compiled_for(graph: Any, indices: Sequence[int]) -> None:
-    """Note which CUDA devices a graph that is about to be pickled was compiled for, in the graph's order."""
+    """Record the CUDA devices, in the graph's order, that a graph about to be pickled was compiled for."""
     graph._fxpool_indices = tuple(indices)
 
 
 def link(graph: Any, wrapper: Wrapper) -> None:
     """Make `graph`, which is about to be pickled, load by its linked wrapper."""
     graph.__class__ = LinkedGraph
-    # Functions among a compile's arguments would have their modules, decompositions and all, imported to be unpickled.
+    # Unpickling functions among a compile's arguments would import their modules, decompositions and all.
     graph.fx_kwargs = {k: v for k, v in graph.fx_kwargs.items() if not isinstance(v, types.FunctionType)}
     graph._fxpool_wrapper = wrapper
     graph._fxpool_late = False
 
 
 def link_result(result: Any) -> None:
-    """Let the graphs of a bundled result that are linked load so."""
+    """Make the linked graphs of a bundled result load by their wrappers."""
     if is_linked(result.compiled_fw.result):
         result.compiled_fw.__class__ = LinkedForward
     if result.compiled_bw is not None and is_linked(result.compiled_bw.result):
@@ -216,12 +215,12 @@ def is_linked(graph: Any) -> bool:
 
 
 def name_of(graph: Any) -> str:
-    """What a graph's module is called in tracebacks."""
+    """Return the name of a graph's module in tracebacks."""
     return graph._fxpool_wrapper.name if isinstance(graph, LinkedGraph) else f"<{graph.cache_key}>"
 
 
 def put_into(graph: Any, surroundings: Surroundings) -> None:
-    """Say where a linked graph finds its kernels. One that is not linked is left to torch, which is counted.
+    """Tell a linked graph where its kernels are. An unlinked one is left to torch, which is counted.
 
     Raises:
         ElsewhereError: the graph is for other devices than those it was compiled for, and is not linked.
@@ -239,18 +238,18 @@ def put_into(graph: Any, surroundings: Surroundings) -> None:
 
 
 def kernel_digest(argument_types: Sequence[str], source: str) -> str:
-    """What a kernel is found by: its source and the types of its arguments.
+    """Return the digest a kernel is found by: of its source and the types of its arguments.
 
-    Not by the blanks at the ends of its lines: a template that is asked for early still has them.
+    Trailing blanks of lines do not count: a template that is requested early still has them.
     """
     lines = [line.rstrip() for line in source.strip().splitlines()]
     return hashlib.sha256("\0".join((*argument_types, "\n".join(lines))).encode()).hexdigest()
 
 
 def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
-    """Bring a linked graph to life: what Inductor does when its own cache has a graph, up to post-compile.
+    """Load a linked graph: what Inductor does on a hit of its own cache, up to post-compile.
 
-    Triton's binaries are put where their launchers look, counters and metrics move as if the graph had been compiled
+    Triton's binaries are put where their launchers look, counters and metrics change as if the graph had been compiled
     here, and logs and structured traces get the same texts.
 
     Raises:

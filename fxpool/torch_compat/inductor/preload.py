@@ -1,4 +1,4 @@
-"""What is imported of torch before it is needed.
+"""Imports parts of torch before they are needed.
 
 A zygote imports everything a compile needs before it forks workers, and starts no thread.
 """
@@ -46,23 +46,23 @@ _MODULES = (
 def import_compiler() -> None:
     """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped.
 
-    What was found out about devices meanwhile is forgotten: they are hidden from a zygote, and not
+    Cached facts about devices are forgotten afterwards: devices are hidden from a zygote, but not
     from its workers.
     """
     _import(_MODULES)
     forget_devices()
 
 
-# Where Triton looks for its assembler.
+# Variables for Triton's assembler.
 _ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 _asked_of: list[str | None] = []
 
 
 def settle_assembler() -> None:
-    """Let Triton ask the assembler that Inductor chooses for its version.
+    """Have Triton use the version of the assembler that Inductor chooses.
 
     Triton remembers the version, which is part of its keys, and a compiler asks for it before Inductor has chosen:
-    binaries made here would lie under keys that no other process computes.
+    binaries made here would get keys that no other process computes.
     """
     if importlib.util.find_spec("triton") is None:
         return
@@ -79,15 +79,15 @@ def settle_assembler() -> None:
         forget()
 
 
-# What Triton imports when it compiles its first kernel.
+# Modules that Triton imports when it compiles its first kernel.
 _TRITON = ("triton.compiler.code_generator", "triton.backends.nvidia.compiler", "triton.experimental.gluon",
            "torch._inductor.runtime.triton_heuristics", "torch._inductor.runtime.triton_helpers")  # fmt: skip
-# Compute capabilities for which Triton has an assembler of its own each, as far as it has several.
+# Compute capabilities with an assembler of their own, in releases of Triton with several.
 _CAPABILITIES = (80, 90, 100)
 
 
 def warm_triton() -> None:
-    """What each process that compiles Triton kernels does first: half a second.
+    """Do in advance what each process that compiles Triton kernels does first: half a second.
 
     Triton reads its own sources, whose digest is part of every kernel's key, and asks its assemblers for their
     versions.
@@ -101,7 +101,7 @@ def warm_triton() -> None:
     settle_assembler()
     compiler = sys.modules["triton.backends.nvidia.compiler"]
     for capability in _CAPABILITIES:
-        with contextlib.suppress(Exception):  # said again, and better, where a kernel is compiled
+        with contextlib.suppress(Exception):  # reported, with more detail, when a kernel is compiled
             compiler.get_ptxas_version(capability)
 
 
@@ -116,7 +116,7 @@ def _import(names: tuple[str, ...], of: tuple[str, ...] = ("torch",)) -> None:
 
 @contextlib.contextmanager
 def no_progress_thread() -> Iterator[None]:
-    """Keep tqdm, whose bars Inductor makes even where it shows none, from starting the thread that watches them."""
+    """Keep tqdm, whose bars Inductor makes even if it shows none, from starting the thread that watches them."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -131,7 +131,7 @@ def no_progress_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counters_kept() -> Iterator[None]:
-    """Leave the counters of Dynamo and Inductor as they were."""
+    """Restore Dynamo's counters after a ``with`` block, and reset Inductor's metrics."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
@@ -145,7 +145,7 @@ def counters_kept() -> Iterator[None]:
 
 
 def forget_devices() -> None:
-    """Let torch ask again what it remembers of devices. Tables of patterns, which are per device anyway, stay."""
+    """Clear what torch remembers about devices. Tables of patterns, which are per device anyway, stay."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
             continue
@@ -156,13 +156,13 @@ def forget_devices() -> None:
                 _forget(value)
     selecting: Any = sys.modules.get("torch._inductor.select_algorithm")
     if selecting is not None:
-        selecting._ALGORITHM_SELECTOR_CACHE = None  # it is told of the device when it is made
+        selecting._ALGORITHM_SELECTOR_CACHE = None  # it gets the device when it is made
     if (forget := getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)) is not None:
         forget.cache_clear()
 
 
 def _forget(value: object) -> None:
-    """What a function remembers, or the methods of a class do: one of them makes the properties of a device."""
+    """Clear the cache of a function, or of a class's methods: one of them makes the properties of a device."""
     if isinstance(value, _CACHED):
         value.cache_clear()
     elif isinstance(value, type):

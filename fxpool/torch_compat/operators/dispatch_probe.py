@@ -1,12 +1,12 @@
-"""Which Python code the dispatcher would run for an operator.
+"""Finds the Python code that the dispatcher would run for an operator.
 
 A kernel that a program registers with ``torch.library.Library.impl`` is held by the dispatcher in C++, and nothing in
-torch gives the function back. So it is asked for: the operator is sent to the kernel with stand-in arguments, and a
-profiling function stops the call at the kernel's first frame, before any of its code has run. Only kernels that were
-registered from Python are asked, which the dispatcher's table tells by the place of registration: a file of Python
-source, where those of C++ name the source they were built from.
+torch returns the function. So it is probed: the operator is sent to the kernel with stand-in arguments, and a
+profiling function stops the call at the kernel's first frame, before any of its code has run. Only kernels registered
+from Python are probed; the dispatcher's table shows them by the place of registration: a file of Python source, while
+those of C++ name the source they were built from.
 
-`types.FrameType` has all that the kernel is made of: code, globals, what its closure and its defaults hold.
+A `types.FrameType` has all parts of the kernel: code, globals, the values of its closure and of its defaults.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from fxpool.torch_compat.dynamo import tensors
 
 __all__ = ["NotFoundError", "defined_at", "foreign_sources", "python_kernels", "python_places"]
 
-# A row of the dispatcher's table: a key, where its kernel was registered, and what kind of entry it is.
+# A row of the dispatcher's table: a key, its kernel's place of registration, and the kind of entry.
 _ROW = re.compile(r"^(\w+): (fallthrough )?registered at (.+):(\d+) \[(.+)\]$", re.MULTILINE)
-_FALLBACK = "backend fallback"  # for every operator alike, not for this one
-# Kernels of these kinds are one for many keys, which are listed each.
+_FALLBACK = "backend fallback"  # for all operators alike
+# Kernels of these kinds serve many keys, each with a row of its own.
 _OF_MANY_KEYS = frozenset(("math kernel", "autograd kernel", "default backend kernel", "composite kernel"))
 
 
 class NotFoundError(Exception):
-    """A kernel was registered from Python, and its code can't be had; the text says which."""
+    """A kernel was registered from Python, but its code can't be found; the text names the kernel."""
 
 
 class _ReachedError(BaseException):
-    """Stops the call: nothing in between may catch it."""
+    """Stops the call; a BaseException, so that no code in between catches it."""
 
 
 def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, dict[str, Any]]]:
-    """(dispatch key, function, arguments it has besides the operator's) of each kernel registered from Python.
+    """Yield (dispatch key, function, arguments besides the operator's) of each kernel registered from Python.
 
-    The function is made anew from the kernel's code, globals and closure; it is for looking at. A callable object's is
-    its ``__call__``, and the object is among the arguments.
+    The function is rebuilt from the kernel's code, globals and closure, for inspection. A callable object's is its
+    ``__call__``, and the object is among the arguments.
 
     Raises NotFoundError: a kernel has no Python code, or does not take the operator's arguments.
     """
@@ -62,19 +62,19 @@ def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, di
 
 
 def foreign_sources(op: OpOverload) -> set[str]:
-    """The C++ files that an operator's kernels were registered in, as the machine that compiled them named them."""
+    """Return the C++ files that an operator's kernels were registered in, as named when they were compiled."""
     return {path for _, path, _, _ in _rows(op) if not _is_python(path)}
 
 
 def python_places(op: OpOverload, key: str) -> set[str]:
-    """The files of Python whose libraries registered a kernel of an operator for a dispatch key or an alias."""
+    """Return the Python files whose libraries registered a kernel of an operator for a dispatch key or an alias."""
     rows = list(_rows(op))
     named = [row for row in rows if row[0] == key] or [row for row in rows if row[3] in _OF_MANY_KEYS]
     return {path for _, path, _, _ in named if _is_python(path)}
 
 
 def defined_at(op: OpOverload) -> str:
-    """The Python file in which an operator was defined; empty for one that C++ defines."""
+    """Return the Python file in which an operator was defined; "" if C++ defines it."""
     found = re.search(r"^debug: registered at (.+):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
     return found.group(1) if found and _is_python(found.group(1)) else ""
 
@@ -95,7 +95,7 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
     call = functools.partial(op._handle.redispatch_boxed, keys, *arguments, **keywords)
     if sys.getprofile() is None:
         reached = _stopped(call)
-    else:  # a profiler of the program's, which may be one that only C can put back: another thread has none
+    else:  # the program has a profiler, maybe one that only C can restore: probe in a thread without one
         with ThreadPoolExecutor(1, thread_name_prefix="fxpool-probe") as thread:
             reached = thread.submit(_stopped, call).result()
     if isinstance(reached, Exception):
@@ -106,7 +106,7 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
 
 
 def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
-    """The first frame of Python's that a call comes to, stopped there; or what it raised before."""
+    """Run a call up to its first Python frame, and return that frame; or the exception raised before, or None."""
     reached: list[types.FrameType] = []
 
     def stop(frame: types.FrameType, event: str, _: object) -> None:
@@ -115,7 +115,7 @@ def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
             raise _ReachedError
 
     collecting = gc.isenabled()
-    gc.disable()  # a finaliser would be the first frame
+    gc.disable()  # a finalizer would be the first frame
     sys.setprofile(stop)
     try:
         call()
@@ -136,7 +136,7 @@ def _function_of(frame: types.FrameType) -> tuple[types.FunctionType, dict[str, 
         types.CellType(values.pop(name)) if name in values else types.CellType() for name in code.co_freevars
     )
     function = types.FunctionType(code, frame.f_globals, code.co_name, None, closure)
-    # What is gathered by *args and **kwargs is the operator's, as are tensors and sets of keys.
+    # Values gathered by *args and **kwargs are the operator's arguments, as are tensors and key sets.
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     found = [name for name in named if name in values and not isinstance(values[name], _STAND_IN_TYPES)]
     others = {name: values[name] for name in found}
@@ -144,7 +144,7 @@ def _function_of(frame: types.FrameType) -> tuple[types.FunctionType, dict[str, 
 
 
 def _stand_ins(op: OpOverload) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments that an operator's schema takes. Raises NotFoundError."""
+    """Return arguments that an operator's schema accepts. Raises NotFoundError."""
     arguments: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in op._schema.arguments:

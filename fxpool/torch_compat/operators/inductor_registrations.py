@@ -1,11 +1,11 @@
-"""What a program tells Inductor and AOTAutograd to do otherwise, in tables that torch keeps in modules.
+"""Finds a program's changes to Inductor and AOTAutograd, in tables that torch keeps in modules.
 
 Lowerings, decompositions, layout constraints, patterns of the graph passes, passes and back ends of a device, operators
-made fallbacks, decompositions taken away. A table is looked at only where its module is loaded: who registers something
+made fallbacks, decompositions removed. A table is read only if its module is loaded: code that registers something
 has loaded it, and ordinary programs with fxpool never do.
 
-What is a program's is told by the module of its functions. Taking away, and making a fallback, leave no function; they
-show against the tables as torch's module made them, which `watch` keeps a record of.
+A program's functions are recognized by their modules. Removing an entry, and making a fallback, leave no function; they
+show in comparison with the tables as torch's module made them, which `watch` records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
-# Whole names: a program's may begin like these.
+# Compared whole: a program's names may begin like these.
 _OF_TORCH = frozenset(
     ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
 )
@@ -39,13 +39,13 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def of_the_program() -> Iterator[tuple[str, Any]]:
-    """(name, value) of each registration that is not torch's; the values are for a digest."""
+    """Yield (name, value) of each registration that is not torch's; the values are for a digest."""
     yield from _functions_in_tables()
     yield from _patterns()
     yield from _of_devices()
 
 
-# What the entries of a table are asked for, of tables that are asked for an operator's entry where that is met.
+# Tables that are only read for operators that a compile meets, and what for.
 _ASKED_FOR: dict[str, How] = {
     "lowerings": LOWERED,
     "_maybe_layout_constraints": LOWERED,
@@ -55,7 +55,7 @@ _ASKED_FOR: dict[str, How] = {
 
 
 def of_operator(name: str) -> Otherwise | None:
-    """The operator that a registration of `of_the_program` is for, if it does nothing where that is not met."""
+    """Return the operator that a registration of `of_the_program` is for, if it affects only compiles that meet it."""
     table, _, rest = name.partition("[")
     return Otherwise(_ASKED_FOR[table], rest[:-1], name) if table in _ASKED_FOR else None
 
@@ -73,7 +73,7 @@ def _functions_in_tables() -> Iterator[tuple[str, Any]]:
         table = getattr(sys.modules.get(module_name), attribute, None)
         if isinstance(table, dict):
             yield from _of_program(attribute, table)
-    # Of torch's making, whatever a program gave it to choose from: that is in the closure.
+    # torch's own functions; the program's choices are in the closure.
     for key, function in list(getattr(sys.modules.get(_LOWERING), "user_lowerings", {}).items()):
         yield f"user_lowerings[{key}]", _given_to(function)
     registries = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
@@ -88,7 +88,7 @@ def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]
 
 
 def _given_to(function: Any) -> Any:
-    """What a closure of torch's holds, by name; the function itself where there is no such closure."""
+    """Return the closure of a function of torch's by name; the function itself if it has no such closure."""
     if not (isinstance(function, types.FunctionType) and _is_torchs(function) and function.__closure__):
         return function
     held: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def _given_to(function: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Records of torch's as their attributes, and functions of torch's as what they were given."""
+    """Replace torch's records by their attributes, and torch's functions by their closures or names."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, types.FunctionType) and _is_torchs(value):
@@ -112,14 +112,14 @@ def _plain(value: Any) -> Any:
 
 
 def _is_torchs(function: Any) -> bool:
-    # Built-in functions are registered too, and a wrapper carries the module of what it wraps.
+    # Built-in functions are registered, too, and a wrapper carries the module of what it wraps.
     module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
     return str(module).partition(".")[0] in _OF_TORCH
 
 
 # ---------------------------------------------------------------- patterns
 
-# Entries of torch's own by identity, kept so that the identity is not taken by another.
+# torch's own entries by id, kept so that the id is not reused.
 _torchs: dict[int, Any] = {}
 
 
@@ -184,15 +184,15 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
             yield f"custom_backend_codegen_configs[{device}]", configuration.get_config_copy()
 
 
-# ---------------------------------------------------------------- what leaves no function
+# ---------------------------------------------------------------- changes that leave no function
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
     """Names in Inductor's tables in a process that changed them, or may have; None for a table that is not there.
 
-    `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` is what
-    differs from torch's own tables; None if these were made before anybody watched.
+    `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` lists
+    the differences from torch's own tables; None if these were made before `watch`.
     """
 
     fallbacks: Sequence[str]
@@ -203,11 +203,11 @@ class Tables:
         return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
 
     def disagreements(self) -> list[Otherwise]:
-        """Operators that the tables of this process would have compiled otherwise."""
+        """Return operators that the tables would have compiled differently than this process's."""
         lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
         found = []
         for name in self.fallbacks:
-            # One that has neither here becomes a fallback when it is met.
+            # An operator that has neither here becomes a fallback when it is met.
             if name not in fallbacks and (name in decomposed or name in lowered):
                 what = f"the fallback for {name}"
                 found += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
@@ -217,7 +217,7 @@ class Tables:
 
 
 def tables() -> Tables | None:
-    """The tables of this process; None if they are as torch made them."""
+    """Return the tables of this process; None if they are as torch made them."""
     fallbacks = _fallbacks()
     decomposed = _decomposed() if _DECOMPOSITION in sys.modules else None
     changed: list[str] | None = None
@@ -234,7 +234,7 @@ def tables() -> Tables | None:
 
 @dataclasses.dataclass
 class _Made:
-    """Torch's tables as its modules had made them; None for those of a module that was loaded before."""
+    """torch's tables as its modules made them; None for those of a module that was loaded before `watch`."""
 
     fallbacks: frozenset[str] = frozenset()
     lowered: frozenset[str] | None = None
@@ -245,14 +245,14 @@ _made = _Made()
 
 
 def watch() -> None:
-    """Keep a record of Inductor's tables as soon as they are made, unless they are there already."""
+    """Record Inductor's tables as soon as they are made, unless they are there already."""
     missing = {_LOWERING, _DECOMPOSITION} - sys.modules.keys()
     if missing and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher(missing))
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; has the loaders of some modules tell when they are done."""
+    """Finds nothing itself, but wraps the loaders of some modules to learn when they are done."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names

@@ -1,8 +1,8 @@
-"""Which shared library of this process registered an operator.
+"""Finds the shared library of this process that registered an operator.
 
-The dispatcher says in which C++ source a kernel was registered, by the text that the compiler put for ``__FILE__``; the
-library it was compiled into holds that text. Libraries are those that are mapped into this process, however they came
-there: ``torch.ops.load_library``, the import of an extension module, or another library.
+The dispatcher knows the C++ source in which a kernel was registered, by the text that the compiler put for
+``__FILE__``; the library it was compiled into contains that text. Considered are all libraries mapped into this
+process, however they were loaded: by ``torch.ops.load_library``, an extension module, or another library.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _texts: dict[tuple[str, int, int, int], dict[bytes, bool]] = {}
 
 
 def that_contain(sources: Iterable[str], operator: str) -> list[str]:
-    """Paths of the mapped libraries that `sources` were compiled into, and of those that they name.
+    """Return paths of the mapped libraries that `sources` were compiled into, and of those that they name.
 
-    All that are linked with torch where no library has the text of a source.
+    If no library has the text of a source, all that are linked with torch count.
 
     Raises NotFoundError: there is none, or one is no longer the file that was mapped.
     """
@@ -72,7 +72,8 @@ def _mapped(operator: str) -> set[str]:
 
 
 def _may_register(path: str) -> bool:
-    """Whether a library that is gone could have registered operators: what took its place is linked with torch."""
+    """Return whether a replaced library could have registered operators: its successor is linked with torch, or
+    gone."""
     try:
         return _holds(path, b"libc10")
     except OSError:

@@ -1,7 +1,7 @@
-"""Operators and functions of a graph by name, and what a program registered for them.
+"""Operators and functions of a graph by name.
 
-A graph names its targets; a worker finds them again. What a program registered for an operator from outside torch
-is the business of `registrations`.
+A graph names its targets; a worker finds them again. For a program's registrations for an operator see
+`registrations`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUILTIN_NAMESPACES = frozenset(
 
 
 def overload_name(op: OpOverload) -> str:
-    """``"aten::add.Tensor"``, with ``default`` spelled out."""
+    """Return a name such as ``"aten::add.Tensor"``, with ``default`` spelled out."""
     return f"{op.namespace}::{op._schema.name.split('::')[1]}.{op._overloadname}"
 
 
@@ -31,7 +31,7 @@ def packet_name(packet: OpOverloadPacket) -> str:
 
 
 def find_overload(name: str) -> OpOverload:
-    """Raises AttributeError when the operator isn't registered in this process."""
+    """Return the operator of an `overload_name`. Raises AttributeError if it isn't registered in this process."""
     qualified, overload = name.rsplit(".", 1)
     return getattr(find_packet(qualified), overload)
 
@@ -62,7 +62,7 @@ def higher_order_cacheable(target: Any) -> bool:
 
 
 def find_higher_order(name: str) -> Any:
-    """Raises KeyError when no such higher-order operator is registered here."""
+    """Return the higher-order operator of a name. Raises KeyError if it isn't registered in this process."""
     return torch._ops._higher_order_ops[name]
 
 
@@ -71,12 +71,12 @@ def namespace_of(target: Any) -> str:
 
 
 def is_builtin(target: Any) -> bool:
-    """Whether an operator (overload or packet) comes with torch."""
+    """Return whether an operator (overload or packet) comes with torch."""
     return namespace_of(target) in _BUILTIN_NAMESPACES
 
 
 def triton_kernels_of(target: Any) -> list[Any]:
-    """User-written Triton kernels behind a ``triton_op``; empty where triton isn't installed."""
+    """Return user-written Triton kernels behind a ``triton_op``; empty if triton isn't installed."""
     try:
         from torch._library.triton import get_triton_kernels_for_op
     except ImportError:
@@ -90,7 +90,7 @@ def load_library(path: str) -> None:
 
 
 def resolve(module: str, qualified: str) -> Any:
-    """The object `qualified` of `module`; raises ImportError or AttributeError."""
+    """Return the object `qualified` of `module`. Raises ImportError or AttributeError."""
     found: Any = importlib.import_module(module)
     for part in qualified.split("."):
         found = getattr(found, part)
@@ -98,7 +98,7 @@ def resolve(module: str, qualified: str) -> Any:
 
 
 def torch_function_is_cacheable(function: Any) -> bool:
-    """Whether a Python function of torch in a Dynamo graph is one Dynamo vouches for."""
+    """Return whether Dynamo vouches for a Python function of torch in one of its graphs."""
     from torch._dynamo.trace_rules import torch_non_c_binding_in_graph_functions
 
     return f"{function.__module__}.{function.__name__}" in torch_non_c_binding_in_graph_functions
@@ -108,12 +108,12 @@ def pretty_name(target: Any) -> str:
     return torch.fx.Node._pretty_print_target(target) if not isinstance(target, str) else target
 
 
-# How Dynamo puts a call of NumPy's into a graph, and the attribute that says what is called.
+# Dynamo's wrappers of NumPy calls in graphs, and the attribute that holds the function called.
 _NUMPY_WRAPPERS = {"numpy_to_tensor_wrapper": "f", "numpy_method_wrapper": "method", "numpy_operator_wrapper": "op"}
 
 
 def numpy_wrapper(target: Any) -> tuple[str, Any] | None:
-    """(kind of wrapper, what it calls: a function or a method's name) of a NumPy call in a graph, else None."""
+    """Return (kind of wrapper, the function or method name it calls) of a NumPy call in a graph, else None."""
     kind = type(target).__name__
     if kind not in _NUMPY_WRAPPERS or type(target).__module__ != "torch._dynamo.utils":
         return None
@@ -127,5 +127,5 @@ def make_numpy_wrapper(kind: str, called: Any) -> Any:
 
 
 def is_script_object(value: Any) -> bool:
-    """A TorchScript object, real or fake."""
+    """Return whether a value is a TorchScript object, real or fake."""
     return isinstance(value, torch._C.ScriptObject) or type(value).__name__ == "FakeScriptObject"

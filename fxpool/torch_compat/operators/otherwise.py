@@ -1,9 +1,9 @@
-"""Operators that a program would have compiled otherwise than this process does: told when a compile comes to one.
+"""Ends a compile that meets an operator which the program would have compiled differently than this process.
 
-A program that registers a lowering for one operator has its other graphs compiled by workers, which know nothing of it.
-Which operators a graph comes to is seen only as it is compiled: they come of decompositions, of a backward, of what
-passes put in, and a lowering may call another's. So the entry of each such operator is replaced, in the tables that are
-asked for it, by one that says so and ends the compile.
+If a program registers a lowering for one operator, its other graphs are still compiled by workers, which don't have it.
+The operators that a graph needs are known only as it is compiled: they come from decompositions, from a backward, from
+passes, and a lowering may call another's. So the entry of each such operator is replaced, in the tables where a compile
+looks it up, by one that records the operator and ends the compile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOWERED: How = "lowered"
 DECOMPOSED: How = "decomposed"
 _TABLES: dict[How, list[tuple[str, str]]] = {
     LOWERED: [("torch._inductor.lowering", "lowerings")],
-    # The second is laid over the first for some configurations.
+    # The second table is laid over the first in some configurations.
     DECOMPOSED: [
         ("torch._inductor.decomposition", "decompositions"),
         ("torch._inductor.decomposition", "extra_random_decomps"),
@@ -36,7 +36,7 @@ _ABSENT = object()
 
 @dataclasses.dataclass(frozen=True)
 class Otherwise:
-    """An operator by the name that tables show it by, how it is treated otherwise, and what is registered for it."""
+    """An operator by its name in the tables, how its treatment differs, and what the program registered for it."""
 
     how: How
     operator: str
@@ -44,21 +44,22 @@ class Otherwise:
 
 
 class MetError(Exception):
-    """A compile came to an operator that is watched for; the text is what is registered for it elsewhere."""
+    """A compile met a watched operator; the text is what the program registered for it."""
 
 
 @contextlib.contextmanager
 def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
-    """End what comes to be lowered, or decomposed, of `operators`; yields what tells what was met, empty if nothing.
+    """End compiles that lower, or decompose, one of `operators`; yield a function that returns what was met first, or
+    "".
 
-    The error may be caught on its way: the question decides.
+    The error may be caught on its way: only that function's answer counts.
     """
     met: list[str] = []
     unknown: list[Otherwise] = []
     replaced: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def first_met() -> str:
-        # One that nobody knew of may have been made meanwhile, by a module that was imported late.
+        # An unknown operator may have been made meanwhile, by a module that was imported late.
         return next(iter(met), "") or next((one.what for one in unknown if _found(one.operator) is not None), "")
 
     try:
@@ -95,7 +96,7 @@ def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
 
 
 def _found(operator: str) -> Any:
-    """The operator of a name like ``aten.sin.default``; None if there is none in this process."""
+    """Return the operator of a name like ``aten.sin.default``; None if this process has none."""
     found: Any = torch.ops
     for part in operator.split("."):
         try:
@@ -106,7 +107,7 @@ def _found(operator: str) -> Any:
 
 
 def forget_what_was_gathered() -> None:
-    """Have Inductor and fake tensors look into their tables anew: something may have been registered since."""
+    """Make Inductor and fake tensors read their tables anew: something may have been registered since."""
     gather: Any = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
     if gather is not None:
         gather.cache_clear()

@@ -1,10 +1,10 @@
-"""What a program registered for an operator: rules, kernels, effects, and the files and libraries these come from.
+"""Collects a program's registrations for an operator: rules, kernels, effects, and their files and libraries.
 
     custom_op and triton_op     the definition that torch keeps: functions, dtypes for autocast, kernels switched off
     torch.library's registries  rules for fake tensors and dispatch classes, effects, symmetric memory
     the dispatcher              kernels registered from Python (`dispatch_probe`) and from C++ (`libraries`)
 
-A part says whether its code is traced into graphs or only called by compiled code when that runs.
+A part tells whether its code is traced into graphs or only called by compiled code when that runs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["NotFoundError", "Part", "Registration", "foreign_functions", "overri
 
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
-# Torch's own wrappers hold functions of the standard library, too.
+# torch's own wrappers hold functions of the standard library, too.
 _NOT_FOREIGN = frozenset(("torch", "torchgen", "functorch", *sys.stdlib_module_names))
-# Kernels for these keys compute: no graph has what is in them.
+# Kernels for these keys compute: their code is in no graph.
 _COMPUTE = frozenset(("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1"))
 
 
-# And those that are gone through before a graph is one of plain operators.
+# Kernels for these keys run before a graph consists of plain operators.
 _ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView")
 
 
 class Part(NamedTuple):
-    """Something registered. `runs_later`: it is called by compiled code, and no part of it.
+    """One registration. `runs_later`: compiled code calls it, and does not include it.
 
-    `before_autograd`: AOTAutograd asks for it, and nobody asks for it again in the graphs that it makes.
+    `before_autograd`: AOTAutograd uses it, and the graphs that it makes don't need it again.
     """
 
     value: Any
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Registration:
-    """`files` are of Python code, `libraries` of compiled code; `parts` has what is registered, by what it is for."""
+    """`files` are of Python code, `libraries` of compiled code; `parts` are the registrations by purpose."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,12 +59,12 @@ class Registration:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything says where the operator comes from."""
+        """True if anything tells where the operator comes from."""
         return bool(self.files or self.libraries or any(callable(part.value) for part in self.parts.values()))
 
 
 def registration(target: Any) -> Registration:
-    """What is registered for an operator (an overload or a packet) from outside torch.
+    """Return the registrations for an operator (an overload or a packet) from outside torch.
 
     Raises NotFoundError: a kernel's code or library can't be found.
     """
@@ -101,7 +101,7 @@ def registration(target: Any) -> Registration:
 
 
 def overridden() -> Iterator[tuple[str, Part]]:
-    """(name, kernel) of what a program registered from Python for operators of torch itself."""
+    """Yield (name, kernel) of a program's Python registrations for operators of torch itself."""
     for library in _users_libraries():
         theirs = False
         for entry in sorted(library._op_impls):
@@ -122,9 +122,9 @@ _verdicts: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDic
 
 
 def _users_libraries() -> list[Any]:
-    """Live `torch.library.Library` objects that are not torch's own and change operators that are.
+    """Return live `torch.library.Library` objects that are not torch's own and change operators that are.
 
-    Torch keeps no list of them; each has a finaliser, and those are kept by `weakref`.
+    torch keeps no list of them; each has a finalizer, and `weakref` keeps those.
     """
     from torch._library.custom_ops import OPDEF_TO_LIB
     from torch.library import _del_library  # type: ignore[attr-defined]
@@ -147,13 +147,13 @@ def _users_libraries() -> list[Any]:
 
 
 def _is_users_library(library: Any) -> bool:
-    """Whether a library for operators of torch's was made outside torch, or by `torch.library` for somebody."""
+    """Return whether a library for torch's operators was made outside torch, or by `torch.library` for a program."""
     namespace, name, key = (*next(iter(library._op_impls)).split("/"), "", "")[:3]
     packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
     overload = getattr(packet, name.partition(".")[2] or "default", None)
     if not isinstance(overload, OpOverload) or not is_builtin(overload):
         return False
-    # What torch itself defines and implements by `torch.library`'s functions is its own.
+    # Operators that torch itself defines and implements by `torch.library`'s functions are its own.
     by_functions = dispatch_probe.defined_at(overload).startswith(_TORCH_ROOT)
     return any(
         not path.startswith(_TORCH_ROOT) or (path == _TORCH_ROOT + "library.py" and not by_functions)
@@ -168,7 +168,7 @@ def _custom_op(qualified: str) -> Any | None:
 
 
 def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
-    """What `custom_op` and the decorators of its result keep."""
+    """Yield the parts that `custom_op` and the decorators of its result keep."""
     for name in ("_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
         function = getattr(definition, name, None)
         if callable(function):
@@ -191,7 +191,7 @@ def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
 
 
 def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
-    """Rules for fake tensors and dispatch classes, effects and the rest that torch.library keeps by name."""
+    """Yield rules for fake tensors and dispatch classes, effects and the rest that torch.library keeps by name."""
     from torch._library.simple_registry import singleton
 
     for name in {qualified, qualified.removesuffix(".default")}:
@@ -215,7 +215,7 @@ def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
 
 
 def _key_name(key: Any) -> str:
-    """The name of a dispatch key, a dispatch mode or a tensor class."""
+    """Return the name of a dispatch key, a dispatch mode or a tensor class."""
     return str(getattr(key, "name", None) or getattr(key, "__qualname__", None) or key)
 
 
@@ -224,7 +224,7 @@ def _of_torch(function: types.FunctionType) -> bool:
 
 
 def _computes(function: types.FunctionType) -> bool:
-    """Whether a kernel is what `custom_op` puts around an implementation, which no graph looks into."""
+    """Return whether a kernel is `custom_op`'s wrapper of an implementation, which no graph traces into."""
     return _of_torch(function) and function.__code__.co_name == "backend_impl"
 
 
@@ -233,7 +233,7 @@ def _holds_foreign(value: Any) -> bool:
 
 
 def foreign_functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType]:
-    """Functions from outside torch in a value, and in the closures and classes of torch's that it leads to."""
+    """Yield functions from outside torch in a value, and in torch's closures and classes that it leads to."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -262,7 +262,7 @@ def foreign_functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType
 
 
 def _files_of(value: Any) -> Iterator[str]:
-    """Where the Python code of a part was read from."""
+    """Yield the files that the Python code of a part was read from."""
     for function in foreign_functions(getattr(value, "__func__", value), set()):
         yield function.__code__.co_filename
 
@@ -272,7 +272,7 @@ def _is_users_file(path: str) -> bool:
 
 
 def module_of_file(path: str) -> str | None:
-    """The importable name of the module loaded from `path`; None for a script or an anonymous module."""
+    """Return the importable name of the module loaded from `path`; None for a script or an anonymous module."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and name != "__main__" and os.path.abspath(file) == path:

@@ -1,11 +1,11 @@
-"""Functions and methods of torch's that a program put others in the place of.
+"""Finds functions and methods of torch's that a program replaced.
 
-A graph names what it calls: ``x.sin()`` is a call of ``sin`` whatever ``torch.Tensor.sin`` is by then, and torch's own
-Python functions look their parts up when they run. Where a program has put one of torch's C functions under the name of
-another, Dynamo takes it for the one of that name, in the program's process only. A function of the program's own is
-traced through instead, unless torch's functions call it as a method.
+A graph names its calls: ``x.sin()`` is a call of ``sin`` whatever ``torch.Tensor.sin`` is by then, and torch's own
+Python functions look up the functions they call when they run. If a program has put one of torch's C functions under
+the name of another, Dynamo takes it for the one of that name, in the program's process only. A function of the
+program's own is traced through instead, unless torch's functions call it as a method.
 
-Read in torch 2.11 to 2.13: a C function says its own name, and torch itself has but few under two.
+Read in torch 2.11 to 2.13: a C function knows its own name, and torch itself has only few under two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _C_METHODS = (
     types.ClassMethodDescriptorType,
 )
 _PLACES = (torch, torch.nn.functional, torch.special, torch.linalg, torch.fft)
-# How an object is made, shown, copied and kept says nothing about what is computed with it.
+# Methods about making, printing, copying and storing an object: they do not affect what is computed with it.
 _NOT_COMPUTED = frozenset(
     ("__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__", "__hash__", "__reduce__",
      "__reduce_ex__", "__setstate__", "__deepcopy__", "__dir__", "__doc__", "__torch_function__", "__torch_dispatch__")
@@ -32,9 +32,9 @@ _NOT_COMPUTED = frozenset(
 
 
 def renamed() -> list[list[str]]:
-    """[place, name, the function's own place and name] of C functions that stand under other names than their own.
+    """Return [place, name, the function's own place and name] of C functions under other names than their own.
 
-    The few that torch has so are among them: they are the same wherever this torch is.
+    This includes torch's own few, which are the same wherever this torch is.
     """
     rows = [
         ["torch.Tensor", name, f"{value.__objclass__.__name__}.{value.__name__}"]
@@ -49,7 +49,7 @@ def renamed() -> list[list[str]]:
 
 
 def of_the_program() -> list[tuple[str, Any]]:
-    """(name, what is there) of methods of torch's tensors that a program put something of its own in the place of."""
+    """Return (name, value) of methods of torch's tensors that a program replaced by something of its own."""
     own = vars(torch._C.TensorBase)
     return sorted(
         (f"torch.Tensor.{name}", value)
@@ -62,5 +62,5 @@ def of_the_program() -> list[tuple[str, Any]]:
 
 
 def _module_of(value: Any) -> str:
-    """Of a property or the like: its getter's."""
+    """Return the module of a property's getter or of a method's function."""
     return str(getattr(getattr(value, "fget", None) or getattr(value, "__func__", None), "__module__", ""))

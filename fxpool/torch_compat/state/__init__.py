@@ -1,8 +1,8 @@
 """State and configuration that shape compiled code.
 
-configs             configuration of all that compiles, as data, and the code it names
-config_decisions    which of its entries are not in a key, and why
+configs             configuration of everything that compiles, as data, and the code it names
+config_decisions    configuration entries that are not in a key, and why
 switches            global state (autocast, SDPA backends, ...), captured and re-entered
 switch_table        each switch with its reader and its writer
-thread_state        what only the compiling thread has (modes, levels, hooks), which is refused
+thread_state        state that only the compiling thread has (modes, levels, hooks), which is refused
 """

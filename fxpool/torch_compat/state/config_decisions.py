@@ -1,12 +1,12 @@
 """Entries of torch's configuration that are not in a key, and why, one reason per group.
 
-Whatever is not named here is in every key and travels to the worker, so that an entry that a new release adds is safe
-before anybody has looked at it. The test that changes every entry holds these tables to be complete and in use.
+Every entry not named here is in every key and travels to the worker, so that an entry that a new release adds is safe
+before anybody has looked at it. A test that changes every entry checks that these tables are complete and in use.
 """
 
 from __future__ import annotations
 
-#: modules by the short name that keys and requests have for them
+#: Modules by their short names in keys and requests.
 MODULES = {
     "inductor": "torch._inductor.config",
     "comms": "torch._inductor.config_comms",
@@ -18,14 +18,14 @@ MODULES = {
     "distributed": "torch.distributed.config",
 }
 
-#: modules of configuration that a compile does not read
+#: Modules of configuration that a compile does not read.
 UNREAD = {
     "torch.utils.serialization.config": "torch.save and torch.load read it",
     "torch.fx.config": "progress bars, and whether nodes remember stack traces for messages",
     "torch._inductor.runtime.caching.config": "torch's own caches, which fxpool stands in for; it is functions only",
 }
 
-# Neither in the key nor sent: a worker has its own, or nothing of it is read once Dynamo has made the graph.
+# Neither in the key nor sent: a worker has its own, or it is not read after Dynamo has made the graph.
 _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "which of torch's own caches are used, and fxpool stands in for them": (
@@ -123,7 +123,7 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 
-# Sent, so that a worker does as the program would, and not in the key: nothing else comes out of a compile.
+# Sent, so that a worker does as the program would, but not in the key: the result of a compile does not depend on it.
 _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "where and how torch's own caches and processes are kept": (
@@ -154,7 +154,7 @@ _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 
-#: entries whose value is a directory, by default one that depends on where torch or the program is
+#: Entries whose value is a directory, by default one that depends on the place of torch or the program.
 DIRECTORIES = frozenset(("cutlass.cutlass_dir", "cuda.cutlass_dir", "xpu.cutlass_dir"))
 
 
@@ -165,7 +165,7 @@ def _reasons(table: dict[str, dict[str, tuple[str, ...]]]) -> dict[str, dict[str
     }
 
 
-#: module -> entry -> why it is neither in the key nor sent
+#: Module -> entry -> why it is neither in the key nor sent.
 STAYS = _reasons(_STAYS)
-#: module -> entry -> why it is not in the key, though it is sent
+#: Module -> entry -> why it is sent, but not in the key.
 ONLY_TRAVELS = _reasons(_ONLY_TRAVELS)

@@ -1,8 +1,8 @@
 """Configuration of everything that compiles, as data, for keys and for workers.
 
-Portable values (numbers, strings, lists) travel and are hashed, but for those that `config_decisions` names. Whatever
-else a configuration holds is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds
-all of it, whatever its name; it goes into a key by what it says or does, and travels if it can be pickled by name.
+Portable values (numbers, strings, lists) travel and are hashed, except those that `config_decisions` names. Any other
+value is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds all of them, whatever
+their names; they go into a key by uuid or content, and travel if they can be pickled by name.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ def _modules() -> dict[str, Any]:
 
 _MODULES = _modules()
 
-#: the handler that Inductor asks for its choices, where the program has put one of its own in place
+#: Name of Inductor's handler of choices, for programs that have set one of their own.
 CHOICES = "virtualized.choices"
 
 
 def capture() -> dict[str, dict[str, Any]]:
-    """Portable configuration by module; what `entered` needs to reproduce it."""
+    """Return portable configuration by module, for `entered` to reproduce."""
     return captured()[0]
 
 
 def code_values() -> dict[str, Any]:
-    """Everything in the configuration that is not plain data, by ``module.name``; empty in an ordinary program."""
+    """Return all configured values that are not plain data, by ``module.name``; empty in an ordinary program."""
     return captured()[1]
 
 
 def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """(`capture`, `code_values`), read once."""
+    """Return (`capture`, `code_values`), read once."""
     state: dict[str, dict[str, Any]] = {}
     code: dict[str, Any] = {}
     for name, module in _MODULES.items():
         state[name] = values = _values(name, module)
         for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
-            value = getattr(module, key)  # changed in place, torch would not have noticed
+            value = getattr(module, key)  # read directly: torch does not notice a change in place
             if _is_plain(value):
                 values[key] = _copied(value)
             else:
@@ -65,15 +65,15 @@ def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     return state, code
 
 
-# Where torch can keep what it last exported (2.13), it does so at a tenth of the cost.
+# Since 2.13 torch can keep its last export, which is ten times as fast.
 _KEEPS = "readonly_values" in inspect.signature(type(inductor_config)._get_dict).parameters
 
 
 def _values(name: str, module: Any) -> dict[str, Any]:
-    """The entries that are captured. Those that are not atoms may be stale, or copies."""
+    """Return the entries to capture. Those that are not atoms may be stale, or copies."""
     if _KEEPS:
-        prefixes = getattr(module, "_cache_config_ignore_prefix", [])  # passes among them, which may not be copied
-        with contextlib.suppress(Exception):  # a value that can't be copied: without torch's help, then
+        prefixes = getattr(module, "_cache_config_ignore_prefix", [])  # includes passes, which must not be copied
+        with contextlib.suppress(Exception):  # a value that can't be copied: read without torch's help, below
             values: dict[str, Any] = module._get_dict(ignored_prefixes=prefixes, readonly_values=True)
             for key in _staying(name).intersection(values):
                 del values[key]
@@ -82,7 +82,7 @@ def _values(name: str, module: Any) -> dict[str, Any]:
             return values
     values = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some entries say that they will go
+        warnings.simplefilter("ignore")  # some entries warn of their removal
         for key in _entries(name):
             with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
                 values[key] = getattr(module, key)
@@ -91,7 +91,7 @@ def _values(name: str, module: Any) -> dict[str, Any]:
 
 @functools.cache
 def _entries(name: str) -> tuple[str, ...]:
-    """A module's entries that are captured. An alias is captured where it leads."""
+    """Return the names of a module's entries to capture. An alias is captured under its target's name."""
     config = _MODULES[name]._config
     return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
 
@@ -121,24 +121,24 @@ def _is_plain(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     if type(value) in (list, tuple, set) and all(type(part) in _ATOMS for part in value):
-        return type(value)(value)  # most are, and it takes a tenth of the time
+        return type(value)(value)  # the common case, in a tenth of the time
     return copy.deepcopy(value)
 
 
 def _choices_handler() -> Any:
-    """The choices in force in this thread if their class is not torch's and the configuration does not name it."""
+    """Return this thread's choices handler if its class is not torch's and the configuration does not name it."""
     virtualized = sys.modules.get("torch._inductor.virtualized")
-    if virtualized is None:  # nothing was compiled here, and nobody has set any
+    if virtualized is None:  # no compile has run here, so no handler is set
         return None
     handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
     if handler is None or type(handler).__module__.startswith("torch."):
         return None
-    # What the configured factory once made is kept as the handler.
+    # A handler made by the configured factory: the configuration covers it.
     return None if getattr(inductor_config, "inductor_choices_class", None) is not None else handler
 
 
 def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The part of `capture` that decides what is generated."""
+    """Return the part of `capture` that affects generated code."""
     found: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         found[name] = kept = dict(values)
@@ -147,13 +147,13 @@ def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     config = inductor_config._config
     for key in DIRECTORIES:
         if key in config and found["inductor"].get(key) == config[key].default:
-            found["inductor"][key] = None  # where torch lies does not count
+            found["inductor"][key] = None  # torch's place does not count
     return found
 
 
 @contextlib.contextmanager
 def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None) -> Iterator[None]:
-    """Configuration as captured elsewhere. Only values that differ are patched."""
+    """Apply configuration captured elsewhere. Only values that differ are patched."""
     changes: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         module = _MODULES[name]
@@ -179,9 +179,9 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
 
 @contextlib.contextmanager
 def _choosing(code: dict[str, Any]) -> Iterator[None]:
-    """Inductor's choices as the program has them. A thread that compiled before has kept others.
+    """Apply the program's Inductor choices: a thread that compiled before has kept others.
 
-    Entered before the configuration: what is put back afterwards is made by this process's own.
+    Enter before the configuration: the handler restored afterwards is made by this process's own.
     """
     factory = code.get("inductor.inductor_choices_class")
     if CHOICES in code:
@@ -198,12 +198,12 @@ def _choosing(code: dict[str, Any]) -> Iterator[None]:
 
 
 def inductor_option_names() -> list[str]:
-    """Every option ``torch.compile(options=...)`` may name."""
+    """Return every option that ``torch.compile(options=...)`` may name."""
     return sorted(inductor_config.get_config_copy())
 
 
 def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
-    """The option's name as the configuration spells it, and the value.
+    """Return the option's name as the configuration spells it, and the value.
 
     Raises:
         KeyError: there is no such option.
@@ -225,7 +225,7 @@ def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
 
 
 def mode_options(mode: str) -> dict[str, Any]:
-    """Inductor options behind torch.compile's mode names; KeyError for an unknown one."""
+    """Return Inductor's options for one of torch.compile's modes. Raises KeyError for an unknown one."""
     import torch._inductor
 
     table = torch._inductor.list_mode_options()
@@ -239,7 +239,7 @@ def mode_names() -> list[str]:
 
 
 def patched(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """Inductor options in force for a while."""
+    """Apply Inductor options during a ``with`` block."""
     return inductor_config.patch(options) if options else contextlib.nullcontext()
 
 
@@ -247,22 +247,22 @@ def freezing() -> bool:
     return bool(inductor_config.freezing)
 
 
-# Options under which lowering itself runs code on the device to choose by time, or needs it for anything else.
+# Options under which lowering itself runs code on the device, to choose by time or for another reason.
 _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion",
               "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
               "profile_bandwidth", "benchmark_kernel")  # fmt: skip
-# Options under which templates are timed in other ways than `autotuning` knows; whose templates it does know.
+# Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
 
 
 def times_templates() -> bool:
-    """Whether lowering chooses between templates by time."""
+    """Return whether lowering chooses between templates by time."""
     return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
 
 
 def measures() -> str:
-    """The first option in force that has lowering measure on a device in a way that only it can; empty if none has."""
+    """Return the first option in force that makes lowering measure on a device by itself; "" if there is none."""
     names = [*_MEASURING, *(_TIMED_OTHERWISE if times_templates() else ())]
     for name in names:
         value: Any = inductor_config
@@ -271,7 +271,7 @@ def measures() -> str:
         if value:
             return name
     if times_templates():
-        if not inductor_config.benchmark_epilogue_fusion:  # registers decide then, which a loaded kernel knows
+        if not inductor_config.benchmark_epilogue_fusion:  # then registers decide, known only of a loaded kernel
             return "benchmark_epilogue_fusion"
         for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
@@ -280,12 +280,12 @@ def measures() -> str:
 
 
 def caches_disabled() -> bool:
-    """Whether the user turned every compile cache off (torch.compiler.config.force_disable_caches)."""
+    """Return whether the user turned every compile cache off (torch.compiler.config.force_disable_caches)."""
     import torch
 
     return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
 
 
 def functions_marked_cacheable() -> frozenset[str]:
-    """Functions the user vouches for, by qualified name (``unsafe_marked_cacheable_functions``)."""
+    """Return functions that the user vouches for, by qualified name (``unsafe_marked_cacheable_functions``)."""
     return frozenset(inductor_config.unsafe_marked_cacheable_functions or ())

@@ -1,7 +1,7 @@
-"""Every switch of a process or a thread that can shape compiled code: how it is read, and how it is set.
+"""Every switch of a process or a thread that can shape compiled code, with its reader and its writer.
 
-`TABLE` holds both for each name, so that none can be captured and then forgotten on re-entry. What torch offers and
-is not here is listed, with the reason, beside the test that enumerates torch (``tests/lowering/switch_decisions.py``).
+`TABLE` holds both for each name, so that none can be captured and then forgotten on re-entry. torch's other switches
+are listed, with the reason, beside the test that enumerates torch (``tests/lowering/switch_decisions.py``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 Reader = Callable[[], Any]
 Writer = Callable[[Any], None]
 
-#: switches that shape nothing but C++
+#: Switches that shape C++ code only.
 OF_CPU = frozenset(("num_threads",))
 
-# Below the smallest normal number: a product with one is zero where denormals are flushed.
+# Below the smallest normal number: a product with it is zero if denormals are flushed.
 _DENORMAL, _ONE = 5e-324, 1.0
 
 
@@ -27,7 +27,7 @@ def _attribute(owner: Any, name: str) -> tuple[Reader, Writer]:
 
 
 def _later(module: str, name: str, default: Any) -> tuple[Reader, Writer]:
-    """A global of a module that most programs never import: `default` until then."""
+    """Return reader and writer of a global in a module that most programs never import: `default` until then."""
 
     def read() -> Any:
         return getattr(sys.modules.get(module), name, default)
@@ -41,7 +41,7 @@ def _later(module: str, name: str, default: Any) -> tuple[Reader, Writer]:
 
 
 def _enumerated(owner: Any, getter: str, setter: str) -> tuple[Reader, Writer] | None:
-    """A getter and setter of one of torch's enumerations, as its number."""
+    """Return a getter and setter of one of torch's enumerations, by number; None if this release lacks them."""
     read, write = getattr(owner, getter, None), getattr(owner, setter, None)
     if read is None or write is None:
         return None
@@ -64,9 +64,9 @@ def _specialize_floats(names: list[str]) -> None:
 
 
 def _table() -> dict[str, tuple[Reader, Writer | None]]:
-    """Name -> (read, write). A name that this release of torch does not have is left out.
+    """Return name -> (read, write). Names that this release of torch does not have are left out.
 
-    Where one switch sets others (the precision of products by its old name), it stands before them.
+    A switch that sets others (the precision of products by its old name) stands before them.
     """
     table: dict[str, tuple[Reader, Writer | None]] = {}
     core: Any = torch._C
@@ -94,12 +94,12 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
     )
     table["fill_uninitialized_memory"] = _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
 
-    # What the autograd engine and AOTAutograd ask.
+    # Read by the autograd engine and AOTAutograd.
     table["anomaly"] = (
         lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
         lambda pair: torch.set_anomaly_enabled(*pair),
     )
-    # Floats that Dynamo was asked to specialize when it traced before: the pass that asks does not ask twice.
+    # Floats that Dynamo was asked to specialize in an earlier trace: the pass that asks does not ask twice.
     table["specialized_floats"] = (_specialized_floats, _specialize_floats)
     table["saved_tensor_hooks_disabled"] = (
         core._autograd._saved_tensors_hooks_get_disabled_error_message,
@@ -136,7 +136,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
     for device in AUTOCAST_DEVICES:
         table[f"autocast_{device}"] = _autocast(device)
 
-    # Which kernels operators choose.
+    # Selection of operators' kernels.
     pairs(
         core,
         sdp_flash=("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
@@ -170,7 +170,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         linalg=("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
         rocm_flash=("_get_rocm_fa_preferred_backend", "_set_rocm_fa_preferred_backend"),
     )
-    table["flash_implementation"] = (_flash_implementation, None)  # its kernels are called where the program runs
+    table["flash_implementation"] = (_flash_implementation, None)  # its kernels are called in the program's process
     if hasattr(torch.backends, "python_native"):
         table["python_native"] = (_native_filters, _set_native_filters)
     table["opt_einsum"] = _attribute(torch.backends.opt_einsum, "enabled")
@@ -191,7 +191,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
     table["float32_matmul_precision"] = (torch.get_float32_matmul_precision, core._set_float32_matmul_precision)
     for dtype in ("fp16", "bf16"):
         table[f"cuda_allow_{dtype}_reduced_precision_reduction"] = _reduction(dtype)
-    # By operator (they took the place of allow_tf32 one release at a time); the general ones first.
+    # By operator (these replaced allow_tf32 one release at a time); the general ones first.
     for backend in ("generic", "cuda", "mkldnn"):
         for operator in ("all", "matmul", "conv", "rnn") if backend != "generic" else ("all",):
             table[f"fp32_precision_{backend}_{operator}"] = _fp32_precision(backend, operator)
@@ -208,23 +208,23 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
     for name in ("_FORCE_CUTLASS", "_FUSE_TRANSPOSE", "_DEFAULT_ALG_ID"):
         if hasattr(semi_structured, name):
             table[f"semi_structured{name.lower()}"] = _attribute(semi_structured, name)
-    table["private_device"] = (core._get_privateuse1_backend_name, None)  # a name is given once, by its library
+    table["private_device"] = (core._get_privateuse1_backend_name, None)  # set once, by its library
     return table
 
 
 def _autocast(device: str) -> tuple[Reader, Writer]:
-    """[on, dtype]: a function may switch autocast on itself, with the dtype that was set before."""
+    """Return a switch of [on, dtype]: a function may switch autocast on itself, with the dtype set before."""
 
     def write(value: list[Any]) -> None:
         torch.set_autocast_dtype(device, getattr(torch, value[1]))
         torch.set_autocast_enabled(device, value[0])
-        torch.clear_autocast_cache()  # casts made under the other type
+        torch.clear_autocast_cache()  # drops casts to the other dtype
 
     return (lambda: [torch.is_autocast_enabled(device), _dtype_name(torch.get_autocast_dtype(device))]), write
 
 
 def _reduction(dtype: str) -> tuple[Reader, Writer]:
-    """Whether sums may be of lower precision, and over parts: two switches in newer releases."""
+    """Return a switch for sums of lower precision, and over parts: two switches in newer releases."""
     read = getattr(torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction")
     write = getattr(torch._C, f"_set_cublas_allow_{dtype}_reduced_precision_reduction")
 
@@ -261,7 +261,7 @@ def _flash_implementation() -> str | None:
     return current() if current is not None else None
 
 
-# What torch's NumPy takes a Python number for: by Dynamo's configuration, until it is asked or told the first time.
+# The dtypes of Python numbers in torch's NumPy: from Dynamo's configuration, until they are first read or set.
 _NUMPY_KINDS = ("float", "complex", "int")
 _NUMPY_DEFAULTS = ("float64", "complex128", "int64")
 
@@ -282,7 +282,7 @@ def _set_numpy_dtypes(names: list[str]) -> None:
     _dtypes_impl._default_dtypes = _dtypes_impl.DefaultDTypes(*(getattr(torch, name) for name in names))
 
 
-# What `torch.backends.python_native` has switched off, and by which word it is switched off and on again.
+# What `torch.backends.python_native` has switched off, and the words in the names of its arguments.
 _FILTERS = (("_dsl_names", "dsl_names"), ("_op_symbols", "op_symbols"), ("_dispatch_keys", "dispatch_keys"))
 
 
@@ -304,7 +304,7 @@ def _set_native_filters(wanted: list[list[str]]) -> None:
 AUTOCAST_DEVICES: tuple[str, ...] = tuple(torch._C._autocast_supported_devices())
 TABLE = _table()
 
-#: Switches that each thread has for itself; all others are the process's.
+#: Switches that each thread has for itself; all others belong to the process.
 OF_A_THREAD = frozenset(
     ("default_device", "flush_denormal", "saved_tensor_hooks_disabled", "grad", "forward_grad", "multithreading",
      "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad", "single_level_functions",

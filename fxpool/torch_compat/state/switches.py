@@ -1,8 +1,8 @@
-"""Global state of a process that shapes compiled code, outside the configuration modules.
+"""Captures and re-enters global state that shapes compiled code, outside the configuration modules.
 
 `capture` reads every switch of `switch_table` into plain data; `entered` puts a process (or a new thread, which
-starts with all of it at its defaults) into that state for a while. What only this thread has (see
-`thread_state`) is not among it.
+starts with all of it at its defaults) into that state for a while. State that can't be re-entered elsewhere (see
+`thread_state`) is not included.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["OF_A_THREAD", "OF_CPU", "capture", "entered"]
 
 
 def capture() -> dict[str, Any]:
-    """Every switch as plain data (strings, numbers, booleans, lists); without those that this build can't read."""
+    """Return every switch as plain data (strings, numbers, booleans, lists), without those this build can't read."""
     state: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some readers say that a newer name for themselves exists
+        warnings.simplefilter("ignore")  # some readers warn of their newer names
         for name, (read, _) in TABLE.items():
             # A build without the backend, or a mix of old and new precision switches that torch refuses to read
-            # by the old name. The same process state reads the same way wherever it is re-entered.
+            # by the old name. The same state reads the same way wherever it is re-entered.
             with contextlib.suppress(RuntimeError, AttributeError, TypeError):
                 state[name] = read()
     return state
@@ -32,10 +32,10 @@ def capture() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[None]:
-    """Put this thread (and the process's global switches, but for `thread_only`) into `state`, and back afterwards.
+    """Put this thread (and, unless `thread_only`, the process's global switches) into `state`, and back afterwards.
 
     Only switches that differ are written, so that re-entry in the process that captured the state
-    touches nothing but what a new thread starts without.
+    changes only what a new thread starts without.
     """
     names = [name for name in TABLE if not thread_only or name in OF_A_THREAD]
     before = capture()
@@ -47,9 +47,9 @@ def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[Non
 
 
 def _write(names: list[str], state: dict[str, Any]) -> None:
-    """Set what differs, in the order of the table: a switch that sets others comes before them."""
+    """Set switches that differ, in the order of the table: a switch that sets others comes before them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same remarks as when reading
+        warnings.simplefilter("ignore")  # the same warnings as when reading
         for name in names:
             read, write = TABLE[name]
             if write is not None and name in state and _differs(read, state[name]):

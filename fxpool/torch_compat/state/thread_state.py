@@ -1,4 +1,4 @@
-"""State of a thread that can't be re-entered elsewhere: modes, levels and hooks that are objects of this process."""
+"""Detects thread state that can't be re-entered elsewhere: modes, levels and hooks that are objects of this process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 def _mask(*names: str) -> int:
-    """The bits of dispatch keys, of those that this release has."""
+    """Return the bits of those dispatch keys that this release has."""
     found = 0
     for name in names:
-        with contextlib.suppress(RuntimeError):  # not all of them are attributes of the enumeration
+        with contextlib.suppress(RuntimeError):  # this release has no such key
             found |= torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name)).raw_repr()
     return found
 
 
-# Keys that follow from what is captured or refused by another name: autocast's, modes', functorch's.
+# Keys that follow from state captured or refused by another name: autocast's, modes', functorch's.
 _EXPLAINED = _mask(
     "AutocastCPU", "AutocastMTIA", "AutocastMAIA", "AutocastXPU", "AutocastIPU", "AutocastHPU", "AutocastXLA",
     "AutocastMPS", "AutocastCUDA", "AutocastPrivateUse1", "Python", "PythonTLSSnapshot", "PythonDispatcher",
@@ -27,10 +27,10 @@ _EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
 
 
 def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
-    """(reason, detail) of the first thing in force that another process can't be put into; None in most programs.
+    """Return (reason, detail) of the first state in force that another process can't be put into, else None.
 
-    `before_autograd`: AOTAutograd is still to run. Where it does, it switches dispatch keys itself, and what it has
-    made is the same under all of them.
+    `before_autograd`: AOTAutograd has not run yet. It switches dispatch keys itself, and the graphs it makes are the
+    same under all of them, so keys do not matter after it.
     """
     if dispatch_modes_active():
         return "dispatch_mode", "a TorchDispatchMode is active"
@@ -61,16 +61,17 @@ def _function_modes() -> list[object]:
 
 
 def _is_device(mode: object) -> bool:
-    """Whether a mode is what `torch.set_default_device` switches on, which is captured as a switch."""
+    """Return whether `torch.set_default_device` switched a mode on, which is captured as a switch."""
     from torch.utils._device import DeviceContext
 
     return type(mode) is DeviceContext
 
 
 def saved_tensor_hooks_compiled() -> bool:
-    """Whether default hooks for saved tensors are installed that AOTAutograd compiles into the graph.
+    """Return whether default hooks for saved tensors are installed that AOTAutograd compiles into the graph.
 
-    Those are graphs themselves. All others (a checkpoint's, `save_on_cpu`) run around compiled code as around any.
+    Those are graphs themselves. Any others (a checkpoint's, `save_on_cpu`) run around compiled code as around eager
+    code.
     """
     from torch._functorch._aot_autograd import utils
 
@@ -78,7 +79,7 @@ def saved_tensor_hooks_compiled() -> bool:
 
 
 def dispatch_modes_active() -> bool:
-    """Whether a user's TorchDispatchMode is on: what it does to a graph can't be known elsewhere.
+    """Return whether a user's TorchDispatchMode is on: its effect on a graph can't be known elsewhere.
 
     The modes that tracing itself switches on (fake tensors, functionalization) don't count.
     """

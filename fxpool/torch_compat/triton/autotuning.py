@@ -1,8 +1,9 @@
-"""Choosing between templates by time, in a process that has no device: what Inductor would run is handed out instead.
+"""Chooses between templates by time in a process that has no device: hands out what Inductor would run.
 
 Under `max_autotune` lowering compiles candidates for a matrix product or convolution, times them, and times them again
-fused with what follows. In a worker both leave the process: candidates are compiled by others, and what is to be timed
-goes as plain data to a process that has the device (`benchmarks`). What can't be handed out is an `UnansweredError`.
+fused with what follows. In a worker both leave the process: other jobs compile the candidates, and what is to be timed
+goes as plain data to a process that has the device (`benchmarks`). A measurement that can't be handed out raises
+`UnansweredError`.
 
 Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache), scheduler.py (speedup_by_fusion), 2.11 and 2.13.
 """
@@ -27,8 +28,8 @@ log = notices.logger(__name__)
 
 
 class Value(msgspec.Struct, array_like=True, frozen=True):
-    """A tensor of a product, by its sizes. `device` is the number of its device, `allocated` its sizes with padding,
-    `base` what it is a view of."""
+    """A tensor of a product, by its sizes. `device` is its device's number, `allocated` its sizes with padding, `base`
+    the tensor it is a view of."""
 
     name: str
     device: int
@@ -41,9 +42,9 @@ class Value(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
-    """A candidate: what identifies it, and torch's own description of how to run it, pickled.
+    """A candidate: its identity, and torch's own description of how to run it, pickled.
 
-    Torch's kernels (`extern`) take their own inputs.
+    torch's kernels (`extern`) take inputs of their own.
     """
 
     identity: str
@@ -62,16 +63,16 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
     choices: list[Choice]
 
     def identity(self) -> list[Any]:
-        """What a candidate's time depends on, besides the candidate, the device and what is installed.
+        """Return what a candidate's time depends on, besides the candidate, the device and what is installed.
 
-        Of the names of buffers only which are the same: the next layer's product takes as long.
+        Of the names of buffers only their equality counts: the next layer's product takes as long.
         """
         numbers: dict[str, str] = {}
         values = [_numbered(value, numbers) for value in (*self.inputs, self.output)]
         return [self.operation, msgspec.to_builtins(values)]
 
     def candidates(self) -> list[str]:
-        """What tells its candidates apart."""
+        """Return the identities of its candidates."""
         return [one.identity for one in self.choices]
 
     def describe(self) -> str:
@@ -86,7 +87,7 @@ def _numbered(value: Value, numbers: dict[str, str]) -> Value:
 
 
 class Fused(msgspec.Struct, tag=True, frozen=True):
-    """A kernel of its own, generated to be timed; with more than `spills` registers in memory it is not."""
+    """A kernel generated to be timed by itself; not timed if it keeps more than `spills` registers in memory."""
 
     source: str
     spills: int
@@ -103,26 +104,26 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
 
 TimingQuestion = Selection | Fused
 
-# With more registers in memory a fused kernel is not timed; torch's number.
+# A fused kernel that keeps more registers in memory is not timed; torch's number.
 _SPILLS = 8
 
 
 class Measure(Protocol):
-    """Who compiles and times on a worker's behalf."""
+    """Compiles and times candidates for a worker."""
 
     def compile(self, name: str, source: str) -> Future[bytes]:
-        """Begin to compile a kernel for who will time it."""
+        """Begin to compile a kernel for the process that will time it."""
 
     def known(self, question: TimingQuestion) -> bool:
-        """Whether the answer is there, so that nothing has to be compiled for it."""
+        """Return whether the answer is known, so that nothing has to be compiled for it."""
 
     def times(self, question: TimingQuestion) -> list[float] | None:
-        """Milliseconds, one for each candidate, infinite for those that can't run; None if no device is to be had."""
+        """Return milliseconds per candidate, infinite if it can't run; None if there is no device to be had."""
 
 
 @contextlib.contextmanager
 def measuring(measure: Measure) -> Iterator[None]:
-    """Let Inductor choose by what `measure` finds out."""
+    """Let Inductor choose by the times of `measure`."""
     from torch._inductor import autotune_process, scheduler, select_algorithm
     from torch._inductor.codegen.triton import TritonScheduling
 
@@ -160,7 +161,7 @@ def measuring(measure: Measure) -> Iterator[None]:
         if module.compiling is not None:
             try:
                 module.compiling.result()
-            except Exception as error:  # as torch has it: what does not compile is not fused
+            except Exception as error:  # like torch: a kernel that does not compile is not fused
                 log.info("a fused candidate does not compile: %s", error)
                 return math.inf, module.__file__
         times = measure.times(Fused(module.source, n_spills_threshold))
@@ -182,7 +183,7 @@ def _all_on_cuda(choices: Sequence[Any]) -> bool:
 
 
 class _Precompile:
-    """What torch calls a precompile function: waits for the candidates, and marks those that do not compile."""
+    """torch's "precompile function": waits for the candidates, and marks those that do not compile."""
 
     def __init__(self, measure: Measure, choices: Sequence[Any]) -> None:
         self._choices = list(choices)
@@ -220,7 +221,7 @@ def _timed(measure: Measure, choices: Sequence[Any], nodes: Any, layout: Any, hi
     selection = _selection(choices, nodes, layout, hint)
     times = measure.times(selection)
     if times is None:
-        # As without autotuning: what torch has for it, if it has something.
+        # As without autotuning: torch's own kernel, if there is one.
         default = next((number for number, one in enumerate(selection.choices) if one.extern), 0)
         times = [1.0 if number == default else math.inf for number in range(len(choices))]
     return dict(zip(choices, times, strict=True))
@@ -279,7 +280,7 @@ def _value(node: Any, hint: int | None) -> Value:
 
 
 def _generated(measure: Measure, source: str) -> Any:
-    """Stands for a generated module that nobody executes here."""
+    """Return a stand-in for a generated module that is not executed here."""
     from torch._inductor.codecache import PyCodeCache
 
     known = measure.known(Fused(source, _SPILLS))

@@ -1,4 +1,4 @@
-"""Timing candidates on a CUDA device, for a process that has none: the other end of `autotuning`.
+"""Times candidates on a CUDA device for a process that has none: the other end of `autotuning`.
 
 The candidates are run by torch's own code, on inputs made as torch makes them.
 """
@@ -23,7 +23,7 @@ log = notices.logger(__name__)
 
 
 class Times(msgspec.Struct, array_like=True, frozen=True):
-    """Milliseconds, infinite for what can't run; None for what was not tried. `device`: whether there is one.
+    """Milliseconds, infinite for a candidate that can't run, None for one that was not tried. `device`: there is one.
 
     `tainted`: a candidate broke the CUDA context, and nothing more can be run in this process.
     """
@@ -37,14 +37,14 @@ def compile_candidate(name: str, source: str) -> None:
     """Compile all configurations of a kernel into Triton's cache directory. Raises what Triton raises."""
     from fxpool.torch_compat.triton import triton_compile
 
-    # A module that times itself names it; builds for the CPU lack it.
+    # A module that times itself refers to it; builds for the CPU lack it.
     stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     with triton_compile.no_driver(), patched(torch._C, "_cuda_getCurrentRawStream", stream, create=True):
         triton_compile.load(name, source).precompile(warm_cache_only=True)
 
 
 def times(question: TimingQuestion) -> Times:
-    """Time what `question` asks for. Raises if its inputs can't be made."""
+    """Time the candidates of `question`. Raises if its inputs can't be made."""
     count = len(question.choices) if isinstance(question, Selection) else 1
     if not torch.cuda.is_available():
         return Times([None] * count, device=False)
@@ -55,7 +55,7 @@ def times(question: TimingQuestion) -> Times:
         for run in runs:
             try:
                 found.append(float(run()))
-            except Exception as error:  # whatever is wrong with one of many
+            except Exception as error:  # any error of one candidate among many
                 log.info("%s: a candidate does not run: %s", question.describe(), error)
                 found.append(math.inf)
             try:
@@ -68,7 +68,7 @@ def times(question: TimingQuestion) -> Times:
 
 
 class _Graph:
-    """What torch's code asks of the graph that is being lowered."""
+    """Stands for the graph being lowered, with the methods that torch's benchmarks use."""
 
     device_type = "cuda"
     aot_mode = cpp_wrapper = False
@@ -124,7 +124,7 @@ def _of_selection(question: Selection) -> Iterator[Any]:
 
 
 def _runnable(choice: Choice) -> Any:
-    """As torch's own caller, without what takes part in generating code."""
+    """Rebuild torch's caller of a choice, without the parts that generate code."""
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
     kind: Any = ExternKernelCaller if choice.extern else TritonTemplateCaller
@@ -132,7 +132,7 @@ def _runnable(choice: Choice) -> Any:
     made.name, made.description, made.failed = choice.name, "", False
     made.input_nodes = [_node(value) for value in choice.inputs]
     made._benchmark_with_cudagraphs = False
-    made.bmreq = pickle.loads(choice.request)  # of a worker that compiles for the process that asks
+    made.bmreq = pickle.loads(choice.request)  # from a worker that compiles for this process
     return made
 
 

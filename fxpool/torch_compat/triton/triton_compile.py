@@ -1,9 +1,9 @@
-"""Compiling one of Inductor's Triton kernels to what a launch needs, in a process that touches no GPU.
+"""Compiles Inductor's Triton kernels to what a launch needs, in a process that touches no GPU.
 
 Inductor's autotuner picks the candidate configurations and compiles each for the device that is named in the kernel's
-source. What a launch needs of the result is plain data: the binaries, how arguments are passed, how the grid follows
-from them. A kernel that needs more than that (a cooperative launch, scratch memory, tuning that compiles again) is
-said to, and comes as the files that Triton's own loader reads.
+source. A launch needs plain data of the result: the binaries, how arguments are passed, how the grid follows from them.
+A kernel that needs more than that (a cooperative launch, scratch memory, tuning that compiles again) is reported, and
+returned as the files that Triton's own loader reads.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import torch
 
 from fxpool.torch_compat.patching import patched
 
-#: Takes name and source of a kernel that Inductor asks for, and gives what stands for it in the module.
+#: Takes name and source of a kernel that Inductor asks for, and returns its stand-in in the module.
 Collect = Callable[[str, str], Any]
 
 
 class NotLaunchableError(Exception):
-    """A kernel that only Triton's own loader can launch; the text is the reason, a word or two."""
+    """Only Triton's own loader can launch a kernel; the text is the reason, a word or two."""
 
 
 class Candidate:
     """One configuration of a kernel, compiled.
 
-    `types` has a letter for each argument that the binary takes (as torch's static launcher understands them, scratch
-    pointers that are passed empty included), `arguments` their names, None for those. `parameters` are the names a
-    wrapper passes, `prefix` and `grid` the text that makes the three sizes of the grid of them.
+    `types` has a letter for each argument that the binary takes (in the notation of torch's static launcher, with
+    scratch pointers that are passed empty), `arguments` their names, None for scratch pointers. `parameters` are the
+    names a wrapper passes; `prefix` and `grid` are the code that computes the three sizes of the grid from them.
     """
 
     def __init__(self, result: Any) -> None:
@@ -64,7 +64,7 @@ class Candidate:
 
 
 class Compiled:
-    """A kernel with its candidates, and what choosing between them and telling a profiler of it takes."""
+    """A kernel with its candidates, and the facts needed to choose between them and to report it to a profiler."""
 
     def __init__(self, autotuner: Any) -> None:
         self.candidates = [Candidate(result) for result in autotuner.compile_results]
@@ -87,7 +87,7 @@ _OBSERVED = ("TRITON_INTERPRET", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS", "TORCHINDUC
 
 
 def may_collect() -> bool:
-    """Whether Inductor, configured as it is, asks for its kernels in a way that leaves compiling them to others."""
+    """Return whether Inductor, as configured, requests its kernels in a way that lets others compile them."""
     from torch._inductor import config
 
     return importlib.util.find_spec("triton") is not None and not (
@@ -104,7 +104,7 @@ def may_collect() -> bool:
 
 @contextlib.contextmanager
 def collecting(collect: Collect) -> Iterator[None]:
-    """Let Inductor generate Triton kernels for CUDA without compiling them; `collect` is told of each, maybe twice."""
+    """Let Inductor generate Triton kernels for CUDA without compiling them; `collect` gets each, maybe twice."""
     from torch._dynamo.utils import counters
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codegen import triton as codegen
@@ -117,7 +117,7 @@ def collecting(collect: Collect) -> Iterator[None]:
 
     original = AsyncCompile.triton
     AsyncCompile.triton = take  # type: ignore[method-assign]
-    # Where it believes that it has a pool, code generation asks for a kernel as soon as its text is there.
+    # If it believes that there is a pool, code generation requests a kernel as soon as its text is complete.
     early = codegen.async_compile
     early.use_process_pool = lambda: True  # type: ignore[method-assign]
     try:
@@ -128,8 +128,8 @@ def collecting(collect: Collect) -> Iterator[None]:
 
 
 def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 1) -> Compiled:
-    """Compile all candidates of a kernel, up to `width` at a time. `lookup` is Inductor's table of configurations that
-    were tuned elsewhere.
+    """Compile all candidates of a kernel, up to `width` at a time. `lookup` is Inductor's table of configurations tuned
+    elsewhere.
 
     Raises:
         NotLaunchableError: the binaries can't be launched without Triton.
@@ -144,9 +144,9 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
         _compile_side_by_side(autotuner, width)
         autotuner._precompile_worker()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
-        if hasattr(autotuner, "_ensure_kernel_loaded"):  # kernels that are here already
+        if hasattr(autotuner, "_ensure_kernel_loaded"):  # the binaries are in memory already
             autotuner._ensure_kernel_loaded = lambda: None
-        autotuner._make_launchers = lambda: None  # that would load them
+        autotuner._make_launchers = lambda: None  # which would load them
         autotuner._dynamic_scale_rblock()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         return Compiled(autotuner)
@@ -154,8 +154,8 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
 
 @contextlib.contextmanager
 def no_kept_choices() -> Iterator[None]:
-    """Choices that were made here before are not looked for: there are none in a directory of a job's own, and to find
-    that out torch's sources would be read."""
+    """Skip the lookup of choices made here before: a job's own directory has none, and the lookup would read torch's
+    sources."""
     from torch._inductor.runtime import triton_heuristics
 
     with patched(triton_heuristics.AutotuneCache, "create", lambda *args: None):
@@ -165,7 +165,7 @@ def no_kept_choices() -> Iterator[None]:
 def _compile_side_by_side(autotuner: Any, width: int) -> None:
     """Compile candidates in up to `width` processes, which leave them in Triton's cache directory.
 
-    Says nothing of what does not compile: who takes them out of there does.
+    Failures are not reported here: they recur when a candidate is taken from that directory.
     """
     width = min(width, len(autotuner.configs))
     if width < 2 or threading.active_count() > 1:
@@ -187,7 +187,7 @@ def _compile_some(autotuner: Any, configs: Sequence[Any]) -> None:
 
 
 def _forked(work: Callable[[], None]) -> int | None:
-    """The pid of a process that does `work` and ends; None if there can be none now."""
+    """Fork a process that does `work` and ends; return its pid, or None if the fork fails."""
     try:
         pid = os.fork()
     except OSError:
@@ -201,7 +201,7 @@ def _forked(work: Callable[[], None]) -> int | None:
 
 
 def compile_for_triton(name: str, source: str, lookup: dict[str, Any]) -> bytes:
-    """Compile all candidates of a kernel; the files that Triton's own loader finds them by, for `add_files`."""
+    """Compile all candidates of a kernel; return, for `add_files`, the files by which Triton's loader finds them."""
     from torch._inductor import config
     from torch._inductor.triton_bundler import TritonBundler
 
@@ -217,18 +217,18 @@ def compile_for_triton(name: str, source: str, lookup: dict[str, Any]) -> bytes:
 
 
 def drop_empty_bundle(graph: Any) -> None:
-    """Let a compiled graph that needs no file of Triton's be loaded without the module that would write it."""
+    """Drop an empty bundle, so that loading the graph needs no module that writes Triton's files."""
     bundle = graph._triton_bundle
     if bundle is not None and not bundle.kernel_artifacts and not bundle.static_autotuners:
         graph._triton_bundle = None
 
 
 def add_files(graph: Any, files: bytes) -> None:
-    """Let a compiled graph that is about to be kept bring the files of one more kernel."""
+    """Add the files of one more kernel to a compiled graph that is about to be kept."""
     from torch._inductor.triton_bundler import TritonBundle
 
     bundle = graph._triton_bundle
-    mine = pickle.loads(files)  # of a sub-job of this very job
+    mine = pickle.loads(files)  # from a sub-job of this very job
     if bundle is None:
         graph._triton_bundle = TritonBundle(mine, [])
     else:
@@ -236,14 +236,14 @@ def add_files(graph: Any, files: bytes) -> None:
 
 
 def lookup_table() -> dict[str, Any]:
-    """Inductor's table of configurations tuned elsewhere."""
+    """Return Inductor's table of configurations tuned elsewhere."""
     from torch._inductor import config
 
     return dict(config.autotune_lookup_table)
 
 
 def load(name: str, source: str) -> Any:
-    """The autotuner that a generated module defines. Executes the module."""
+    """Return the autotuner that a generated module defines, by executing the module."""
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
@@ -264,7 +264,7 @@ def _keeps_triton(autotuner: Any) -> str | None:
 
 
 def _static(autotuner: Any, result: Any) -> Any:
-    """A result of Triton's compiler as one for torch's static launcher, not loaded."""
+    """Convert a result of Triton's compiler for torch's static launcher, without loading it."""
     from torch._inductor.runtime.static_triton_launcher import StaticallyLaunchedCudaKernel
     from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 
@@ -276,7 +276,7 @@ def _static(autotuner: Any, result: Any) -> Any:
     compiled._cubin_path = None
     try:
         kernel = StaticallyLaunchedCudaKernel(compiled)
-    except (NotImplementedError, KeyError) as error:  # an argument of a type that its tables do not have
+    except (NotImplementedError, KeyError) as error:  # an argument of a type that its tables lack
         raise NotLaunchableError("arguments") from error
     kernel.n_regs = registers(kernel.cubin_raw, kernel.name)
     return StaticTritonCompileResult(kernel, result.config, result.compile_meta, result.inductor_meta)
@@ -286,7 +286,7 @@ _REGISTER_COUNT = b"\x04\x2f\x08\x00"  # attribute of 8 bytes: index of a symbol
 
 
 def registers(binary: bytes, symbol: str) -> int | None:
-    """Registers per thread that a CUDA binary says its kernel `symbol` takes; None if it does not say.
+    """Return the registers per thread that the kernel `symbol` of a CUDA binary takes; None if it does not tell.
 
     Source: the ELF symbol table, and the attribute EIATTR_REGCOUNT (0x2f) in section .nv.info.
     """
@@ -312,7 +312,7 @@ def registers(binary: bytes, symbol: str) -> int | None:
 
 
 def _sections(binary: bytes) -> dict[str, bytes]:
-    """Sections of a 64-bit little-endian ELF file by name."""
+    """Return the sections of a 64-bit little-endian ELF file by name. Raises ValueError for any other file."""
     if binary[:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", binary, 40)
@@ -328,7 +328,7 @@ def _sections(binary: bytes) -> dict[str, bytes]:
 
 
 class _NoDriver:
-    """Stands where Triton keeps its driver: nothing that compiles for a named target asks it anything."""
+    """Stands for Triton's driver, which compiles for a named target never use."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"compiling a kernel asked Triton's driver for {name}, and there is none here")
@@ -356,7 +356,7 @@ def _source_pattern() -> re.Pattern[str]:
 
 
 def source_of(text: str, name: str) -> str | None:
-    """The source of a kernel in the text of a generated module."""
+    """Return the source of a kernel in the text of a generated module, or None."""
     for found in _source_pattern().finditer(text):
         if found["name"] == name:
             return found["source"]

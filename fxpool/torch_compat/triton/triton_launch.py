@@ -1,7 +1,7 @@
-"""Launching Triton's binaries with torch's static launcher, Triton itself not imported.
+"""Launches Triton's binaries with torch's static launcher, without importing Triton.
 
-Also what Inductor does around a launch: measuring candidates as its autotuner does, and telling profilers and debug
-modes of each kernel.
+Also does what Inductor does around a launch: measures candidates as its autotuner does, and reports each kernel to
+profilers and debug modes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Launch = Callable[..., None]
 
 
 class Loaded:
-    """A kernel of a binary, loaded on a device: `function` is its handle, `spills` the registers it keeps in memory."""
+    """A kernel loaded on a device: `function` is its handle, `spills` the number of registers it keeps in memory."""
 
     def __init__(self, binary: bytes, symbol: str, shared: int, device: int) -> None:
-        """Raises RuntimeError where the driver refuses it, for one because it wants more than the device has."""
-        # The driver takes paths only. One of a file without a place on disk will do.
+        """Raises RuntimeError if the driver refuses it, for example because it needs more than the device has."""
+        # The driver takes paths only; that of a file in memory will do.
         place = os.memfd_create(symbol[:200], os.MFD_CLOEXEC)
         try:
             with open(place, "wb", closefd=False) as file:
@@ -37,14 +37,14 @@ class Loaded:
         self.function, self.registers, self.spills = found[-3:]
 
     def unload(self) -> None:
-        """Give the binary's memory back; not everywhere can a binary be unloaded."""
+        """Free the binary's memory, in releases that can unload one."""
         module, self._module = self._module, None
         if module is not None:
             torch._C._StaticCudaLauncher._unload_kernel(module)  # type: ignore[attr-defined]
 
 
 def launcher() -> Launch:
-    """``(function, x, y, z, warps, shared, types, arguments, stream)`` launches."""
+    """Return torch's launch: ``(function, x, y, z, warps, shared, types, arguments, stream)``."""
     return torch._C._StaticCudaLauncher._launch_kernel  # type: ignore[attr-defined, no-any-return]
 
 
@@ -57,12 +57,12 @@ def current_stream() -> int:
 
 
 def device_name() -> str:
-    """What the kind of device that is current is called."""
+    """Return the name of the current device's kind."""
     return torch.cuda.get_device_name()
 
 
 def milliseconds(call: Callable[[], None]) -> float:
-    """How long a launch takes, measured as Inductor's autotuner does; infinity for one that the device refuses."""
+    """Return the milliseconds of a launch, measured as Inductor's autotuner does; infinity if the device refuses it."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     return float(benchmarker.benchmark(fn=call, device="cuda", rep=40, is_vetted_benchmarking=True))
@@ -70,7 +70,7 @@ def milliseconds(call: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def tuning_told(kernel: str) -> Iterator[None]:
-    """Around measuring a kernel's candidates: torch's traces count it as what it is."""
+    """Record the measuring of a kernel's candidates in torch's traces, during a ``with`` block."""
     from torch._dynamo.utils import dynamo_timed
 
     with dynamo_timed(
@@ -89,7 +89,7 @@ profiler = torch.autograd.profiler
 
 
 def debug_mode() -> Any:
-    """The debug mode that records kernels, if one is active. Without its module there is none."""
+    """Return the debug mode that records kernels, if one is active. Without its module there is none."""
     module = sys.modules.get("torch.utils._debug_mode")
     return module.get_active_debug_mode() if module is not None else None
 
@@ -97,7 +97,7 @@ def debug_mode() -> Any:
 def observed(
     launch: Launch, names: Sequence[str], told: dict[str, Any], arguments: tuple[Any, ...], stream: int
 ) -> None:
-    """Launch, and tell the profiler or the debug mode that asks. `names` are those of the kernel's parameters."""
+    """Launch, and report to an active profiler or debug mode. `names` are those of the kernel's parameters."""
     mode, record = debug_mode(), None
     if mode is not None:
         values = dict(zip(names, arguments, strict=False))
@@ -114,20 +114,20 @@ def observed(
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, of memory that need not be dense."""
+    """Return a copy with the same strides, of memory that need not be dense."""
     length = _span(tensor)
     memory = torch.as_strided(tensor, (length,), (1,)).clone()
     return torch.as_strided(memory, tensor.size(), tensor.stride())
 
 
 def set_aside(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copies in the CPU's memory of those whose copies on the device would raise the peak of its memory.
+    """Copy to CPU memory those tensors whose copies on the device would raise its peak of memory; return the pairs.
 
-    As Inductor does before it measures a kernel that writes to its inputs; `put_back` undoes the writing.
+    Inductor does the same before it measures a kernel that writes to its inputs; `put_back` undoes the writing.
     """
     try:
         free = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    except RuntimeError:  # an allocator of the user's that does not count
+    except RuntimeError:  # a user's allocator without counts
         return []
     copies = []
     for tensor in tensors:
@@ -147,14 +147,14 @@ def put_back(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements between a tensor's first and last in memory, both counted."""
+    """Return the number of elements between a tensor's first and last in memory, both included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
 
 
 def compile_here(name: str, source: str) -> Any:
-    """A kernel compiled by Triton in this process: where none of its binaries can be loaded."""
+    """Compile a kernel with Triton in this process, if none of its binaries can be loaded."""
     from torch._inductor.async_compile import AsyncCompile
 
     made = AsyncCompile().triton(name, source, device_str="cuda")

@@ -1,12 +1,12 @@
-"""A program's own Triton kernels in a graph, as plain data and from it.
+"""A program's own Triton kernels in a graph, as plain data and back.
 
 Dynamo puts the call of such a kernel into a graph as a higher-order operator, and kernel and constant arguments into
-two tables of its process; the graph has only their places there. In another process a kernel is the function that
-`triton.jit` made, found under its name in its module, and what an autotuner around it holds, by value: Dynamo makes
-autotuners of its own (for ``num_warps=`` in a call, for heuristics, of configurations that were pruned), which have no
-name, and what a module gives to `triton.autotune` may depend on the device it is imported for.
+two tables of its process; the graph has only their indices there. In another process a kernel is the function that
+`triton.jit` made, found under its name in its module, and the contents of an autotuner around it, by value: Dynamo
+makes autotuners of its own (for ``num_warps=`` in a call, for heuristics, of pruned configurations), which have no
+name, and a module's arguments to `triton.autotune` may depend on the device it is imported for.
 
-Triton is imported only where there is such a kernel, whose module has imported it already.
+Triton is imported only for such a kernel, whose module has imported it already.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 _OPERATORS = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
-_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of the integers that msgpack takes, whatever their sign
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # integers that msgpack takes, whatever their sign
 
 
 class NotDescribedError(Exception):
-    """A kernel or an argument that has no description; `reason` is what is counted, the text is for a person."""
+    """A kernel or an argument has no description; `reason` is counted, the text is for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -31,7 +31,7 @@ class NotDescribedError(Exception):
 
 
 def is_operator(target: Any) -> bool:
-    """Whether a higher-order operator is one of those that call a kernel."""
+    """Return whether a higher-order operator is one of those that call a kernel."""
     return target.name() in _OPERATORS
 
 
@@ -39,11 +39,11 @@ def is_call(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator) and is_operator(node.target)
 
 
-# --- here ---------------------------------------------------------------------------------
+# --- in the program's process -------------------------------------------------------------
 
 
 class Description:
-    """A kernel: Triton's `function` in it, `module` and `name` that this is found under, and all of it as `data`."""
+    """A kernel: its Triton `function`, that function's `module` and `name`, and the whole description as `data`."""
 
     def __init__(self, kernel: Any) -> None:
         from triton.runtime.autotuner import Autotuner
@@ -58,22 +58,22 @@ class Description:
 
 
 def describe(call: torch.fx.Node) -> Description:
-    """The kernel that a node calls. Raises NotDescribedError."""
+    """Describe the kernel that a node calls. Raises NotDescribedError."""
     return Description(_table().get_kernel(call.kwargs["kernel_idx"]))
 
 
 def place(call: torch.fx.Node) -> int:
-    """Which of this process's kernels a node calls: what two calls of one kernel have in common."""
+    """Return the index of the kernel that a node calls, in this process's table."""
     found = call.kwargs["kernel_idx"]
     assert isinstance(found, int)
     return found
 
 
 def constants(call: torch.fx.Node) -> Any:
-    """The constant arguments of a node that calls a kernel, as plain data. Raises NotDescribedError."""
+    """Return the constant arguments of a node that calls a kernel, as plain data. Raises NotDescribedError."""
     others: Any = call.kwargs["kwargs"]
     for name, value in others.items():
-        if isinstance(value, str) and value.startswith("cuda:"):  # the graph's devices are numbered anew, this is not
+        if isinstance(value, str) and value.startswith("cuda:"):  # only the graph's own devices are renumbered
             raise NotDescribedError("triton_kernel_constant", f"{name} is {value!r}")
     return _plain(_table().get_constant_args(call.kwargs["constant_args_idx"]), "arguments")
 
@@ -85,7 +85,7 @@ def _table() -> Any:
 
 
 def _place(function: Any) -> tuple[str, str]:
-    """(module, qualified name) of a function of Triton's, or of a decorated form of it."""
+    """Return (module, qualified name) of a Triton function, or of a decorated form of it. Raises NotDescribedError."""
     module, qualified = function.fn.__module__, function.fn.__qualname__
     if module in ("__main__", "__mp_main__"):
         raise NotDescribedError("triton_kernel_in_main", qualified)
@@ -106,7 +106,7 @@ def _found(module: str, qualified: str) -> Any | None:
 
 
 def _innermost(value: Any) -> Any | None:
-    """Triton's function inside autotuners and heuristics; None in what is no kernel."""
+    """Return the Triton function inside autotuners and heuristics; None if there is none."""
     from triton.runtime.jit import JITFunction, KernelInterface
 
     while isinstance(value, KernelInterface) and not isinstance(value, JITFunction):
@@ -115,9 +115,9 @@ def _innermost(value: Any) -> Any | None:
 
 
 def _tuning(tuner: Any) -> list[Any]:
-    """What Inductor reads of an autotuner. What only Triton's own tuning reads (its key, how it measures) is left out.
+    """Return what Inductor reads of an autotuner, without what only Triton's tuning reads (its key, how it measures).
 
-    Dynamo has let heuristics and pruning do their work and refuses hooks, unless it was told to ignore them.
+    Dynamo has applied heuristics and pruning already, and refuses hooks, unless it was told to ignore them.
     """
     from triton.runtime.autotuner import Config
 
@@ -130,7 +130,7 @@ def _tuning(tuner: Any) -> list[Any]:
             raise NotDescribedError("triton_kernel_kind", f"{type(config).__name__} of {_name(tuner.fn)}")
         if config.pre_hook is not None:
             raise NotDescribedError("triton_kernel_hook", f"pre_hook of a configuration of {_name(tuner.fn)}")
-        # By name: which attribute was set first means nothing, the order of the kernel's own arguments may.
+        # By name: the order of attributes means nothing, that of the kernel's own arguments may.
         rows.append(_plain(dict(sorted(vars(config).items())), f"a configuration of {_name(tuner.fn)}"))
     return [
         rows,
@@ -143,11 +143,11 @@ def _name(kernel: Any) -> str:
     return str(getattr(kernel, "__name__", None) or type(kernel).__name__)
 
 
-# --- where it is compiled -----------------------------------------------------------------
+# --- in the process that compiles ---------------------------------------------------------
 
 
 def find(data: list[Any]) -> Any:
-    """Triton's function in a described kernel. Raises ImportError, or NotDescribedError if it is not there."""
+    """Return the Triton function of a described kernel. Raises ImportError, or NotDescribedError if it is missing."""
     module, qualified, _ = data
     importlib.import_module(module)
     function = _found(module, qualified)
@@ -157,7 +157,7 @@ def find(data: list[Any]) -> Any:
 
 
 def add(function: Any, data: list[Any]) -> int:
-    """Give a described kernel, whose `function` was found, a place in this process's table."""
+    """Add a described kernel with its `function` to this process's table; return its index."""
     tuning = data[2]
     if tuning is None:
         return int(_table().add_kernel(function))
@@ -167,7 +167,7 @@ def add(function: Any, data: list[Any]) -> int:
     configs = []
     for row in rows:
         config = Config({})
-        vars(config).update(_value(row))  # Dynamo adds attributes that its constructor does not take
+        vars(config).update(_value(row))  # Dynamo adds attributes that the constructor does not take
         configs.append(config)
     tuned = autotune(configs, key=[], reset_to_zero=_value(reset), restore_value=_value(restore))(function)
     return int(_table().add_kernel(tuned))
@@ -181,7 +181,7 @@ def add_constants(data: Any) -> int:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Numbers, text and None as they are, else a list that begins with what it is."""
+    """Return numbers, text and None unchanged, anything else as a list that begins with its kind."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -205,7 +205,7 @@ def _plain(value: Any, what: str) -> Any:
 
 
 def _value(data: Any) -> Any:
-    """The way back from `_plain`."""
+    """Reverse `_plain`."""
     if not isinstance(data, list):
         return data
     kind, *parts = data
