@@ -27,6 +27,7 @@ from fxpool.pool.outcomes import Client, Exceeded, JobLogs, Work, Worker, Worker
 from fxpool.pool.protocol import encode
 from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
+from fxpool.pool.scheduler_state import Wishes
 from fxpool.pool.watch import Limits, Watch
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
@@ -128,14 +129,16 @@ class Dispatcher:
         self.do(
             self.scheduler.submit(
                 work.key,
+                Wishes(
+                    flight=work.ask.flight or None,
+                    kind=work.kind,
+                    retries=max(0, work.ask.retries),
+                    priority=work.ask.priority,
+                    alone=work.ask.alone,
+                    spare=work.ask.spare,
+                ),
                 owner=work.client.number if work.client is not None else None,
                 parent=work.worker.number if work.worker is not None else None,
-                flight=work.ask.flight or None,
-                kind=work.kind,
-                retries=max(0, work.ask.retries),
-                priority=work.ask.priority,
-                alone=work.ask.alone,
-                spare=work.ask.spare,
             )
         )
 

@@ -51,7 +51,7 @@ from fxpool.pool.decisions import (
     Park,
     Unavailable,
 )
-from fxpool.pool.scheduler_state import Job, Slot, Worker
+from fxpool.pool.scheduler_state import DEFAULT_WISHES, Job, Slot, Wishes, Worker
 
 __all__ = ["Scheduler"]
 
@@ -146,23 +146,15 @@ class Scheduler:
     def submit(
         self,
         job: int,
+        wishes: Wishes = DEFAULT_WISHES,
         *,
         owner: Hashable = None,
         parent: int | None = None,
-        flight: Hashable | None = None,
-        kind: Hashable | None = None,
-        retries: int = 1,
-        priority: int = 0,
-        alone: bool = False,
-        spare: bool = False,
     ) -> list[Action]:
-        """Add an ask of `owner`, or of a worker (`parent`).
-
-        Equal `flight` says that results would be equal, equal `kind` that one worker may run both, `alone` that nothing
-        else is to run meanwhile, `spare` that the job may wait for time to spare.
-        """
+        """Add an ask of `owner`, or of a worker (`parent`)."""
         actions: list[Action] = []
-        if spare:
+        flight, priority, retries = wishes.flight, wishes.priority, wishes.retries
+        if wishes.spare:
             owner = None
         if self._broken is not None:
             return [Deliver(job, Unavailable(self._broken), 0, None)]
@@ -181,7 +173,9 @@ class Scheduler:
         elif flight is not None:
             self._flights[flight] = job
         age = next(self._ages)
-        self._jobs[job] = Job(job, {job: owner}, parent, flight, kind, retries, priority, age, alone, spare)
+        self._jobs[job] = Job(
+            job, {job: owner}, parent, flight, wishes.kind, retries, priority, age, wishes.alone, wishes.spare
+        )
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)

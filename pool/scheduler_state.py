@@ -6,13 +6,32 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Job", "Slot", "Worker"]
+__all__ = ["DEFAULT_WISHES", "Job", "Slot", "Wishes", "Worker"]
 
 
 class Slot(Enum):
     HELD = "held"
     NONE = "none"
     WANTED = "wanted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """How a job is to be run. Equal `flight` says that results would be equal, equal `kind` that one worker may run
+    both, `alone` that nothing else is to run meanwhile, `spare` that the job may wait for time to spare.
+
+    `retries` is the number of workers' ends that are forgiven; jobs of higher `priority` begin first.
+    """
+
+    flight: Hashable | None = None
+    kind: Hashable | None = None
+    retries: int = 1
+    priority: int = 0
+    alone: bool = False
+    spare: bool = False
+
+
+DEFAULT_WISHES = Wishes()
 
 
 @dataclass

@@ -22,6 +22,7 @@ from fxpool.pool.decisions import (
     Unavailable,
 )
 from fxpool.pool.scheduler import Scheduler
+from fxpool.pool.scheduler_state import Wishes
 
 
 def ready(slots: int = 1) -> Scheduler:
@@ -32,7 +33,7 @@ def ready(slots: int = 1) -> Scheduler:
 
 def start(scheduler: Scheduler, job: int, **settings: object) -> int:
     """Submit a job that runs at once; its worker."""
-    (fork,) = scheduler.submit(job, owner="a", **settings)  # type: ignore[arg-type]
+    (fork,) = scheduler.submit(job, Wishes(**settings), owner="a")  # type: ignore[arg-type]
     assert isinstance(fork, Fork)
     scheduler.reached(fork.worker)
     return fork.worker
@@ -57,8 +58,8 @@ def test_order_is_priority_then_age() -> None:
     scheduler = ready()
     first = start(scheduler, 1)
     scheduler.submit(2, owner="a")
-    scheduler.submit(3, owner="a", priority=5)
-    scheduler.submit(4, owner="a", priority=5)
+    scheduler.submit(3, Wishes(priority=5), owner="a")
+    scheduler.submit(4, Wishes(priority=5), owner="a")
     order = []
     worker = first
     for _ in range(3):
@@ -146,7 +147,7 @@ def test_nobody_is_blamed_for_the_zygote_but_one_that_is_always_there() -> None:
 
 def test_a_worker_that_did_not_reach_its_job_costs_it_nothing() -> None:
     scheduler = ready()
-    (fork,) = scheduler.submit(1, owner="a", retries=0)
+    (fork,) = scheduler.submit(1, Wishes(retries=0), owner="a")
     for number in range(2, 9):
         assert isinstance(fork, Fork)
         assert scheduler.missed(1) == number - 2
@@ -158,7 +159,7 @@ def test_a_worker_that_did_not_reach_its_job_costs_it_nothing() -> None:
 
 def test_patience_with_the_host_begins_again_when_a_worker_reached_its_job() -> None:
     scheduler = ready()
-    scheduler.submit(1, owner="a", retries=1)
+    scheduler.submit(1, Wishes(retries=1), owner="a")
     for worker in range(1, 8):
         scheduler.exited(worker, "no room")
     scheduler.reached(8)
@@ -282,34 +283,34 @@ def test_other_jobs_are_no_reason_to_relieve() -> None:
 def test_equal_asks_are_one_job() -> None:
     scheduler = ready(2)
     worker = start(scheduler, 1, flight="f")
-    assert scheduler.submit(2, owner="b", flight="f") == []
-    assert scheduler.submit(3, owner="c", flight="g") == [Fork(2, 3, 1)]
+    assert scheduler.submit(2, Wishes(flight="f"), owner="b") == []
+    assert scheduler.submit(3, Wishes(flight="g"), owner="c") == [Fork(2, 3, 1)]
     assert [scheduler.job_of(ask) for ask in (1, 2, 3)] == [1, 1, 3]
     actions = scheduler.answered(worker, "x")
     assert actions == [Deliver(1, Answered("x"), 1, worker), Deliver(2, Answered("x"), 1, worker)]
     assert scheduler.job_of(2) is None
-    assert scheduler.submit(4, owner="b", flight="f") == []  # a new one: what is done is not in flight
+    assert scheduler.submit(4, Wishes(flight="f"), owner="b") == []  # a new one: what is done is not in flight
     assert scheduler.job_of(4) == 4
 
 
 def test_a_job_goes_on_while_somebody_wants_it() -> None:
     scheduler = ready()
     worker = start(scheduler, 1, flight="f")
-    scheduler.submit(2, owner="b", flight="f")
-    scheduler.submit(3, owner="b", flight="f")
+    scheduler.submit(2, Wishes(flight="f"), owner="b")
+    scheduler.submit(3, Wishes(flight="f"), owner="b")
     assert scheduler.owner_left("a") == [Deliver(1, Cancelled("its asker is gone"), 1, None)]
     assert scheduler.cancel(2, "no") == [Deliver(2, Cancelled("no"), 1, None)]
     assert scheduler.cancel(2, "no") == []
     assert scheduler.asks_of(1) == [3]
     assert scheduler.cancel(3, "no") == [Deliver(3, Cancelled("no"), 1, worker), Kill(worker)]
-    assert scheduler.submit(4, owner="a", flight="f") == []  # not the one that is being killed
+    assert scheduler.submit(4, Wishes(flight="f"), owner="a") == []  # not the one that is being killed
     assert scheduler.job_of(4) == 4
 
 
 def test_who_joins_lives_through_a_death() -> None:
     scheduler = ready()
     worker = start(scheduler, 1, flight="f", retries=0)
-    scheduler.submit(2, owner="b", flight="f", retries=1)
+    scheduler.submit(2, Wishes(flight="f", retries=1), owner="b")
     (fork,) = scheduler.exited(worker, "died")
     assert isinstance(fork, Fork) and (fork.job, fork.attempt) == (1, 2)
     scheduler.reached(fork.worker)
@@ -319,9 +320,9 @@ def test_who_joins_lives_through_a_death() -> None:
 def test_who_waits_raises_the_priority_of_what_runs_in_the_background() -> None:
     scheduler = ready()
     start(scheduler, 1)
-    scheduler.submit(2, owner="a", flight="f", priority=-1)
+    scheduler.submit(2, Wishes(flight="f", priority=-1), owner="a")
     scheduler.submit(3, owner="a")
-    scheduler.submit(4, owner="b", flight="f")
+    scheduler.submit(4, Wishes(flight="f"), owner="b")
     scheduler.answered(1, "x")
     assert scheduler.exited(1, "0") == [Fork(2, 2, 1)]
 
@@ -343,9 +344,9 @@ def test_a_worker_is_parked_for_the_next_job_of_its_kind() -> None:
     worker = start(scheduler, 1, kind="k")
     assert scheduler.answered(worker, "x", stays=True) == [Deliver(1, Answered("x"), 1, worker), Park(worker)]
     assert (scheduler.used, scheduler.running) == (0, 0)
-    (fork,) = scheduler.submit(2, owner="a", kind="other")
+    (fork,) = scheduler.submit(2, Wishes(kind="other"), owner="a")
     assert isinstance(fork, Fork)
-    assert scheduler.submit(3, owner="a", kind="k") == [Assign(worker, 3, 1)]
+    assert scheduler.submit(3, Wishes(kind="k"), owner="a") == [Assign(worker, 3, 1)]
     assert scheduler.dismiss(worker) == []  # it is busy
     scheduler.reached(worker)
     assert scheduler.exited(worker, "died") == [Fork(3, 3, 2, "died")]
@@ -360,7 +361,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
     assert scheduler.exited(first, None) == []
     assert scheduler.dismiss(second) == [Kill(second)]
     assert scheduler.dismiss(second) == []
-    (fork,) = scheduler.submit(3, owner="a", kind="l")
+    (fork,) = scheduler.submit(3, Wishes(kind="l"), owner="a")
     assert isinstance(fork, Fork)
 
 
@@ -368,7 +369,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
 def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
     """It is of no kind, or its zygote has not told of it yet."""
     scheduler = ready()
-    (fork,) = scheduler.submit(1, owner="a", **settings)
+    (fork,) = scheduler.submit(1, Wishes(**settings), owner="a")
     assert isinstance(fork, Fork)
     if not settings:
         scheduler.reached(fork.worker)
@@ -378,7 +379,7 @@ def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
 def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
     scheduler = ready(3)
     parent, other = start(scheduler, 1), start(scheduler, 2)
-    assert scheduler.submit(3, parent=parent, alone=True) == []
+    assert scheduler.submit(3, Wishes(alone=True), parent=parent) == []
     assert scheduler.waits_to_be_alone
     assert scheduler.submit(4, owner="a") == []  # a slot is free, but it is the other's turn
     assert scheduler.waiting(parent) == []
@@ -393,7 +394,7 @@ def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
 def test_who_is_to_run_alone_is_let_in_when_its_caller_is_out_of_patience() -> None:
     scheduler = ready(2)
     parent, other = start(scheduler, 1), start(scheduler, 2)
-    scheduler.submit(3, parent=parent, alone=True)
+    scheduler.submit(3, Wishes(alone=True), parent=parent)
     scheduler.waiting(parent)
     assert scheduler.waits_to_be_alone and not scheduler.stalled
     assert scheduler.relieve() == [Fork(3, 3, 1)]
@@ -406,7 +407,7 @@ def test_who_is_to_run_alone_is_let_in_when_its_caller_is_out_of_patience() -> N
 def test_a_wait_nobody_told_of_is_no_reason_to_wait_to_be_alone() -> None:
     scheduler = ready(2)
     parent = start(scheduler, 1)
-    scheduler.submit(2, parent=parent, alone=True)
+    scheduler.submit(2, Wishes(alone=True), parent=parent)
     assert scheduler.stalled
     assert scheduler.relieve() == [Fork(2, 2, 1)]
 
@@ -507,7 +508,9 @@ class Machine(RuleBasedStateMachine):
             self.flights.setdefault(flight, self.next)
         self.take(
             self.scheduler.submit(
-                self.next, owner=owner, retries=retries, priority=priority, flight=flight or None, kind=kind or None
+                self.next,
+                Wishes(retries=retries, priority=priority, flight=flight or None, kind=kind or None),
+                owner=owner,
             )
         )
 
@@ -521,7 +524,7 @@ class Machine(RuleBasedStateMachine):
         self.open[self.next] = worker
         self.job[self.next] = self.next
         self.kinds[self.next] = "k"
-        self.take(self.scheduler.submit(self.next, parent=worker, flight="x", kind="k", alone=alone))
+        self.take(self.scheduler.submit(self.next, Wishes(flight="x", kind="k", alone=alone), parent=worker))
 
     def running(self) -> list[int]:
         return [w for w in self.live if self.live[w] is not None and self.slot[w] == "held" and w in self.forked]
