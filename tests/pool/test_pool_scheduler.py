@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,9 +33,9 @@ def ready(slots: int = 1) -> Scheduler:
     return scheduler
 
 
-def start(scheduler: Scheduler, job: int, **settings: object) -> int:
+def start(scheduler: Scheduler, job: int, *, parent: int | None = None, **wishes: Any) -> int:
     """Submit a job that runs at once; its worker."""
-    (fork,) = scheduler.submit(job, Wishes(**settings), owner="a")  # type: ignore[arg-type]
+    (fork,) = scheduler.submit(job, Wishes(**wishes), owner="a", parent=parent)
     assert isinstance(fork, Fork)
     scheduler.reached(fork.worker)
     return fork.worker
