@@ -113,6 +113,7 @@ class SentCode:
     def of(
         code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str], *, after_autograd: bool = False
     ) -> SentCode:
+        """Select the part of `code` that travels, for a graph with these dependencies."""
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
         return SentCode(code.traced(), names, inductor_registrations.tables(), configured, after_autograd)
 

@@ -70,6 +70,7 @@ def _add_tensor(digester: Digester, torch: Any, tensor: Any) -> None:
 
 
 def add_operator(digester: Digester, op: Any) -> None:
+    """Write an operator, with its registrations if it is a program's. Raises UndigestableError."""
     from fxpool.torch_compat.operators import operators
 
     if operators.is_higher_order(op):

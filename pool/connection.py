@@ -92,6 +92,7 @@ class Connection(Generic[M]):
             self._unread = self._loop.call_later(self._patience, self._look_at_reader)
 
     def close(self, *, after_sending: bool = False) -> None:
+        """Close the connection: at once, or after the buffered output was sent or `patience` seconds."""
         if self.closed:
             return
         if after_sending and self._outbox:

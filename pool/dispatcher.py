@@ -108,11 +108,13 @@ class Dispatcher:
                     self._job_events.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
+        """Withdraw a client's job by the client's number for it. No-op if it is done."""
         if job in client.keys:
             self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
             self._bounds.keep(self._workers.values())
 
     def client_left(self, client: Client) -> None:
+        """Withdraw all jobs of a client, except spare ones."""
         self.do(self.scheduler.owner_left(client.number))
         self._bounds.keep(self._workers.values())
 
@@ -152,6 +154,7 @@ class Dispatcher:
     # ------------------------------------------------------------ what the scheduler decides
 
     def do(self, actions: list[d.Action]) -> None:
+        """Carry out the scheduler's actions, in their order."""
         for action in actions:
             if isinstance(action, d.Fork):
                 self._fork(action)
@@ -392,6 +395,7 @@ class Dispatcher:
     # ------------------------------------------------------------ what the zygote says
 
     def on_forked(self, message: m.Forked) -> None:
+        """Record a worker's pid, and tell the callers of its job."""
         self.fork_seconds = message.seconds
         worker = self._workers.get(message.worker)
         if worker is None:
@@ -431,6 +435,7 @@ class Dispatcher:
             self._kill(worker.number)
 
     def on_exited(self, message: m.Exited) -> None:
+        """Record a worker's exit; its messages still in the socket are read first."""
         worker = self._workers.get(message.worker)
         if worker is None:
             return

@@ -47,6 +47,7 @@ class Host:
 
     @staticmethod
     def look(proc: str | Path = "/proc/self") -> Host:
+        """Read this process's memory cgroups."""
         return Host(tuple(limits.memory_groups(proc)))
 
     def total(self) -> tuple[int, str]:

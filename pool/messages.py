@@ -283,6 +283,8 @@ class SlotsQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=T
 
 
 class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answers SlotsQuery."""
+
     number: int
     free: int
 
@@ -330,6 +332,8 @@ class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A worker was forked; `seconds` is what that took."""
+
     worker: int
     pid: int
     seconds: float

@@ -94,6 +94,7 @@ def dump(graph: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
+    """Unpickle a graph of `dump`."""
     return pickle.loads(data)
 
 

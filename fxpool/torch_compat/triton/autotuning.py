@@ -76,6 +76,7 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
         return [one.identity for one in self.choices]
 
     def describe(self) -> str:
+        """Describe the operation in a few words, for logs."""
         sizes = " ".join("x".join(map(str, value.size)) for value in self.inputs)
         return f"{self.operation} {sizes} {self.output.dtype}"
 
@@ -93,6 +94,7 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
     spills: int
 
     def identity(self) -> list[Any]:
+        """Return what the kernel's time depends on, besides the device and what is installed."""
         return ["fused", self.source, self.spills]
 
     def candidates(self) -> list[str]:
