@@ -64,7 +64,7 @@ class EncodedGraph:
 
     Which of several equal devices a graph is for does not affect the compile: in the description they are
     numbered in order of appearance. `indices` holds this process's index of each; `current_named` says that the
-    current device is meant somewhere, `attention_open` that the attention implementation is chosen only in the worker.
+    current device is meant somewhere, `attention_open` that only the device decides how attention is computed.
     """
 
     description: list[Any]

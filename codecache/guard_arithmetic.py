@@ -52,7 +52,7 @@ def unknown(what: str) -> Any:
 
 
 def tidy(value: Any) -> Value:
-    """Return a whole Fraction as an int. Raises UnknownGuardError for NaN and complex numbers."""
+    """Return `value`, a whole Fraction as an int. Raises UnknownGuardError for NaN and complex numbers."""
     if isinstance(value, float) and math.isnan(value):
         return unknown("not a number")
     if isinstance(value, Fraction) and value.denominator == 1:

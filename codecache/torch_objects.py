@@ -89,8 +89,7 @@ def add_operator(digester: Digester, op: Any) -> None:
 
 
 def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = False) -> dict[str, str]:
-    """Return digests of a program's registrations for an operator, by part; `LATER` begins the names of those run
-    later.
+    """Return digests of a program's registrations for an operator, by part (with `LATER` before those run later).
 
     With `after_autograd`, only of those that graphs need after AOTAutograd.
 

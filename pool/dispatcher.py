@@ -83,7 +83,7 @@ class Dispatcher:
         self._stall: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------ what clients ask
+    # ------------------------------------------------------------ requests of clients
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
         """Queue a client's job. Raises ProtocolError if its number is in use or its timeout is invalid."""
@@ -151,7 +151,7 @@ class Dispatcher:
         """True while any unfinished job is not a spare one."""
         return not all(work.ask.spare for work in self._jobs.values())
 
-    # ------------------------------------------------------------ what the scheduler decides
+    # ------------------------------------------------------------ the scheduler's actions
 
     def do(self, actions: list[d.Action]) -> None:
         """Carry out the scheduler's actions, in their order."""
@@ -296,7 +296,7 @@ class Dispatcher:
         except ProtocolError as error:  # longer than a frame may be
             self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ messages of workers
 
     def _send(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
         if worker.connection is not None and not worker.connection.closed:
@@ -392,7 +392,7 @@ class Dispatcher:
         if not self._bounds.allowed_since(worker):
             self.do(self.scheduler.given_up(worker.number, how))
 
-    # ------------------------------------------------------------ what the zygote says
+    # ------------------------------------------------------------ messages of the zygote
 
     def on_forked(self, message: m.Forked) -> None:
         """Record a worker's pid, and tell the callers of its job."""

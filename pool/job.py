@@ -63,9 +63,8 @@ class Job:
         job.
 
         Raises:
-            WorkerDiedError, JobTimeoutError, JobMemoryError, NoWorkerError, JobCancelledError, PoolUnavailableError:
-            the job
-                has no result.
+            WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was ended at a limit.
+            JobCancelledError, PoolUnavailableError: the job was cancelled, or the pool can't run it.
             TimeoutError: `timeout` passed first; the job goes on.
             Exception: what the job's function raised, with the worker's frames; or a warning of the worker that this
                 process's filters make an error, once, unless the job failed anyway.

@@ -364,7 +364,7 @@ class Server:
         if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
             reason = f"{memory.advice(host)}; {reason}"
         log.warning("%s", reason)
-        # An idle call may have ended the zygote; often the exit code tells which, and then only that one is dropped.
+        # An idle call may have ended the zygote: drop the one that the exit code names, or else all.
         guilty = zygote.code - m.EXIT_IDLE
         self._idle_calls = [
             name

@@ -28,8 +28,10 @@ log = notices.logger(__name__)
 
 
 class Value(msgspec.Struct, array_like=True, frozen=True):
-    """A tensor of a product, by its sizes. `device` is its device's number, `allocated` its sizes with padding, `base`
-    the tensor it is a view of."""
+    """A tensor of a product, by its sizes.
+
+    `device` is its device's number, `allocated` its sizes with padding, `base` the tensor it is a view of.
+    """
 
     name: str
     device: int
