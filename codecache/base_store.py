@@ -33,6 +33,7 @@ class BaseStore(LocalStore):
             raise StoreError(f"the cache base {self.root} can't be used: {unreadable}", remedy=_remedy(self.root))
 
     def check(self) -> None:
+        """Raise UnsafeDirectoryError if anyone but root and the user could have written to the directory."""
         check_directory(self.root, self.owners, "cache base", _SETTING)
 
     def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:

@@ -59,6 +59,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, content: bytes) -> BlobRef:
+        """Return the reference of a content."""
         return cls(digest=hashlib.sha256(content).hexdigest(), size=len(content))
 
     @classmethod

@@ -49,10 +49,12 @@ def is_instance(value: Any) -> bool:
 
 
 def is_of_torch(function: types.FunctionType) -> bool:
+    """Return whether a function is defined in a module of torch's or Triton's."""
     return top_level(str(function.__globals__.get("__name__", ""))) in NAMED_OBJECTS
 
 
 def top_level(module: str) -> str:
+    """Return the first part of a module's name."""
     return module.partition(".")[0]
 
 

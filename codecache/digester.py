@@ -83,6 +83,7 @@ class Digester:
         return self._hash.hexdigest()
 
     def token(self, tag: str, data: str | bytes = b"") -> None:
+        """Write one token, a tag with data, with its length."""
         raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         self._hash.update(f"{tag}:{len(raw)}:".encode() + raw)
 
@@ -103,6 +104,7 @@ class Digester:
             self._way = self._way[:-1]
 
     def refuse(self, what: str) -> UndigestableError:
+        """Return the error for a value without a digest, with the way to it."""
         way = " of ".join(reversed(self._way))
         return UndigestableError(f"{way}: {what}" if way else what)
 
@@ -387,5 +389,6 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def describe(value: Any) -> str:
+    """Name a value by its class, for errors."""
     kind = type(value)
     return f"an object of {kind.__module__}.{kind.__qualname__}"

@@ -64,7 +64,7 @@ class EncodedGraph:
 
     Which of several equal devices a graph is for does not affect the compile: in the description they are
     numbered in order of appearance. `indices` holds this process's index of each; `current_named` says that the
-    current device is meant somewhere, `attention_open` that the attention implementation is chosen only in the worker.
+    current device is meant somewhere, `attention_open` that only the device decides how attention is computed.
     """
 
     description: list[Any]
@@ -257,6 +257,7 @@ class GraphEncoder:
         return value
 
     def device(self, device: torch.device) -> list[Any]:
+        """Encode a device; CUDA devices are renumbered in order of appearance."""
         kind, index = device.type, device.index
         self.devices.add(kind)
         if kind == "cuda":
@@ -305,6 +306,7 @@ class GraphEncoder:
         return self.value(value)
 
     def symbolic(self, value: Any) -> list[Any]:
+        """Encode a SymInt, SymFloat or SymBool. Raises CannotTravelError."""
         if shape_env.is_nested_int(value):
             raise CannotTravelError("nested_int")
         expr = shape_env.expression_of(value)
@@ -426,6 +428,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 

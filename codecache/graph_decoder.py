@@ -74,16 +74,19 @@ class GraphDecoder:
         return {guards.decode(symbol, self._symbols): tuple(map(self.value, path)) for symbol, path in row[1:]}
 
     def value(self, data: Any) -> Any:
+        """Rebuild a value that `GraphEncoder.value` encoded."""
         if not isinstance(data, list):
             return data
         return _DECODERS[data[0]](self, data)
 
     def symbolic(self, kind: str, expr: Any) -> Any:
+        """Rebuild a symbolic number in the decoder's ShapeEnv. Raises CannotTravelError without one."""
         if self._env is None:
             raise CannotTravelError("symbols_without_shapes")
         return shape_env.make(self._env, guards.decode(expr, self._symbols), kind, None)
 
     def tensor(self, row: list[Any]) -> torch.Tensor:
+        """Build the fake tensor of an encoded row."""
         return self._builder.build(self._facts(row))
 
     def _facts(self, row: list[Any]) -> tensors.TensorFacts:
@@ -98,6 +101,7 @@ class GraphDecoder:
         return tensors.TensorFacts(**values)
 
     def constant(self, number: int) -> torch.Tensor:
+        """Return the constant of that number, as it was sent along."""
         return self._constants[number]
 
     def kernel(self, number: int, digest: str, description: list[Any]) -> int:
@@ -116,6 +120,7 @@ class GraphDecoder:
         return self._kernels[number]
 
     def function(self, row: list[Any]) -> Any:
+        """Find an encoded function, operator or class. Raises ImportError, AttributeError or KeyError."""
         kind, *names = row
         if kind == "attention":
             return attention.with_implementation(names[0])

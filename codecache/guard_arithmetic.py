@@ -2,7 +2,6 @@
 
 Exact if sympy is exact (int, Fraction), a double if it uses a float. Truth values are not numbers. If sympy, torch's
 printed guards and Python disagree, or there is no value, `UnknownGuardError` is raised: doubt is a miss.
-torch's printed guards and Python do not agree, or there is no value, `UnknownGuardError` is raised: doubt is a miss.
 
     FUNCTIONS   kind -> function of evaluated arguments
     LAZY        kind -> function of unevaluated arguments and the evaluator
@@ -48,10 +47,12 @@ def decode_int(data: Any) -> int:
 
 
 def unknown(what: str) -> Any:
+    """Raise UnknownGuardError; typed so that callers can return it."""
     raise UnknownGuardError(f"no way to evaluate {what}")
 
 
 def tidy(value: Any) -> Value:
+    """Return `value`, a whole Fraction as an int. Raises UnknownGuardError for NaN and complex numbers."""
     if isinstance(value, float) and math.isnan(value):
         return unknown("not a number")
     if isinstance(value, Fraction) and value.denominator == 1:
@@ -77,6 +78,7 @@ _ASSUMPTION_CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def symbol_value(name: str, assumptions: list[str], values: Mapping[str, int | float | bool]) -> Value:
+    """Return a symbol's value. Raises UnknownGuardError without one, or if it contradicts `assumptions`."""
     if name not in values:
         raise UnknownGuardError(f"no value for {name}")
     value = values[name]

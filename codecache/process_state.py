@@ -80,8 +80,7 @@ def is_environment(value: Any) -> bool:
 
 
 def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tuple[str, bool] | None:
-    """Return the constant that the value loaded before `position` is called or subscripted with at once, and if the
-    latter.
+    """Return the constant that is passed at once to the value loaded before `position`, and whether by subscript.
 
     A call may have one more argument, loaded by one instruction: the default. None for anything else, such as a name
     that is computed.

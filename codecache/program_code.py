@@ -38,10 +38,10 @@ class ProgramCode:
     environment: dict[str, str | None]
 
     def traced(self) -> dict[str, str]:
-        """Return the digests of code that compiling runs. Other code is called by compiled code, in the program's
-        process.
+        """Return the digests of code that compiling runs.
 
-        Triton kernels are not among them: they are compared when a graph is rebuilt.
+        Other code is called by compiled code, in the program's process. Triton kernels are not included: they are
+        compared when a graph is rebuilt.
         """
         return {
             name: digest
@@ -51,8 +51,7 @@ class ProgramCode:
 
 
 def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> ProgramCode:
-    """Digest the code behind a graph's dependencies (`GraphEncoder.dependencies`), and the registrations of this
-    process.
+    """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like.
 
@@ -113,6 +112,7 @@ class SentCode:
     def of(
         code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str], *, after_autograd: bool = False
     ) -> SentCode:
+        """Select the part of `code` that travels, for a graph with these dependencies."""
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
         return SentCode(code.traced(), names, inductor_registrations.tables(), configured, after_autograd)
 

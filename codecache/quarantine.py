@@ -60,8 +60,7 @@ def find(root: str, key: str) -> Record | None:
 
 
 def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
-    """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError; ValueError for an invalid
-    key.
+    """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError, ValueError (key).
 
     Replaces an earlier record, unless that one is stricter: without a limit, or with a larger one.
     """

@@ -10,7 +10,8 @@ and names are digests, so publishers of the same content can't harm one another.
 before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
 `StoreError`, which callers count and tolerate.
 
-What this does not do: evict (`cache gc` does, by `scan` and `remove`), fetch from elsewhere, or evaluate guards.
+What this does not do: evict (nothing does: the directory grows until it is cleared), fetch from elsewhere, or evaluate
+guards.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class LocalStore:
         path = self._blob_path(ref)
         try:
             verify_blob_file(path, ref)
-            # Tell a concurrent eviction that the blob is wanted again.
+            # Its time is that of the last publication (`StoredBlob.written`).
             os.utime(path)
         except (OSError, CorruptEntryError, UnsafeFileError):
             write_private(path, content)
@@ -137,7 +138,7 @@ class LocalStore:
         return ref
 
     def mark_used(self, entry: Entry) -> None:
-        """Record that an entry was served: `entries` lists it first, eviction takes it last. Never raises."""
+        """Record that an entry was served, so that `entries` lists it first. Never raises."""
         try:
             os.utime(self._entry_path(entry.key, entry.name))
         except OSError:

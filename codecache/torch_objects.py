@@ -72,6 +72,7 @@ def _add_tensor(digester: Digester, torch: Any, tensor: Any) -> None:
 
 
 def add_operator(digester: Digester, op: Any) -> None:
+    """Write an operator, with its registrations if it is a program's. Raises UndigestableError."""
     from fxpool.torch_compat.operators import operators
 
     if operators.is_higher_order(op):
@@ -90,8 +91,7 @@ def add_operator(digester: Digester, op: Any) -> None:
 
 
 def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = False) -> dict[str, str]:
-    """Return digests of a program's registrations for an operator, by part; `LATER` begins the names of those run
-    later.
+    """Return digests of a program's registrations for an operator, by part (with `LATER` before those run later).
 
     With `after_autograd`, only of those that graphs need after AOTAutograd.
 

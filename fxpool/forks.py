@@ -95,6 +95,7 @@ class Event:
         return self._event.wait(timeout)
 
     def renew(self) -> None:
+        """Replace the event's lock in a forked child."""
         before, self._event = self._event, threading.Event()
         if before.is_set():
             self._event.set()

@@ -33,8 +33,7 @@ Identity = tuple["str | int", ...]
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Code that compiles. `roots` are importable names, `distributions` the names it may be installed under (one of
-    them).
+    """Code that compiles. `roots` are importable names, one of `distributions` is the name it is installed under.
 
     `left_out` are directories that no compile imports, `headers` those with files that C++ kernels include; all are
     written as in a RECORD.

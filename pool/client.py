@@ -63,6 +63,7 @@ class PoolClient:
 
     @property
     def server_pid(self) -> int | None:
+        """The server's pid; None without a server, or before the host's has told it."""
         session = self._holder.session
         return session.server_pid if session is not None and session.alive else None
 

@@ -1,8 +1,8 @@
 """A framed socket in asyncio: reads frames by callback, sends without waiting.
 
-Unread output of a peer is buffered here. While a peer with an `outbox_cap` leaves more than that unread, no frame of
-its is read, so that it can't ask for more; before sending something optional, check `full`. A peer that reads nothing
-for `patience` seconds then is disconnected.
+Output that a peer has not read is buffered here. While a peer with an `outbox_cap` leaves more than that unread, none
+of its frames is read, so that it can't ask for more; before sending something optional, check `full`. A peer that then
+reads nothing for `patience` seconds is disconnected.
 
 Not built on asyncio's streams: they copy every payload through a buffer of their own.
 """
@@ -92,6 +92,7 @@ class Connection(Generic[M]):
             self._unread = self._loop.call_later(self._patience, self._look_at_reader)
 
     def close(self, *, after_sending: bool = False) -> None:
+        """Close the connection: at once, or after the buffered output was sent or `patience` seconds."""
         if self.closed:
             return
         if after_sending and self._outbox:

@@ -43,6 +43,8 @@ class Died:
 
 @dataclass(frozen=True)
 class Cancelled:
+    """The caller withdrew the job, left, or ended; `reason` says which."""
+
     reason: str
 
 
@@ -96,6 +98,8 @@ class Park:
 
 @dataclass(frozen=True)
 class Kill:
+    """Kill `worker` and its process group."""
+
     worker: int
 
 

@@ -84,7 +84,7 @@ class Dispatcher:
         self._stall: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------ what clients ask
+    # ------------------------------------------------------------ requests of clients
 
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
         """Queue a client's job. Raises ProtocolError if its number is in use or its timeout is invalid."""
@@ -109,11 +109,13 @@ class Dispatcher:
                     self._job_events.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
+        """Withdraw a client's job by the client's number for it. No-op if it is done."""
         if job in client.keys:
             self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
             self._bounds.keep(self._workers.values())
 
     def client_left(self, client: Client) -> None:
+        """Withdraw all jobs of a client, except spare ones."""
         self.do(self.scheduler.owner_left(client.number))
         self._bounds.keep(self._workers.values())
 
@@ -165,9 +167,10 @@ class Dispatcher:
         """Fail all jobs: no zygote will ever fork workers for them."""
         self.do(self.scheduler.zygote_broken(reason))
 
-    # ------------------------------------------------------------ what the scheduler decides
+    # ------------------------------------------------------------ the scheduler's actions
 
     def do(self, actions: list[d.Action]) -> None:
+        """Carry out the scheduler's actions, in their order."""
         for action in actions:
             if isinstance(action, d.Fork):
                 self._fork(action)
@@ -309,7 +312,7 @@ class Dispatcher:
         except ProtocolError as error:  # longer than a frame may be
             self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ messages of workers
 
     def _send(self, worker: Worker, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
         if worker.connection is not None and not worker.connection.closed:
@@ -405,9 +408,10 @@ class Dispatcher:
         if not self._bounds.allowed_since(worker):
             self.do(self.scheduler.given_up(worker.number, how))
 
-    # ------------------------------------------------------------ what the zygote says
+    # ------------------------------------------------------------ messages of the zygote
 
     def on_forked(self, message: m.Forked) -> None:
+        """Record a worker's pid, and tell the callers of its job."""
         self.fork_seconds = message.seconds
         worker = self._workers.get(message.worker)
         if worker is None:
@@ -447,6 +451,7 @@ class Dispatcher:
             self._kill(worker.number)
 
     def on_exited(self, message: m.Exited) -> None:
+        """Record a worker's exit; its messages still in the socket are read first."""
         worker = self._workers.get(message.worker)
         if worker is None:
             return

@@ -63,9 +63,8 @@ class Job:
         job.
 
         Raises:
-            WorkerDiedError, JobTimeoutError, JobMemoryError, NoWorkerError, JobCancelledError, PoolUnavailableError:
-            the job
-                has no result.
+            WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was ended at a limit.
+            JobCancelledError, PoolUnavailableError: the job was cancelled, or the pool can't run it.
             TimeoutError: `timeout` passed first; the job goes on.
             Exception: what the job's function raised, with the worker's frames; or a warning of the worker that this
                 process's filters make an error, once, unless the job failed anyway.
@@ -106,6 +105,7 @@ class Job:
     # -- called by the session
 
     def started(self, message: m.Started) -> None:
+        """Record the worker and attempt; log a retry with its reason."""
         self.worker_pid, self.attempts = message.worker, message.attempt
         if message.reason:
             text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
@@ -127,6 +127,7 @@ class Job:
             )
 
     def on_job_event(self, message: m.JobEvent) -> None:
+        """Pass an event to `on_event`; an exception of that is logged."""
         if self.on_event is not None:
             try:
                 self.on_event(message)
@@ -134,21 +135,25 @@ class Job:
                 log.exception("who watches %r raised", self)
 
     def add(self, record: m.LogRecord | m.WarningRecord) -> None:
+        """Keep a record or warning of the worker for `result`."""
         with self._lock:
             self._records.append(record)
 
     def completed(self, message: m.Done, payload: memoryview) -> None:
+        """Finish the job with its result."""
         self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
         self.joined = message.joined
         self.finish(bytes(payload), None)
 
     def failed(self, message: m.Failed, payload: memoryview) -> None:
+        """Finish the job with the error of `message`."""
         self.worker_pid = message.worker or self.worker_pid
         self.attempts, self.seconds = message.attempts, message.seconds
         data = bytes(payload)
         self.finish(None, lambda: exceptions.error_of(message, data, self.label))
 
     def finish(self, value: bytes | None, error: Callable[[], BaseException] | None) -> bool:
+        """Finish the job once, with a value or an error factory; return False if it was done already."""
         with self._lock:
             if self.done():
                 return False

@@ -45,6 +45,7 @@ class Forwarder:
         self._left = _RECORDS_KEPT
 
     def install(self, levels: dict[str, int], disabled: int) -> None:
+        """Set the caller's `levels` ({logger: level}) and `disabled`, and forward from now on."""
         others = [
             logger
             for name, logger in list(logging.root.manager.loggerDict.items())

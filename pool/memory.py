@@ -47,6 +47,7 @@ class Host:
 
     @staticmethod
     def look(proc: str | Path = "/proc/self") -> Host:
+        """Read this process's memory cgroups."""
         return Host(tuple(limits.memory_groups(proc)))
 
     def total(self) -> tuple[int, str]:
@@ -55,7 +56,7 @@ class Host:
         return min([machine, *((group.limit, f"the memory limit in {group.source}") for group in self.groups)])
 
     def used(self) -> tuple[float, str]:
-        """Return (used and not reclaimable part of the memory, 0.0 to 1.0, of what), for the tightest limit.
+        """Return (the used part that can't be reclaimed, 0.0 to 1.0; of what), for the tightest limit.
 
         Cached files count as free: the kernel gives them up first. (0.0, "nothing") if no file can be read, as in a
         process that has no descriptor left.

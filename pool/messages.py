@@ -55,10 +55,10 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
 
     `job` is the sender's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
     waits for the first, whoever submits them. `timeout` is in seconds, `memory` in bytes of its processes together;
-    None means the server's limit. A sub-job inherits environment (its own entries win), sys_path, cwd, levels and
-    limits from its parent, whatever the message says. `reuse`: the job leaves its process as it found it, and may run
-    in one that others like it ran in, with equal surroundings. `alone`: nothing else is to run meanwhile. `spare`: the
-    job belongs to the server, which begins it when there is time to spare.
+    None means the server's limit. A sub-job inherits its parent's environment (its own entries win), sys_path, cwd,
+    priority, levels and limits; these fields of its own, `flight` and `spare` are ignored. `reuse`: the job leaves its
+    process as it found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing
+    else is to run meanwhile. `spare`: the job belongs to the server, which begins it when there is time to spare.
     """
 
     job: int
@@ -283,6 +283,8 @@ class SlotsQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=T
 
 
 class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answers SlotsQuery."""
+
     number: int
     free: int
 
@@ -330,6 +332,8 @@ class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A worker was forked; `seconds` is what that took."""
+
     worker: int
     pid: int
     seconds: float

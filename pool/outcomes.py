@@ -46,6 +46,8 @@ class Work:
 
 @dataclass(eq=False)
 class Client:
+    """A connected client, as the server knows it."""
+
     connection: Connection[m.ToServer]
     number: int
     pid: int
@@ -57,6 +59,8 @@ class Client:
 
 @dataclass(eq=False)
 class Worker:
+    """A worker process, as the server knows it beside the scheduler."""
+
     number: int
     job: int
     work: Work
@@ -121,9 +125,11 @@ class JobLogs:
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, job: int, attempt: int) -> Path:
+        """Return the path of an attempt's log."""
         return self._directory / f"{job}-{attempt}.log"
 
     def keep(self, path: Path) -> None:
+        """Keep a log when its worker is gone."""
         if path not in self._kept:
             self._kept.append(path)
             if len(self._kept) > _FAILED_LOGS_KEPT:
@@ -178,6 +184,7 @@ def kind_of(ask: m.Submit) -> str:
 
 
 def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
+    """Return the message, and its payload, that tells a caller how its job ended."""
     number, outcome = work.ask.job, action.outcome
     pid = worker.pid if worker is not None else None
     log_path = str(worker.log_path) if worker is not None else None

@@ -105,6 +105,7 @@ class FrameDecoder(Generic[M]):
         return self._view[self._filled :]
 
     def received(self, count: int) -> tuple[M, memoryview] | None:
+        """Take `count` bytes in `buffer()`; return the frame they complete, or None. Raises ProtocolError."""
         self._filled += count
         if self._filled < len(self._view):
             return None
@@ -165,6 +166,7 @@ class Outbox:
         return bool(self._parts)
 
     def push(self, parts: list[Buffer]) -> None:
+        """Append buffers, without copying them."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         self._parts.extend(views)
         self.size += sum(map(len, views))

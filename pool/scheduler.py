@@ -94,10 +94,12 @@ class Scheduler:
 
     @property
     def free(self) -> int:
+        """Number of free slots."""
         return max(0, self.slots - self._used)
 
     @property
     def queued(self) -> int:
+        """Number of jobs without a worker."""
         return len(self._queue)
 
     @property
@@ -112,6 +114,7 @@ class Scheduler:
 
     @property
     def broken(self) -> str | None:
+        """Why no job can ever run; None if jobs can."""
         return self._broken
 
     @property
@@ -320,6 +323,7 @@ class Scheduler:
     # -- the zygote
 
     def zygote_ready(self) -> list[Action]:
+        """Begin jobs: the zygote can fork."""
         actions: list[Action] = []
         self._ready = True
         self._dispatch(actions)

@@ -10,6 +10,8 @@ __all__ = ["DEFAULT_WISHES", "Job", "Slot", "Wishes", "Worker"]
 
 
 class Slot(Enum):
+    """A worker's hold on a slot."""
+
     HELD = "held"
     NONE = "none"
     WANTED = "wanted"
@@ -57,6 +59,8 @@ class Job:
 
 @dataclass
 class Worker:
+    """A worker; `job` is None once it is parked or its job has ended."""
+
     worker: int
     job: int | None
     kind: Hashable | None

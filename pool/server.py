@@ -82,6 +82,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
+        """Serve until `end` is set, then shut everything down."""
         self.loop = asyncio.get_running_loop()
         self._begun = self.loop.time()
         self.end = asyncio.Event()
@@ -324,6 +325,7 @@ class Server:
         self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and for clients that are connecting
 
     def on_prepared(self, message: m.Prepared) -> None:
+        """Record that the zygote is ready or failed, tell the clients, begin jobs."""
         facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
         if message.failure:
             self.zygote_facts = {"state": "broken", **facts}
@@ -361,7 +363,7 @@ class Server:
         if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
             reason = f"{memory.advice(host)}; {reason}"
         log.warning("%s", reason)
-        # An idle call may have ended the zygote; often the exit code tells which, and then only that one is dropped.
+        # An idle call may have ended the zygote: drop the one that the exit code names, or else all.
         guilty = zygote.code - m.EXIT_IDLE
         self._idle_calls = [
             name
@@ -397,6 +399,7 @@ class Server:
     # ------------------------------------------------------------ the rest
 
     def status(self) -> dict[str, Any]:
+        """Return plain data about server, jobs, zygote, memory and counters."""
         return {
             "state": "running",
             "server_pid": os.getpid(),

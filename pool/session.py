@@ -109,6 +109,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
+        """True while the session can take jobs."""
         return self.pid == os.getpid() and self.error is None and not self._closing and not self._leaving
 
     def submit(
@@ -137,10 +138,12 @@ class Session:
         return job
 
     def cancel(self, number: int) -> None:
+        """Withdraw a job of this session by its number."""
         if self.jobs.pop(number, None) is not None:
             self.send(m.Cancel(job=number))
 
     def ask_status(self, timeout: float) -> dict[str, Any] | None:
+        """Return the server's status, or None if it does not answer within `timeout` seconds."""
         reply = _Reply()
         number = next(self._numbers)
         self.replies[number] = reply
@@ -150,6 +153,7 @@ class Session:
         return reply.facts
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        """Send without waiting; the thread sends what does not fit. Raises ProtocolError if the frame is too long."""
         parts = encode(message, payload)
         with self._lock:
             if self.error is not None:
@@ -424,4 +428,5 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def again(error: PoolError) -> PoolError:
+    """Make a fresh copy of an error: a raised one collects frames."""
     return type(error)(error.message, remedy=error.remedy)

@@ -40,6 +40,7 @@ class Limits:
 
     @staticmethod
     def of(job_seconds: float | None, job_bytes: int | None, host_mark: float) -> Limits:
+        """Return the configured limits, completed by the host's defaults."""
         host = memory.Host.look()
         found, rule = memory.default_limit(host)
         seconds = "the default" if job_seconds == PoolConfig.job_timeout else "configured"
@@ -125,6 +126,7 @@ class Watch:
         self._do(self._scheduler.admit(admitted))
 
     def end(self) -> None:
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

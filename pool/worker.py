@@ -155,10 +155,12 @@ class SubJob(concurrent.futures.Future[bytes]):
         self._number = number
 
     def result(self, timeout: float | None = None) -> bytes:
+        """Return the sub-job's result, waiting at most `timeout` seconds. Raises as `Job.result` does."""
         self._wait(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the sub-job's exception or None, waiting at most `timeout` seconds."""
         self._wait(timeout)
         return super().exception(0)
 

@@ -161,6 +161,7 @@ class Zygote:
                         return ours
 
     def obey(self, order: m.ToZygote, descriptors: list[int]) -> socket.socket | None:
+        """Carry out an order; in a forked worker, return its socket."""
         if isinstance(order, m.Kill):
             for pid, number in self.workers.items():
                 if number == order.worker:
@@ -176,6 +177,7 @@ class Zygote:
         return None
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
+        """Fork a worker; return its socket in the worker, None in the zygote."""
         start = time.perf_counter()
         try:
             threads = self.process.num_threads()
@@ -212,6 +214,7 @@ class Zygote:
         )
 
     def become_worker(self, order: m.Fork, descriptor: int) -> socket.socket:
+        """Set up a forked process as a worker, and return its socket. Exits if that fails."""
         try:
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
@@ -264,11 +267,13 @@ class Zygote:
         processes.reap_strays(set(self.workers))
 
     def end(self) -> None:
+        """Kill all workers and what they started."""
         for pid in list(self.workers):
             processes.kill_group(pid)
         processes.reap_strays(set(), seconds=2.0)
 
     def send(self, message: m.FromZygote) -> None:
+        """Send a message to the server, waiting if its socket is full."""
         self.control.setblocking(True)
         try:
             self.control.send(_encode(message))

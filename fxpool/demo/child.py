@@ -49,6 +49,7 @@ class LoweringCounter(importlib.abc.MetaPathFinder):
         self.count = 0
 
     def install(self) -> None:
+        """Wrap `GraphLowering` now if its module is imported, else when it is."""
         module = sys.modules.get(self.MODULE)
         if module is not None:
             self._wrap(module)

@@ -145,8 +145,7 @@ class Loader:
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
     ) -> dict[str, Any]:
-        """Run the module with `arguments` in a fork, for at most `limit` seconds; return the JSON object on its last
-        line.
+        """Run the module with `arguments` in a fork, at most `limit` seconds; return the JSON object it printed last.
 
         Raises `ChildError`.
         """

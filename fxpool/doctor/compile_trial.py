@@ -58,6 +58,7 @@ class Trial:
         self._stack.close()
 
     def checks(self) -> list[Check]:
+        """Return the trial's checks, to be run in this order."""
         return [("compile", self._compile), ("hit", self._hit), ("gpu", self._gpu)]
 
     def _start(self, what: str) -> _Child:

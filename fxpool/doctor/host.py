@@ -157,6 +157,7 @@ def python_headers() -> Iterator[Finding]:
 
 
 def triton() -> Iterator[Finding]:
+    """Check for Triton, which only graphs for GPUs need."""
     try:
         yield Finding("triton", OK, importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
@@ -284,6 +285,7 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
 
 
 def processors() -> Iterator[Finding]:
+    """Check how many workers would run, and which limit sets that."""
     from fxpool.pool import limits
 
     count, rule = limits.default_workers()

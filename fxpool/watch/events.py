@@ -55,6 +55,8 @@ class Span:
 
 
 class Listener(Protocol):
+    """Receives events in the thread in which they happen."""
+
     def on_state(self, event: State) -> None: ...
 
     def on_span(self, event: Span) -> None: ...

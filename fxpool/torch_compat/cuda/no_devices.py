@@ -1,4 +1,4 @@
-"""Keeps devices out of reach for a while, in a process that others must be able to be forked from.
+"""Keeps devices out of reach for a while, in a process that must stay safe to fork.
 
 Asking CUDA's driver for anything, even for the number of devices when all are hidden, starts a thread, and leaves a
 state that children of the process can't use. Torch asks in many places: functions of `torch.cuda`, Triton's driver, the

@@ -45,8 +45,7 @@ class NotMeasuredError(Exception):
 
 @contextlib.contextmanager
 def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
-    """Let Inductor decide by `answers`. Raises NotMeasuredError, once a graph's decisions are made, if any was
-    missing."""
+    """Let Inductor decide by `answers`. Raises NotMeasuredError after a graph's decisions if any was missing."""
     from torch._inductor import compile_fx, config
     from torch._inductor.fx_passes import pad_mm
 

@@ -127,6 +127,7 @@ class Place:
     index: int = 0
 
     def value_in(self, args: Sequence[Any]) -> Any:
+        """Return the value that a call's arguments have at this place."""
         value = args[self.position]
         if self.kind == "value":
             return value

@@ -14,8 +14,7 @@ import sympy
 
 @functools.cache
 def function_classes() -> dict[str, type[sympy.Basic]]:
-    """Return every sympy class that torch defines for shape expressions, by name (`FloorDiv`, `OpaqueUnaryFn_sqrt`,
-    ...).
+    """Return every sympy class that torch defines for shape expressions, by name, such as `OpaqueUnaryFn_sqrt`.
 
     Abstract bases are left out. torch's `Min` and `Max` are included; they are not sympy's.
     """

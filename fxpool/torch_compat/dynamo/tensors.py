@@ -114,6 +114,8 @@ class Builder:
         self._converter: MetaConverter[FakeTensor] = MetaConverter()
 
     def build(self, facts: TensorFacts) -> FakeTensor:
+        """Return the fake tensor for `facts`."""
+
         def with_fake(make: Any, device: torch.device | str) -> FakeTensor:
             with no_dispatch():
                 return FakeTensor(self._fake_mode, make(), device)  # type: ignore[arg-type]

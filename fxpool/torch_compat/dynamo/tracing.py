@@ -98,6 +98,7 @@ def positional_source(index: int) -> Any:
 
 
 def aot_guards(context: TracingContext | None) -> list[Any]:
+    """Return the guards that AOTAutograd has added to the context."""
     return list(context.guards_context.aotautograd_guards) if context is not None else []
 
 

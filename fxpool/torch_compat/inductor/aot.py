@@ -149,6 +149,7 @@ def dump_result(result: Any) -> bytes:
 
 
 def load_result(data: bytes) -> Any:
+    """Unpickle a bundled result of `dump_result`."""
     return pickle.loads(data)
 
 

@@ -116,6 +116,7 @@ def _undo_half() -> None:
 
 
 def installed() -> bool:
+    """Return whether Inductor's own parts are replaced."""
     return bool(_replaced)
 
 

@@ -96,6 +96,7 @@ def dump(graph: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
+    """Unpickle a graph of `dump`."""
     return pickle.loads(data)
 
 

@@ -200,6 +200,7 @@ class Tables:
     changed: Sequence[str] | None
 
     def for_key(self) -> Sequence[Any]:
+        """Return the tables' contents for a key: the changes if they are known, else all names."""
         return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
 
     def disagreements(self) -> list[Otherwise]:

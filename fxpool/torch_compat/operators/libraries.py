@@ -72,8 +72,7 @@ def _mapped(operator: str) -> set[str]:
 
 
 def _may_register(path: str) -> bool:
-    """Return whether a replaced library could have registered operators: its successor is linked with torch, or
-    gone."""
+    """Return whether a replaced library could have registered operators: its successor links to torch, or is gone."""
     try:
         return _holds(path, b"libc10")
     except OSError:

@@ -27,6 +27,7 @@ def overload_name(op: OpOverload) -> str:
 
 
 def packet_name(packet: OpOverloadPacket) -> str:
+    """Return a name such as ``"aten::add"``."""
     return packet._qualified_op_name
 
 
@@ -37,6 +38,7 @@ def find_overload(name: str) -> OpOverload:
 
 
 def find_packet(name: str) -> OpOverloadPacket:
+    """Return the operator of a `packet_name`. Raises AttributeError if this process lacks it."""
     namespace, operator = name.split("::")
     return getattr(getattr(torch.ops, namespace), operator)
 
@@ -105,6 +107,7 @@ def torch_function_is_cacheable(function: Any) -> bool:
 
 
 def pretty_name(target: Any) -> str:
+    """Return a target's name for people."""
     return torch.fx.Node._pretty_print_target(target) if not isinstance(target, str) else target
 
 
@@ -121,6 +124,7 @@ def numpy_wrapper(target: Any) -> tuple[str, Any] | None:
 
 
 def make_numpy_wrapper(kind: str, called: Any) -> Any:
+    """Make Dynamo's wrapper of a NumPy call; see `numpy_wrapper`."""
     from torch._dynamo import utils
 
     return getattr(utils, kind)(called)

@@ -49,8 +49,7 @@ class MetError(Exception):
 
 @contextlib.contextmanager
 def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
-    """End compiles that lower, or decompose, one of `operators`; yield a function that returns what was met first, or
-    "".
+    """End compiles that lower, or decompose, one of `operators`; yield a function that returns the first met, or "".
 
     The error may be caught on its way: only that function's answer counts.
     """

@@ -28,8 +28,10 @@ log = notices.logger(__name__)
 
 
 class Value(msgspec.Struct, array_like=True, frozen=True):
-    """A tensor of a product, by its sizes. `device` is its device's number, `allocated` its sizes with padding, `base`
-    the tensor it is a view of."""
+    """A tensor of a product, by its sizes.
+
+    `device` is its device's number, `allocated` its sizes with padding, `base` the tensor it is a view of.
+    """
 
     name: str
     device: int
@@ -76,6 +78,7 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
         return [one.identity for one in self.choices]
 
     def describe(self) -> str:
+        """Describe the operation in a few words, for logs."""
         sizes = " ".join("x".join(map(str, value.size)) for value in self.inputs)
         return f"{self.operation} {sizes} {self.output.dtype}"
 
@@ -93,6 +96,7 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
     spills: int
 
     def identity(self) -> list[Any]:
+        """Return what the kernel's time depends on, besides the device and what is installed."""
         return ["fused", self.source, self.spills]
 
     def candidates(self) -> list[str]:

@@ -128,8 +128,9 @@ def collecting(collect: Collect) -> Iterator[None]:
 
 
 def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 1) -> Compiled:
-    """Compile all candidates of a kernel, up to `width` at a time. `lookup` is Inductor's table of configurations tuned
-    elsewhere.
+    """Compile all candidates of a kernel, up to `width` at a time.
+
+    `lookup` is Inductor's table of configurations tuned elsewhere.
 
     Raises:
         NotLaunchableError: the binaries can't be launched without Triton.
@@ -154,8 +155,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
 
 @contextlib.contextmanager
 def no_kept_choices() -> Iterator[None]:
-    """Skip the lookup of choices made here before: a job's own directory has none, and the lookup would read torch's
-    sources."""
+    """Skip the lookup of earlier choices: a job's own directory has none, and the lookup would read torch's sources."""
     from torch._inductor.runtime import triton_heuristics
 
     with patched(triton_heuristics.AutotuneCache, "create", lambda *args: None):

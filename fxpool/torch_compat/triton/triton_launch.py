@@ -142,6 +142,7 @@ def set_aside(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch
 
 
 def put_back(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy saved contents back to their tensors."""
     for tensor, copy in copies:
         tensor.as_strided((_span(tensor),), (1,)).copy_(copy, non_blocking=True)
 

@@ -36,6 +36,7 @@ def is_operator(target: Any) -> bool:
 
 
 def is_call(node: torch.fx.Node) -> bool:
+    """Return whether a node calls a program's Triton kernel."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and is_operator(node.target)
 
 
@@ -174,6 +175,7 @@ def add(function: Any, data: list[Any]) -> int:
 
 
 def add_constants(data: Any) -> int:
+    """Add described constant arguments to this process's table; return their index."""
     return int(_table().add_constant_args(_value(data)))
 
 
