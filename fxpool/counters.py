@@ -66,8 +66,8 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
 def record_graph(record: Mapping[str, Any]) -> None:
     """Keep a record of one graph; the last `KEPT_GRAPHS` are kept.
 
-    Plain data. Usual fields: `label`, `key`, `outcome` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot` or
-    `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``), `reasons`
+    Plain data. Usual fields: `label`, `key`, `outcome` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot`
+    or `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``), `reasons`
     (list of names that were also counted).
     """
     with _lock:

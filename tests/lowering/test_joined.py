@@ -98,6 +98,26 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     assert fxpool.stats()["graphs"][0]["outcome"] == "joined"  # the worker found the entry, which fits after all
 
 
+def test_a_result_that_is_sent_itself_is_kept_here(
+    shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody clears the cache whenever a worker has written to it."""
+    published = lookup.published
+
+    def cleared_before(reference: Reference, store: LocalStore) -> Entry | None:
+        store.clear()
+        return published(reference, store)
+
+    monkeypatch.setattr(lookup, "published", cleared_before)
+    run()
+    key = fxpool.stats()["graphs"][0]["key"]
+    (entry,) = LocalStore(str(cache)).entries(key)
+    assert LocalStore(str(cache)).complete(entry)
+    monkeypatch.setattr(lookup, "published", published)
+    run()
+    assert fxpool.stats()["hits"] == 1
+
+
 def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[str] = []
     submit = runtime.pool().submit
