@@ -67,8 +67,8 @@ def record_graph(record: Mapping[str, Any]) -> None:
     """Keep a record of one graph; the last `KEPT_GRAPHS` are kept.
 
     Plain data. Usual fields: `label`, `key`, `outcome` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot`
-    or `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``), `reasons`
-    (list of names that were also counted).
+    or `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``) and
+    `reasons` (list of names that were also counted).
     """
     with _lock:
         _graphs.append(dict(record))
