@@ -12,10 +12,11 @@ import torch
 import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering.artifact import lookup
+from fxpool.lowering.artifact import effects, lookup
+from fxpool.lowering.artifact.content import Content
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import chain
+from fxpool.lowering.fallback import remote
 from fxpool.pool import Job
 
 
@@ -60,7 +61,7 @@ def test_what_could_not_be_loaded_is_not_taken_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run()
-    load, refused = lookup.load_entry, []
+    load, refused = lookup.load_entry, list[str]()
 
     def once(entry: Entry, store: LocalStore, loaded: Any) -> Any:
         if not refused:
@@ -78,8 +79,8 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
-    flights = []
-    submit = chain._submit
+    flights: list[str] = []
+    submit = remote._submit
 
     def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
         flights.append(flight)
@@ -89,8 +90,8 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     def hold(guards: Any, values: Any) -> bool:
         return len(flights) != 1
 
-    monkeypatch.setattr(chain, "_submit", joined)
-    monkeypatch.setattr(chain.effects, "guards_hold", hold)
+    monkeypatch.setattr(remote, "_submit", joined)
+    monkeypatch.setattr(effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key
@@ -120,8 +121,10 @@ def stores(tmp_path: Path) -> tuple[LocalStore, LocalStore]:
 
 def test_an_entry_of_another_store_is_copied(stores: tuple[LocalStore, LocalStore]) -> None:
     theirs, mine = stores
-    entry = theirs.publish(Entry(key="ab" * 32, effects={"level": "aot"}), {"result": b"code", "kernels": b"library"})
-    reference = Reference(theirs.root, entry.key, entry.name)
+    entry = theirs.publish(
+        Entry(key="ab" * 32, content=Content(level="aot")), {"result": b"code", "kernels": b"library"}
+    )
+    reference = Reference(store=theirs.root, key=entry.key, name=entry.name)
     copied = lookup.published(reference, mine)
     assert copied is not None and mine.complete(copied)
     assert {role: mine.read_blob(ref) for role, ref in copied.blobs.items()} == {

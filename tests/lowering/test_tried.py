@@ -19,7 +19,7 @@ from fxpool.codecache import failed
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.fallback import chain
+from fxpool.lowering.fallback import remote
 from fxpool.torch_compat.inductor import inner
 
 KEY = "ab" * 32
@@ -31,8 +31,8 @@ class Workers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failing: dict[str, BaseException] = {}
         self.asked: Counter[str] = Counter()
-        self._really, self._patch = chain._asked, monkeypatch
-        monkeypatch.setattr(chain, "_asked", self._ask)
+        self._really, self._patch = remote._submit, monkeypatch
+        monkeypatch.setattr(remote, "_submit", self._ask)
 
     def _ask(self, request: Any, *arguments: Any) -> tuple[bytes, bool]:
         self.asked[request.level] += 1

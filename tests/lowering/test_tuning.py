@@ -16,7 +16,7 @@ import torch
 from processes import HERE, run_python
 from test_triton_kernels import BESIDE, place_of_triton
 
-from fxpool.lowering.artifact.entry_parts import decided
+from fxpool.lowering.artifact.content import Decisions
 from fxpool.torch_compat.state import configs
 from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 
@@ -31,7 +31,7 @@ def compiled() -> dict[str, Any]:
         pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
     path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     wanted = ["none", f"template={SMALL}", "deadly", f"convolution={LARGE}"]
-    printed = run_python([str(HERE / "tuning_child.py"), *wanted], PYTHONPATH=path, FXPOOL_POOL="embedded", timeout=500)
+    printed = run_python([str(HERE / "tuning_child.py"), *wanted], 500, PYTHONPATH=path, FXPOOL_POOL="embedded")
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return found
 
@@ -128,10 +128,10 @@ def test_an_entry_tells_people_what_was_decided_by_time() -> None:
         ["a fused kernel", 1, "", None],
         ["bmm 2x4x4", "not timed"],
     ]
-    assert decided({"measured": measured, "tuned": tuned}) == {
+    assert Decisions(measured=measured, tuned=tuned).described() == {
         "decided 1, padding mm 4095x4095 4095x8": "pays",
         "decided 2, mm 4x4 4x4 bfloat16": "0.2500 ms, triton_mm-c1, of 3",
         "decided 3, a fused kernel": "none runs",
         "decided 4, bmm 2x4x4": "not timed",
     }
-    assert decided({}) == {}
+    assert Decisions().described() == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,9 +32,9 @@ def ready(slots: int = 1) -> Scheduler:
     return scheduler
 
 
-def start(scheduler: Scheduler, job: int, **settings: object) -> int:
+def start(scheduler: Scheduler, job: int, **settings: Any) -> int:
     """Submit a job that runs at once; its worker."""
-    (fork,) = scheduler.submit(job, owner="a", **settings)  # type: ignore[arg-type]
+    (fork,) = scheduler.submit(job, owner="a", **settings)
     assert isinstance(fork, Fork)
     scheduler.reached(fork.worker)
     return fork.worker
@@ -365,7 +367,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
 
 
 @pytest.mark.parametrize("settings", [{}, {"kind": "k"}])
-def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
+def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, Any]) -> None:
     """It is of no kind, or its zygote has not told of it yet."""
     scheduler = ready()
     (fork,) = scheduler.submit(1, owner="a", **settings)
