@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def ready(size: str) -> dict[str, Any]:
     importlib.import_module("transformers.models.bert.modeling_bert")
     gc.collect()
     gc.freeze()
-    found = {name: _in_a_fork(lambda names=names: _compiles(names, size)) for name, names in ORDERS.items()}
+    found = {name: _in_a_fork(partial(_compiles, names, size)) for name, names in ORDERS.items()}
     return {"first_over_second": found["first"]["seconds"] / found["second"]["seconds"]} | found["first"] | found
 
 
@@ -258,15 +259,15 @@ def main() -> None:
         if name not in ("prime", "hit"):
             command.add_argument("--size", choices=SIZES, default="full")
     chosen = parser.parse_args()
-    result = {
+    results: dict[str, Callable[[], dict[str, Any]]] = {
         "prime": lambda: prime(chosen.backend),
         "steady": lambda: steady(chosen.what, chosen.backend, chosen.size),
         "inside": lambda: inside(chosen.backend, chosen.size),
         "served": lambda: served(chosen.what, chosen.backend, chosen.size),
         "hit": hit,
         "ready": lambda: ready(chosen.size),
-    }[chosen.command]()
-    print(json.dumps(result, default=str), flush=True)
+    }
+    print(json.dumps(results[chosen.command](), default=str), flush=True)
 
 
 if __name__ == "__main__":

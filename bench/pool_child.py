@@ -322,15 +322,15 @@ def main() -> None:
     if chosen.command == "one":
         one(chosen.what, chosen.size, chosen.backend)
         return
-    result = {
+    results: dict[str, Callable[[], Any]] = {
         "together": lambda: together(chosen.count, chosen.what, chosen.size, chosen.backend),
         "roundtrip": lambda: roundtrip(chosen.backend),
         "exit": ends,
         "killed": lambda: killed(chosen.size),
         "fork": fork,
         "footprint": lambda: footprint(chosen.size),
-    }[chosen.command]()
-    print(json.dumps(result, default=str), flush=True)
+    }
+    print(json.dumps(results[chosen.command](), default=str), flush=True)
 
 
 if __name__ == "__main__":

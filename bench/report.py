@@ -56,7 +56,7 @@ def _shown(row: Row, value: float) -> str:
 
 
 def _cells(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for one in measured:
         for summary in one.summaries:
             cells.append(

@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,10 +37,11 @@ INT_FUNCTIONS = {
 FLOAT_FUNCTIONS = {
     name: 1 for name in F if name.startswith("OpaqueUnaryFn_") or name in ("TruncToFloat", "ToFloat")
 } | {"FloatPow": 2, "FloatTrueDiv": 2, "IntTrueDiv": 2}
+Values = Mapping[str, Any]  # of symbols, by their names
 TO_INT = ("CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt")
 
 
-def attempt(build, *args, **kwargs):
+def attempt(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What sympy builds, or a skipped example: sympy and torch raise all sorts for arguments that don't fit."""
     try:
         result = build(*args, **kwargs)
@@ -49,11 +52,11 @@ def attempt(build, *args, **kwargs):
 
 
 @st.composite
-def int_expressions(draw, depth=2):
+def int_expressions(draw: st.DrawFn, depth: int = 2) -> Any:
     if depth == 0 or draw(st.integers(0, 3)) == 0:
         return draw(st.sampled_from(SYMBOLS) | st.integers(-9, 40).map(sympy.Integer))
 
-    def sub():
+    def sub() -> Any:
         return draw(int_expressions(depth=depth - 1))
 
     choice = draw(st.sampled_from(["+", "*", "-", "**", "abs", "floor", "where", "toint", "piecewise", *INT_FUNCTIONS]))
@@ -79,7 +82,7 @@ def int_expressions(draw, depth=2):
 
 
 @st.composite
-def float_expressions(draw, depth=2):
+def float_expressions(draw: st.DrawFn, depth: int = 2) -> Any:
     if depth == 0 or draw(st.integers(0, 2)) == 0:
         return draw(st.just(ZF0) | st.integers(-64, 64).map(lambda n: sympy.Float(n / 8)))
     choice = draw(st.sampled_from(["RoundDecimal", *FLOAT_FUNCTIONS]))
@@ -90,14 +93,14 @@ def float_expressions(draw, depth=2):
 
 
 @st.composite
-def relations(draw, depth=2):
+def relations(draw: st.DrawFn, depth: int = 2) -> Any:
     relation = draw(st.sampled_from([sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge]))
     of = int_expressions if draw(st.integers(0, 3)) else float_expressions
     return attempt(relation, draw(of(depth=depth)), draw(of(depth=depth)))
 
 
 @st.composite
-def guard_expressions(draw):
+def guard_expressions(draw: st.DrawFn) -> Any:
     first = draw(relations())
     connective = draw(st.sampled_from([None, sympy.And, sympy.Or, sympy.Not, sympy.Xor]))
     if connective is None:
@@ -121,7 +124,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
 
 @settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(guard_expressions())
-def test_there_and_back(expr):
+def test_there_and_back(expr: Any) -> None:
     data = guards.encode(expr)
     assert guards.decode(data) == expr
     assert guards.decode(data, {symbol.name: symbol for symbol in (*SYMBOLS, ZF0)}) == expr
@@ -134,17 +137,17 @@ def test_there_and_back(expr):
 
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(guard_expressions(), VALUES)
-def test_evaluates_as_sympy_substitutes(expr, values):
+def test_evaluates_as_sympy_substitutes(expr: Any, values: Values) -> None:
     # sympy does not look into Identity: it finds Eq(Identity(0), 0) false.
     assume(not expr.has(F["Identity"]))
     check_against_sympy(expr, values)
 
 
-def test_identity_is_its_argument():
+def test_identity_is_its_argument() -> None:
     assert guards.evaluate(guards.encode(sympy.Eq(F["Identity"](S2 + 1), 1)), {"s2": 0}) is True
 
 
-def check_against_sympy(expr, values):
+def check_against_sympy(expr: Any, values: Values) -> bool | None:
     data = guards.encode(expr)
     numbers = {
         symbol: sympy.Float(values[symbol.name]) if symbol is ZF0 else sympy.Integer(values[symbol.name])
@@ -166,7 +169,7 @@ def check_against_sympy(expr, values):
 
 
 @pytest.mark.parametrize("name", sorted(set(INT_FUNCTIONS) - {"Identity"}))  # which sympy does not evaluate
-def test_every_integer_function_agrees_on_a_grid(name):
+def test_every_integer_function_agrees_on_a_grid(name: str) -> None:
     """The random test could avoid a function by bad luck; this one can't."""
     agreed = 0
     arity = INT_FUNCTIONS[name]
@@ -194,7 +197,7 @@ def test_every_integer_function_agrees_on_a_grid(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(FLOAT_FUNCTIONS) | set(TO_INT)))
-def test_every_float_function_agrees_on_a_grid(name):
+def test_every_float_function_agrees_on_a_grid(name: str) -> None:
     agreed = 0
     arity = FLOAT_FUNCTIONS.get(name, 1)
     whole = name in ("IntTrueDiv", "ToFloat")
@@ -217,12 +220,12 @@ def test_every_float_function_agrees_on_a_grid(name):
     assert agreed >= 8
 
 
-def test_every_function_of_torch_has_a_meaning():
+def test_every_function_of_torch_has_a_meaning() -> None:
     for name in F:
         assert f"torch.{name}" in FUNCTIONS or f"torch.{name}" in LAZY, f"{name} is new: give it a meaning"
 
 
-def test_constants_numbers_and_assumptions_come_back():
+def test_constants_numbers_and_assumptions_come_back() -> None:
     infinities = [sympy.oo, -sympy.oo, *integer_infinities().values()]
     numbers = [sympy.Integer(2**200), sympy.Integer(-(2**63)), sympy.Rational(2**70, 3), sympy.Float("0.1", 40)]
     symbols = [
@@ -238,7 +241,7 @@ def test_constants_numbers_and_assumptions_come_back():
     assert guards.decode(guards.encode(numbers[3]))._prec == numbers[3]._prec
 
 
-def test_what_the_shape_environment_makes_comes_back():
+def test_what_the_shape_environment_makes_comes_back() -> None:
     import torch
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -260,7 +263,7 @@ def test_what_the_shape_environment_makes_comes_back():
         assert guards.evaluate(data, values) is True
 
 
-def test_division_by_zero_is_unknown_and_where_looks_at_one_branch():
+def test_division_by_zero_is_unknown_and_where_looks_at_one_branch() -> None:
     data = guards.encode(sympy.Gt(F["FloorDiv"](S0, S2), 1))
     with pytest.raises(UnknownGuardError):
         guards.evaluate(data, {"s0": 4, "s2": 0})
@@ -278,12 +281,12 @@ def test_division_by_zero_is_unknown_and_where_looks_at_one_branch():
         ({"s0": "2"}, "is a str"),
     ],
 )
-def test_a_value_that_does_not_fit_is_unknown(values, why):
+def test_a_value_that_does_not_fit_is_unknown(values: Values, why: str) -> None:
     with pytest.raises(UnknownGuardError, match=why):
         guards.evaluate(guards.encode(S0 > 1), values)
 
 
-def test_only_rounding_makes_them_equal():
+def test_only_rounding_makes_them_equal() -> None:
     data = guards.encode(sympy.Eq(S2, ZF0, evaluate=False))
     assert guards.evaluate(data, {"s2": 3, "zf0": 3.0}) is True
     with pytest.raises(UnknownGuardError):
@@ -303,7 +306,7 @@ def test_only_rounding_makes_them_equal():
         sympy.I,
     ],
 )
-def test_what_is_not_on_the_list_is_not_saved(expr):
+def test_what_is_not_on_the_list_is_not_saved(expr: Any) -> None:
     with pytest.raises(UnknownGuardError):
         guards.encode(expr)
 
@@ -318,21 +321,22 @@ def test_what_is_not_on_the_list_is_not_saved(expr):
         ["Not", 3], ["And", 1, 2], ["float", 0, 1, 10**9, 53], ["Pow", 10, ["big", hex(10**30)]],
     ],
 )  # fmt: skip
-def test_malformed_data_is_refused(data):
+def test_malformed_data_is_refused(data: object) -> None:
     with pytest.raises(UnknownGuardError):
         guards.evaluate(data, {})
 
 
-def test_malformed_data_does_not_decode():
-    for data in (None, "s0", ["eval", "1"], ["symbol", 3], ["constant", "e"], ["torch.Nothing", 1], [[]]):
+def test_malformed_data_does_not_decode() -> None:
+    malformed: list[object] = [None, "s0", ["eval", "1"], ["symbol", 3], ["constant", "e"], ["torch.Nothing", 1], [[]]]
+    for data in malformed:
         with pytest.raises(UnknownGuardError):
             guards.decode(data)
     with pytest.raises(UnknownGuardError, match="no symbol s0"):
         guards.decode(guards.encode(S0 > 3), {})
 
 
-def test_too_deep_is_refused():
-    data: list = ["Add", 1, 2]
+def test_too_deep_is_refused() -> None:
+    data: list[Any] = ["Add", 1, 2]
     for _ in range(100_000):
         data = ["Add", data, 1]
     for function in (lambda d: guards.evaluate(d, {}), guards.decode):
@@ -342,7 +346,7 @@ def test_too_deep_is_refused():
         data = data[1]
 
 
-def test_digest_is_of_a_set():
+def test_digest_is_of_a_set() -> None:
     first, second = guards.encode(S0 > 3), guards.encode(sympy.Eq(S1, 2))
     assert guards.digest([first, second]) == guards.digest([second, first, first])
     assert guards.digest([first]) != guards.digest([second]) != guards.digest([])
@@ -350,13 +354,13 @@ def test_digest_is_of_a_set():
     assert guards.digest([as_tuples]) == guards.digest([first])
 
 
-def test_render_reads_well():
+def test_render_reads_well() -> None:
     assert guards.render(guards.encode(S0 + 1 <= 8)) == "1 + s0 <= 8"
     assert guards.render(guards.encode(sympy.Eq(F["FloorDiv"](S0, 3), S1))) in ("s1 == s0 // 3", "s0 // 3 == s1")
     assert guards.render(guards.encode(sympy.Or(S0 * (S1 + 1) > 3, S2 < -1))).count("(") in (1, 2)
 
 
-def test_evaluating_imports_neither_sympy_nor_torch():
+def test_evaluating_imports_neither_sympy_nor_torch() -> None:
     program = (
         "import sys; from fxpool.codecache import guards, store;"
         "assert guards.evaluate(['StrictLessThan', ['symbol', 's0', 'integer'], 4], {'s0': 3});"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fxpool.codecache import source_files, sources
+from fxpool.codecache import sources
 from fxpool.codecache.sources import UndigestableError, digest_callable, digest_file, digest_module, digest_value
 
 _BASE = """
@@ -59,7 +62,7 @@ def f(x, y=1):
 """
 
 
-def load(source, name="a_user_module"):
+def load(source: str, name: str = "a_user_module") -> types.ModuleType:
     module = types.ModuleType(name)
     code = compile(textwrap.dedent(source), f"/tmp/{name}.py", "exec")
     sys.modules[name] = module
@@ -70,7 +73,7 @@ def load(source, name="a_user_module"):
     return module
 
 
-def test_same_code_same_digest_wherever_it_is_written():
+def test_same_code_same_digest_wherever_it_is_written() -> None:
     first = digest_callable(load(_BASE).f)
     moved = "# a comment\n\n\n" + _BASE.replace("    t = [", "    # here\n\n    t = [")
     assert digest_callable(load(moved).f) == first
@@ -98,16 +101,16 @@ def test_same_code_same_digest_wherever_it_is_written():
         ("    return helper(x)\ndef f", "    return helper(x) + 1\ndef f"),
     ],
 )
-def test_a_change_anywhere_below_changes_it(old, new):
+def test_a_change_anywhere_below_changes_it(old: str, new: str) -> None:
     assert old in _BASE
     assert digest_callable(load(_BASE.replace(old, new)).f) != digest_callable(load(_BASE).f)
 
 
-def test_what_is_not_used_does_not_count():
+def test_what_is_not_used_does_not_count() -> None:
     assert digest_callable(load(_BASE + "\nUNUSED = object()\n").f) == digest_callable(load(_BASE).f)
 
 
-def test_closures():
+def test_closures() -> None:
     make = load("def make(a):\n    def inner(): return a\n    return inner\n").make
     assert digest_callable(make(1)) == digest_callable(make(1)) != digest_callable(make(2))
     assert digest_callable(make("1")) != digest_callable(make(1)) != digest_callable(make(1.0))
@@ -116,22 +119,20 @@ def test_closures():
     assert digest_callable(make(0.0)) != digest_callable(make(-0.0))
 
 
-def test_other_callables():
+def test_other_callables() -> None:
     from functools import partial
 
     module = load(_BASE)
-    digests = [
-        digest_callable(each)
-        for each in (
-            module.helper, partial(module.helper, 1), partial(module.helper, 2), partial(module.helper, power=2),
-            len, max, "x".join, "y".join, [].append, int.__add__, str.upper, module.Thing, module.Config, module.Mode,
-            module.Thing.make, module.cached, module.Mode.FAST.__class__.__call__, print, dict, ValueError,
-        )
+    each: list[Any] = [
+        module.helper, partial(module.helper, 1), partial(module.helper, 2), partial(module.helper, power=2),
+        len, max, "x".join, "y".join, [].append, int.__add__, str.upper, module.Thing, module.Config, module.Mode,
+        module.Thing.make, module.cached, module.Mode.FAST.__class__.__call__, print, dict, ValueError,
     ]  # fmt: skip
+    digests = [digest_callable(one) for one in each]
     assert len(set(digests)) == len(digests)
 
 
-def test_a_wrapper_with_the_name_of_what_it_wraps():
+def test_a_wrapper_with_the_name_of_what_it_wraps() -> None:
     source = """
     import functools, textwrap
     def wrap(fn, n):
@@ -146,11 +147,11 @@ def test_a_wrapper_with_the_name_of_what_it_wraps():
     assert digest_callable(wrapped) != digest_callable(load(source.replace("N = 1", "N = 2")).dedent)
 
 
-def test_modules_are_followed_to_what_is_used(tmp_path, monkeypatch):
+def test_modules_are_followed_to_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = tmp_path / "fxpool_test_helper.py"
 
-    def digest(source, user):
+    def digest(source: str, user: str) -> str:
         helper.write_text(source)
         sys.modules.pop("fxpool_test_helper", None)
         sys.dont_write_bytecode, kept = True, sys.dont_write_bytecode
@@ -167,7 +168,7 @@ def test_modules_are_followed_to_what_is_used(tmp_path, monkeypatch):
     assert digest(before, passing) != digest(before + "def other(): pass\n", passing)
 
 
-def test_what_has_no_digest_says_what_and_where():
+def test_what_has_no_digest_says_what_and_where() -> None:
     module = load("""
     class Model:
         pass
@@ -181,13 +182,16 @@ def test_what_has_no_digest_says_what_and_where():
     assert "middle" in caught.value.what
 
 
-@pytest.mark.parametrize("value", [object(), open, (i for i in ()), sys.stdout, iter([]), lambda: sys.stdout])
-def test_undigestable(value):
+NOTHING: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize("value", [object(), open, (i for i in NOTHING), sys.stdout, iter([]), lambda: sys.stdout])
+def test_undigestable(value: object) -> None:
     with pytest.raises(UndigestableError):
         digest_value(value)
 
 
-def test_an_import_of_a_users_module_inside_is_refused():
+def test_an_import_of_a_users_module_inside_is_refused() -> None:
     with pytest.raises(UndigestableError, match="import of user_things"):
         digest_callable(load("def f():\n    import user_things\n    return user_things.x\n").f)
     with pytest.raises(UndigestableError, match="import"):
@@ -195,15 +199,15 @@ def test_an_import_of_a_users_module_inside_is_refused():
     assert digest_callable(load("def f():\n    import math\n    return math.pi\n").f)
 
 
-def test_containers_that_hold_themselves():
+def test_containers_that_hold_themselves() -> None:
     for n in (1, 2):
-        cycle: list = [n]
+        cycle: list[object] = [n]
         cycle.append({"again": cycle})
-        other: list = [n]
+        other: list[object] = [n]
         other.append({"again": other})
         assert digest_value(cycle) == digest_value(other)
     assert digest_value([1, []]) != digest_value([1, [[]]])
-    deep: list = []
+    deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(UndigestableError):
@@ -221,7 +225,7 @@ print(digest_callable(load(_BASE).f), len({{"a", "b"}}))
 """
 
 
-def test_another_process_with_another_hash_seed_agrees():
+def test_another_process_with_another_hash_seed_agrees() -> None:
     here = os.path.dirname(__file__)
     found = {digest_callable(load(_BASE).f)}
     for seed in ("1", "2", "77"):
@@ -236,7 +240,7 @@ def test_another_process_with_another_hash_seed_agrees():
     assert len(found) == 1
 
 
-def test_running_it_does_not_change_it():
+def test_running_it_does_not_change_it() -> None:
     """The interpreter specialises byte code as it runs."""
     module = load(_BASE)
     before = digest_callable(module.helper)
@@ -248,7 +252,7 @@ def test_running_it_does_not_change_it():
 # ---------------------------------------------------------------- torch's
 
 
-def test_tensors_by_content():
+def test_tensors_by_content() -> None:
     import torch
 
     ones = torch.ones(2, 3)
@@ -271,7 +275,7 @@ def test_tensors_by_content():
         digest_value(torch.ones(2, 2).to_sparse())
 
 
-def test_functions_that_use_torch():
+def test_functions_that_use_torch() -> None:
     source = """
     import torch
     import torch.nn.functional as F
@@ -302,7 +306,7 @@ def test_functions_that_use_torch():
     assert digest_callable(load(source).Net) == digest_callable(load(source).Net)
 
 
-def test_triton_kernels_by_source_and_globals():
+def test_triton_kernels_by_source_and_globals() -> None:
     """Duck-typed: Triton need not be installed."""
     source = """
     BLOCK = 64
@@ -328,11 +332,11 @@ def test_triton_kernels_by_source_and_globals():
 # ---------------------------------------------------------------- files
 
 
-def test_files_are_read_once_and_again_when_they_change(tmp_path, monkeypatch):
+def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.py"
     path.write_text("a")
     first = digest_file(str(path))
-    monkeypatch.setattr(source_files.hashlib, "sha256", lambda *args: pytest.fail("read again"))
+    monkeypatch.setattr(hashlib, "sha256", lambda *args: pytest.fail("read again"))
     assert digest_file(str(path)) == first
     monkeypatch.undo()
     path.write_text("bc")
@@ -341,7 +345,7 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path, monkeypatch):
         digest_file(str(tmp_path / "nothing"))
 
 
-def test_modules():
+def test_modules() -> None:
     assert digest_module(textwrap) != digest_module(os)
     assert digest_module(sys)
     with pytest.raises(UndigestableError, match="nowhere"):
@@ -360,7 +364,7 @@ def _(x):
 """
 
 
-def test_a_custom_operator_is_what_its_implementation_calls(tmp_path):
+def test_a_custom_operator_is_what_its_implementation_calls(tmp_path: Path) -> None:
     """Torch's own keys see its name only."""
     (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)
     program = (
@@ -389,7 +393,7 @@ class _Pickled:
     factor = 3
 
 
-def test_a_class_is_the_same_once_it_was_pickled():
+def test_a_class_is_the_same_once_it_was_pickled() -> None:
     """Pickling an instance leaves an attribute in the class."""
     before = digest_value(_Pickled)
     pickle.loads(pickle.dumps(_Pickled()))
@@ -410,7 +414,7 @@ def test_a_class_is_the_same_once_it_was_pickled():
         'float(getenv("X", 1))',
     ],
 )
-def test_a_variable_of_the_environment_counts_by_value(reading, monkeypatch):
+def test_a_variable_of_the_environment_counts_by_value(reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = load(f"import os\nfrom os import environ, getenv\nK = 1\ndef f(): return {reading}\n")
     found = []
     for value in ("1", "2"):
@@ -443,7 +447,7 @@ def test_a_variable_of_the_environment_counts_by_value(reading, monkeypatch):
         "datetime.now()",
     ],
 )
-def test_what_is_read_of_the_process_has_no_digest(reading):
+def test_what_is_read_of_the_process_has_no_digest(reading: str) -> None:
     module = load(
         "import os, time, random\nfrom os import environ\nfrom pathlib import Path\nfrom datetime import datetime\n"
         f"K = 'k'\ndef helper(*args): pass\ndef f(): return {reading}\n"
@@ -453,7 +457,7 @@ def test_what_is_read_of_the_process_has_no_digest(reading):
     assert sources.examine(module.f, runs_later=True).digest, "its own business where it runs"
 
 
-def test_objects_of_a_programs_classes_count_by_their_attributes():
+def test_objects_of_a_programs_classes_count_by_their_attributes() -> None:
     module = load("""
     import dataclasses, types
     @dataclasses.dataclass
@@ -502,7 +506,7 @@ READERS = {
 
 @pytest.mark.parametrize("how", READERS)
 def test_what_reads_the_process_has_no_digest(how: str) -> None:
-    namespace: dict[str, object] = {"__name__": "a_reader"}
+    namespace: dict[str, Any] = {"__name__": "a_reader"}
     exec(READERS[how], namespace)
     with pytest.raises(UndigestableError):
         digest_callable(namespace["f"])
@@ -518,6 +522,6 @@ def test_what_reads_the_process_has_no_digest(how: str) -> None:
     ],
 )
 def test_what_only_computes_has_one(text: str) -> None:
-    namespace: dict[str, object] = {"__name__": "a_reader"}
+    namespace: dict[str, Any] = {"__name__": "a_reader"}
     exec(text, namespace)
     assert digest_callable(namespace["f"]) == digest_callable(namespace["f"])

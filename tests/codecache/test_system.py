@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ print(json.dumps(facts))
 """
 
 
-def test_another_process_finds_the_same():
+def test_another_process_finds_the_same() -> None:
     facts = system.system_facts()
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
@@ -35,7 +36,7 @@ def test_another_process_finds_the_same():
     assert json.loads(run.stdout) == facts
 
 
-def test_what_is_in_them():
+def test_what_is_in_them() -> None:
     import torch
 
     facts = system.system_facts()
@@ -51,7 +52,7 @@ def test_what_is_in_them():
     assert system.system_facts()["torch"] == torch.__version__
 
 
-def test_an_assembler_of_the_environments_counts(tmp_path, monkeypatch):
+def test_an_assembler_of_the_environments_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ptxas"
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
     assert system._assemblers(None) == {}, "not there: Triton takes its own"
@@ -66,14 +67,14 @@ def test_an_assembler_of_the_environments_counts(tmp_path, monkeypatch):
     assert system._assemblers(None) == {}, "counted with torch's files"
 
 
-def test_graphs_on_the_cpu_touch_no_device(monkeypatch):
+def test_graphs_on_the_cpu_touch_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
     assert system.device_facts({"cpu"}) == {} == system.device_facts(set())
 
 
-def test_cuda_devices(monkeypatch):
+def test_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     class Properties:
@@ -90,11 +91,11 @@ def test_cuda_devices(monkeypatch):
     assert system.device_facts({"cuda"}) != one
 
 
-def test_a_device_nobody_knows():
+def test_a_device_nobody_knows() -> None:
     assert system.device_facts({"privateuseone"}) == {"privateuseone_devices": "unknown"}
 
 
-def test_extensions():
+def test_extensions() -> None:
     x86 = "processor: 0\nflags\t\t: fpu sse4_2 avx2 hypervisor avx512f sha_ni constant_tsc\n"
     assert system._extensions_in(x86) == ["avx2", "avx512f", "sha_ni", "sse4_2"]
     assert system._extensions_in(x86 + x86.replace("avx512f ", "")) == ["avx2", "sha_ni", "sse4_2"]
@@ -102,12 +103,12 @@ def test_extensions():
     assert system._extensions_in("no such line") == []
 
 
-def test_own_sources_count(monkeypatch, tmp_path):
+def test_own_sources_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = system.own_source_digest()
     (tmp_path / "new.py").write_text("x = 1")
     real = system._sources_of
 
-    def more(package):
+    def more(package: str) -> list[tuple[str, str]]:
         return [*real(package), ("new.py", str(tmp_path / "new.py"))]
 
     monkeypatch.setattr(system, "_sources_of", more)

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,38 +19,38 @@ from fxpool.torch_compat.cpp import cpp_toolchain
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 
 
-def as_new_process(monkeypatch):
+def as_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_known", {})
     monkeypatch.setattr(programs, "_digests", {})
     monkeypatch.setattr(programs, "_asked", {})
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     as_new_process(monkeypatch)
     for name in toolchain.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def candidates(monkeypatch):
+def candidates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     chosen: list[str] = []
     monkeypatch.setattr(toolchain, "_candidates", lambda: list(chosen))
     return chosen
 
 
-def no_process(*args, **kwargs):
+def no_process(*args: object, **kwargs: object) -> None:
     pytest.fail("a process was started")
 
 
-def script(path, version, code=0):
+def script(path: Path, version: str, code: int = 0) -> str:
     path.write_text(f"#!/bin/sh\necho '{version}'\nexit {code}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
 @needs_compiler
-def test_a_warm_process_starts_nothing(tmp_path, monkeypatch, candidates):
+def test_a_warm_process_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: list[str]) -> None:
     candidates.append("g++")
     root = str(tmp_path / "cache")
     first = toolchain_facts(root)
@@ -65,7 +66,9 @@ def test_a_warm_process_starts_nothing(tmp_path, monkeypatch, candidates):
 
 @needs_compiler
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 3, "target": ""}', b"\xff"])
-def test_a_damaged_answer_is_asked_for_again(tmp_path, monkeypatch, candidates, content):
+def test_a_damaged_answer_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: list[str], content: bytes
+) -> None:
     candidates.append("g++")
     root = str(tmp_path / "cache")
     first = toolchain_facts(root)
@@ -79,7 +82,7 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path, monkeypatch, candidates, 
 
 
 @needs_compiler
-def test_two_processes_agree(tmp_path):
+def test_two_processes_agree(tmp_path: Path) -> None:
     program = "import sys, json; from fxpool.codecache.toolchain import toolchain_facts;"
     program += "print(json.dumps(toolchain_facts(sys.argv[1])))"
     found = {
@@ -91,7 +94,7 @@ def test_two_processes_agree(tmp_path):
     assert len(found) == 1
 
 
-def test_cxx_is_what_inductor_reads(tmp_path):
+def test_cxx_is_what_inductor_reads(tmp_path: Path) -> None:
     mine = script(tmp_path / "my-c++", "mycc 1.0")
     program = "from fxpool.codecache.toolchain import toolchain_facts; print(toolchain_facts()['compiler'])"
     run = subprocess.run(
@@ -100,7 +103,7 @@ def test_cxx_is_what_inductor_reads(tmp_path):
     assert run.stdout == "mycc 1.0\n"
 
 
-def test_the_configuration_counts(tmp_path):
+def test_the_configuration_counts(tmp_path: Path) -> None:
     from torch._inductor import config
 
     first, second = script(tmp_path / "one", "one 1"), script(tmp_path / "two", "two 2")
@@ -112,7 +115,7 @@ def test_the_configuration_counts(tmp_path):
         assert toolchain_facts()["compiler"] == "two 2"
 
 
-def test_what_does_not_run_is_passed_over(tmp_path, candidates):
+def test_what_does_not_run_is_passed_over(tmp_path: Path, candidates: list[str]) -> None:
     broken, works = script(tmp_path / "broken", "broken 1", code=3), script(tmp_path / "works", "works 2")
     candidates += ["no-such-compiler-anywhere", broken, works]
     found = find_compiler()
@@ -120,7 +123,9 @@ def test_what_does_not_run_is_passed_over(tmp_path, candidates):
     assert require_compiler() == found
 
 
-def test_a_path_that_is_relative_leads_to_the_same_compiler_elsewhere(tmp_path, monkeypatch, candidates):
+def test_a_path_that_is_relative_leads_to_the_same_compiler_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: list[str]
+) -> None:
     mine = script(tmp_path / "c++", "mine 1")
     candidates.append("c++")
     monkeypatch.chdir(tmp_path)
@@ -128,7 +133,7 @@ def test_a_path_that_is_relative_leads_to_the_same_compiler_elsewhere(tmp_path, 
     assert require_compiler().path == mine
 
 
-def test_no_compiler(candidates):
+def test_no_compiler(candidates: list[str]) -> None:
     candidates += ["no-such-compiler-anywhere"]
     assert toolchain_facts() == {"compiler": "none"}
     with pytest.raises(NoCompilerError) as caught:
@@ -136,7 +141,7 @@ def test_no_compiler(candidates):
     assert caught.value.tried == ["no-such-compiler-anywhere"]
 
 
-def test_a_compiler_that_is_wanted_deep_inside_is_named(candidates):
+def test_a_compiler_that_is_wanted_deep_inside_is_named(candidates: list[str]) -> None:
     """Inductor says so in errors of its own, around others."""
     candidates += ["no-such-compiler-anywhere"]
     deep = type("InvalidCxxCompiler", (RuntimeError,), {})("none works")
@@ -147,13 +152,13 @@ def test_a_compiler_that_is_wanted_deep_inside_is_named(candidates):
         raise RuntimeError("something else") from ValueError()
 
 
-def test_arguments_in_the_compiler_s_name_have_a_remedy_of_their_own():
+def test_arguments_in_the_compiler_s_name_have_a_remedy_of_their_own() -> None:
     assert "without arguments" in NoCompilerError(["sh -c g++"]).remedy
     assert "apt-get install g++" in NoCompilerError(["g++"]).remedy
     assert "apt-get install g++" in NoCompilerError(["no such compiler"]).remedy
 
 
-def test_what_inductor_remembers_is_of_the_compiler_in_force(tmp_path):
+def test_what_inductor_remembers_is_of_the_compiler_in_force(tmp_path: Path) -> None:
     """Some of it is kept without the compiler's name."""
     from torch._inductor import config, cpp_builder
 
@@ -170,7 +175,9 @@ def test_what_inductor_remembers_is_of_the_compiler_in_force(tmp_path):
         assert cpp_builder.is_clang() and cpp_builder.is_clang.cache_info().hits == before + 1
 
 
-def test_a_script_is_asked_in_every_process(tmp_path, monkeypatch, candidates):
+def test_a_script_is_asked_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: list[str]
+) -> None:
     """What it runs can change without it."""
     (tmp_path / "version").write_text("cc 1")
     path = tmp_path / "wrapper"
@@ -185,21 +192,28 @@ def test_a_script_is_asked_in_every_process(tmp_path, monkeypatch, candidates):
 
 
 @needs_compiler
-def test_another_file_is_asked_again(tmp_path, monkeypatch, candidates):
+def test_another_file_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: list[str]) -> None:
     """An update of the compiler in place: another inode, size or time."""
     binary = tmp_path / "cc"
-    shutil.copy(shutil.which("true"), binary)
+    true = shutil.which("true")
+    assert true is not None
+    shutil.copy(true, binary)
     candidates.append(str(binary))
     root = str(tmp_path / "cache")
     before = toolchain_facts(root)["compiler"]
-    asked = []
-    monkeypatch.setattr(toolchain, "_run", lambda path: asked.append(path) or ("cc 2", "x"))
+    asked: list[str] = []
+
+    def run(path: str) -> tuple[str, str]:
+        asked.append(path)
+        return "cc 2", "x"
+
+    monkeypatch.setattr(toolchain, "_run", run)
     os.utime(binary, (1, 1))
     assert toolchain_facts(root)["compiler"] == "cc 2" != before
     assert asked == [str(binary)]
 
 
-def test_search_paths_count_and_are_not_shown(monkeypatch, candidates):
+def test_search_paths_count_and_are_not_shown(monkeypatch: pytest.MonkeyPatch, candidates: list[str]) -> None:
     plain = toolchain_facts()
     monkeypatch.setenv("CPATH", "")
     assert toolchain_facts() == plain
@@ -209,7 +223,7 @@ def test_search_paths_count_and_are_not_shown(monkeypatch, candidates):
 
 
 @needs_compiler
-def test_a_directory_that_is_not_ours_is_not_used(tmp_path, candidates):
+def test_a_directory_that_is_not_ours_is_not_used(tmp_path: Path, candidates: list[str]) -> None:
     candidates.append("g++")
     root = tmp_path / "cache"
     root.mkdir()

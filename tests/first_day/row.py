@@ -51,7 +51,7 @@ class Row:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     again: str | None = None
     again_environment: Mapping[str, str | None] = field(default_factory=dict)
-    prepare: Callable[[Place], None] | None = None
+    prepare: Callable[[Place], object] | None = None
     needs: tuple[Need, ...] = ()
     packages: tuple[str, ...] = ()
     fresh: bool = False

@@ -4,22 +4,31 @@
 here that could hide what a program comes upon, and what is written holds without fxpool's own counters.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` is not imported either
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 RECORDS = ""  # the directory of the files; set by who executes this
 
 _lock = threading.Lock()
 _lowerings = 0
 _checks = 0
-_differences = []
-_notes = {}
-_before = None  # fxpool's counters when this process was forked
+_differences: list[str] = []
+_notes: dict[str, Any] = {}
+_before: dict[str, Any] | None = None  # fxpool's counters when this process was forked
 
 
-def check(actual, expected):
+def check(actual: Any, expected: Any) -> None:
     """Say that a result is there, and whether it is as eager execution has it."""
     global _checks
     import torch
@@ -36,20 +45,20 @@ def check(actual, expected):
         _write()
 
 
-def note(name, value):
+def note(name: str, value: Any) -> None:
     """Leave a word for a row's own check."""
     with _lock:
         _notes[name] = value
         _write()
 
 
-def again():
+def again() -> None:
     """Write anew: what was counted since the last check."""
     with _lock:
         _write()
 
 
-def _counters():
+def _counters() -> dict[str, Any] | None:
     counters = sys.modules.get("fxpool.counters")
     if counters is None:
         return None
@@ -58,7 +67,7 @@ def _counters():
     return _less(found, _before) if _before else found
 
 
-def _less(now, before):
+def _less(now: Any, before: Any) -> Any:
     if isinstance(now, dict):
         left = {name: _less(value, before.get(name, 0 if not isinstance(value, dict) else {})) for name, value
                 in now.items()}  # fmt: skip
@@ -66,7 +75,7 @@ def _less(now, before):
     return now - before
 
 
-def _write():
+def _write() -> None:
     path = os.path.join(RECORDS, f"{os.getpid()}.json")
     text = json.dumps(
         {
@@ -88,7 +97,7 @@ def _write():
     os.replace(part, path)
 
 
-def _forked():
+def _forked() -> None:
     global _lock, _lowerings, _checks, _before
     _lock = threading.Lock()
     _lowerings = _checks = 0
@@ -100,20 +109,23 @@ def _forked():
 class _Finder:
     """Has Inductor's GraphLowering count its constructions when it is imported."""
 
-    def find_spec(self, fullname, path, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != "torch._inductor.graph":
             return None
         import importlib.machinery
 
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        load = spec.loader.exec_module
+        loader: Any = spec.loader if spec is not None else None
+        load = loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: Any) -> None:
             load(module)
             original = module.GraphLowering.__init__
 
-            def counted(self, *args, **kwargs):
+            def counted(self: Any, *args: Any, **kwargs: Any) -> None:
                 global _lowerings
                 with _lock:
                     _lowerings += 1
@@ -121,7 +133,7 @@ class _Finder:
 
             module.GraphLowering.__init__ = counted
 
-        spec.loader.exec_module = exec_module
+        loader.exec_module = exec_module
         return spec
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import resource
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +122,7 @@ def test_the_parent_imports_no_torch(python: str) -> None:
 
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.state for finding in examine([("", host.python)])] == [OK, OK]
-    monkeypatch.setattr(host.importlib.metadata, "version", lambda name: "1.13.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.13.0")
     _, torch = examine([("", host.python)])
     assert torch.state == FAIL and "1.13.0" in torch.found and torch.remedy
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
@@ -128,9 +131,9 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> str:
-        raise host.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(host.importlib.metadata, "version", none)
+    monkeypatch.setattr(importlib.metadata, "version", none)
     assert [finding.state for finding in examine([("", host.python)])] == [OK, FAIL]
     assert found(host.triton).state == OK
 
@@ -165,7 +168,7 @@ def test_compilers_that_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 
 def test_python_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "/nowhere"})
     finding = found(host.python_headers)
     assert finding.state == WARN and "-dev" in finding.remedy
 
@@ -246,7 +249,7 @@ def test_a_runtime_directory_that_is_a_link(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_no_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     finding = found(host.temporary_directory)
     assert finding.state == FAIL and "TMPDIR" in finding.remedy
 
@@ -381,7 +384,7 @@ def test_gpus_are_judged() -> None:
 
 
 def test_a_trial_that_can_not_begin_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compile_trial.tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with compile_trial.Trial() as trial:
         compile_, hit, gpu = examine(trial.checks())
     assert (compile_.state, hit.state, gpu.state) == (FAIL, WARN, WARN)

@@ -255,7 +255,7 @@ def _kernel(_: Path) -> Any:
     from fxpool.lowering.cuda.triton_library import LaunchedKernel
 
     kernel = LaunchedKernel(None, "t0", None)  # type: ignore[arg-type]
-    kernel.run = lambda *args, stream: args  # type: ignore[assignment]
+    kernel.run = lambda *args, stream: args  # type: ignore[method-assign]
     return kernel
 
 
@@ -468,7 +468,8 @@ def test_a_child_of_a_moment_in_which_it_was_held(place: str, tmp_path: Path, no
 @contextlib.contextmanager
 def held_elsewhere(one: Any) -> Iterator[None]:
     """A thread holds a lock, or that of an event."""
-    inner = one._event._cond if isinstance(one, forks.Event) else one
+    inner: Any = one._event if isinstance(one, forks.Event) else one
+    inner = getattr(inner, "_cond", inner)
     held, go = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -91,17 +91,24 @@ def put_back_its_time(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def replace(top: Path) -> None:
+    (top / "n").write_text("y = 3\n")
+    os.replace(top / "n", top / "deep/er.py")
+
+
+def add_a_package(top: Path) -> None:
+    (top / "deep/er").mkdir()
+    (top / "deep/er/__init__.py").write_text("y = 4\n")
+
+
 EDITS: dict[str, Callable[[Path], object]] = {
     "edited": lambda top: rewrite(top / "deep/er.py", "y = 22\n"),
     "edited, of the same size": lambda top: rewrite(top / "deep/er.py", "y = 2\n"),
     "edited, its time put back": lambda top: put_back_its_time(top / "deep/er.py"),
-    "replaced": lambda top: ((top / "n").write_text("y = 3\n"), os.replace(top / "n", top / "deep/er.py")),
+    "replaced": lambda top: replace(top),
     "added": lambda top: (top / "deep/more.py").write_text("z = 1\n"),
     "removed": lambda top: (top / "deep/er.py").unlink(),
-    "a package in a module's place": lambda top: (
-        (top / "deep/er").mkdir(),
-        (top / "deep/er/__init__.py").write_text("y = 4\n"),
-    ),
+    "a package in a module's place": lambda top: add_a_package(top),
     "an extension in a module's place": lambda top: (top / "deep/er.abi3.so").write_text("machine code"),
     "a library": lambda top: rewrite(top / "lib/libthing.so", "other code.."),
     "a header of kernels": lambda top: rewrite(top / "include/used/vector.h", "// two\n"),
@@ -166,7 +173,7 @@ def test_a_tree_that_is_imported_counts_and_not_one_that_would_be(
 ) -> None:
     install(place)
     before = facts()
-    import thing  # type: ignore[import-not-found]
+    import thing
 
     try:
         other = tmp_path / "other"

@@ -59,7 +59,7 @@ class Broken:
     def write(self, text: str) -> int:
         raise ValueError("I/O operation on closed file")
 
-    flush = write  # type: ignore[assignment]
+    flush = write
 
 
 def test_a_stream_that_is_closed_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

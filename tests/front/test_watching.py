@@ -98,17 +98,21 @@ def test_processes_and_threads_share_a_trace(tmp_path: Path) -> None:
     for process in others:
         process.start()
     trace = TraceFile(path)
-    own = [
-        threading.Thread(target=lambda n=n: [trace.on_span(Span(f"t{n}-{i}", 0, 1, 1, n)) for i in range(50)])
-        for n in range(4)
-    ]
+
+    def add(number: int) -> None:
+        for i in range(50):
+            trace.on_span(Span(f"t{number}-{i}", 0, 1, 1, number))
+
+    own = [threading.Thread(target=add, args=(n,)) for n in range(4)]
     for thread in own:
         thread.start()
     while any(process.is_alive() for process in others):
         if path.exists() and path.stat().st_size:
             pass  # readers may look at any time: `rows` would raise, but for the moment of a write
-    for worker in (*own, *others):
-        worker.join()
+    for thread in own:
+        thread.join()
+    for process in others:
+        process.join()
     names = [row["name"] for row in rows(path) if row["ph"] == "X"]
     assert len(names) == len(set(names)) == 8 * 50
 

@@ -83,7 +83,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
         parts.append(original(*args))
         return parts[-1]
 
-    capture.key_parts = key_parts
+    capture.key_parts = key_parts  # type: ignore[assignment]  # any arguments
     for name in models:
         _, loss = build(name, "cpu")
         found: list[Any] = []
@@ -161,7 +161,7 @@ def child(name: str, backend: str, place: str, save: str) -> None:
             describe(parts, os.path.join(place, f"{name}.mine.json"))
             return parts
 
-        capture.key_parts = key_parts
+        capture.key_parts = key_parts  # type: ignore[assignment]  # any arguments
     model, loss = build(name, "cuda")
     started = time.perf_counter()
     value = torch.compile(loss, backend=backend)()

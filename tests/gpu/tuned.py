@@ -77,6 +77,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
+        from fxpool.lowering.artifact.content import content_of
         from fxpool.lowering.artifact.entry_parts import generated_code
 
         stats = fxpool.stats()
@@ -84,7 +85,7 @@ def child(asked: dict[str, Any]) -> None:
         report["graphs"] = [(graph["outcome"], graph["seconds"]) for graph in stats["graphs"]]
         store = LocalStore(os.environ["FXPOOL_CACHE_DIR"])
         entries = [found.entry for found in store.scan() if found.entry is not None]
-        report["tuned"] = [row for entry in entries for row in entry.effects.get("tuned", [])]
+        report["tuned"] = [row for entry in entries for row in content_of(entry).decisions.tuned]
         codes = [text for entry in entries for _, text in generated_code(entry, store)]
         report["templates"] = sorted(set(re.findall(r"\b(triton_tem_\w+)\.run", "".join(codes))))
     print(json.dumps(report))

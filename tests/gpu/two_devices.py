@@ -95,8 +95,9 @@ def run(what: str, place: dict[str, str]) -> list[dict[str, Any]]:
         asked = json.dumps({"what": what, "rank": number})
         command = [sys.executable, __file__, "--rank", asked]
         environment = {**os.environ, **place, **distributed}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        children.append(subprocess.Popen(command, text=True, env=environment, **pipes))
+        children.append(
+            subprocess.Popen(command, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
     found = []
     for child in children:
         out, err = child.communicate(timeout=240)

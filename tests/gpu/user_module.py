@@ -1,5 +1,8 @@
 """A module with a Triton kernel of its own, forward and backward."""
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# A kernel's parameters are of Triton's language.
+
 from __future__ import annotations
 
 from typing import Any

@@ -109,7 +109,7 @@ def child(asked: dict[str, Any]) -> None:
         def no_direct_way(*args: Any) -> Any:
             raise CannotTravelError("asked")
 
-        chain._as_dynamo_made_it = no_direct_way
+        chain._as_dynamo_made_it = no_direct_way  # type: ignore[assignment]  # any arguments
     if how == "install":  # stock Inductor, on fxpool's pool
         import fxpool
 
@@ -127,6 +127,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
+        from fxpool.lowering.artifact.content import content_of
         from fxpool.lowering.artifact.entry_parts import generated_code
 
         stats = fxpool.stats()
@@ -134,7 +135,7 @@ def child(asked: dict[str, Any]) -> None:
         report["graphs"] = [(graph["outcome"], graph["level"], graph["seconds"]) for graph in stats["graphs"]]
         store = LocalStore(os.environ["FXPOOL_CACHE_DIR"])
         entries = [found.entry for found in store.scan() if found.entry is not None]
-        report["measured"] = [entry.effects.get("measured") for entry in entries]
+        report["measured"] = [content_of(entry).decisions.measured for entry in entries]
         codes += [text for entry in entries for _, text in generated_code(entry, store)]
     report["codes"] = codes
     print(json.dumps(report))
@@ -246,15 +247,13 @@ def compare(model: str, device: int, root: str) -> tuple[dict[str, Any], list[st
     if mine and theirs != mine:  # what is not kept can't be looked at
         lines = difflib.unified_diff("\n".join(theirs).splitlines(), "\n".join(mine).splitlines(), lineterm="", n=0)
         failures.append(f"{model}: other code than Inductor's:\n" + "\n".join(list(lines)[:60]))
+    differences = [saved_difference(f"{root}/{model}-{one}.pt", f"{root}/{model}-stock.pt") for one in ("cold", "warm")]
     row = {
         "model": model, "same_code": theirs == mine, "characters": sum(map(len, mine)),
-        "difference": saved_difference(f"{root}/{model}-cold.pt", f"{root}/{model}-stock.pt"),
-        "warm_difference": saved_difference(f"{root}/{model}-warm.pt", f"{root}/{model}-stock.pt"), **results,
+        "difference": differences[0], "warm_difference": differences[1], **results,
     }  # fmt: skip
-    if max(row["difference"], row["warm_difference"]) > 2e-2:
-        failures.append(
-            f"{model}: differs by {row['difference']:.3g}, {row['warm_difference']:.3g} from Inductor's result"
-        )
+    if max(differences) > 2e-2:
+        failures.append(f"{model}: differs by {differences[0]:.3g}, {differences[1]:.3g} from Inductor's result")
     steps = {reason for result in (cold, warm) for reason in result["fallbacks"]} - {"asked"}
     if cold["lowerings"] or warm["lowerings"] or steps:
         failures.append(f"{model}: not all of it was compiled by workers: {cold['fallbacks']} {warm['fallbacks']}")

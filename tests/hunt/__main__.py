@@ -36,7 +36,8 @@ def chosen_kinds(patterns: str | None) -> list[str]:
 
 def cases_of(names: list[str], count: int, seed: int) -> list[Case]:
     """`count` cases, one of each kind in turn; of kinds whose processes are slow to start a fifth of that."""
-    table, found, number = kinds(), [], 0
+    table, number = kinds(), 0
+    found: list[tuple[str, int]] = []
     while len(found) < count:
         # Not by name: what a part of a hunt says should be said of all kinds.
         for name in random.Random(f"{seed} {number}").sample(names, len(names)):

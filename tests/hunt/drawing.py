@@ -262,4 +262,4 @@ def kinds() -> dict[str, Kind]:
 def draw(name: str, number: int, seed: int) -> Case:
     """The case of that number; the same for the same seed."""
     drawn = Drawn(random.Random(f"{seed} {name} {number}"), number)
-    return kinds()[name].draw(drawn, name)  # type: ignore[no-any-return]
+    return kinds()[name].draw(drawn, name)

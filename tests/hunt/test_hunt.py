@@ -44,6 +44,7 @@ def test_there_are_many_kinds_and_all_can_be_drawn() -> None:
         for step in first.steps:
             for file, text in step.files.items():
                 if file.endswith(".py"):
+                    assert isinstance(text, str)
                     compile(text, f"{name}/{file}", "exec")
 
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import psutil
 import torch
@@ -43,18 +47,21 @@ def count_lowerings() -> None:
         return
 
     class Finder(importlib.abc.MetaPathFinder):
-        def find_spec(self, fullname, path, target=None):  # type: ignore[no-untyped-def]
+        def find_spec(
+            self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        ) -> ModuleSpec | None:
             if fullname != name:
                 return None
             sys.meta_path.remove(self)
             spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-            load = spec.loader.exec_module
+            loader: Any = spec.loader if spec is not None else None
+            load = loader.exec_module
 
-            def exec_module(module):  # type: ignore[no-untyped-def]
+            def exec_module(module: ModuleType) -> None:
                 load(module)
                 watch(module)
 
-            spec.loader.exec_module = exec_module
+            loader.exec_module = exec_module
             return spec
 
     sys.meta_path.insert(0, Finder())

@@ -46,9 +46,9 @@ def _do(how: str) -> None:
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "eat":
-        held = []
+        eaten: list[bytearray] = []
         while True:
-            held.append(bytearray(b"x" * (32 << 20)))
+            eaten.append(bytearray(b"x" * (32 << 20)))
             time.sleep(0.01)
 
 

@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def run_python(arguments: list[str], timeout: float = 280, **environment: str) -> str:
+def run_python(arguments: list[str], timeout: float = 280, /, **environment: str) -> str:
     """Standard output of a child; what it printed is in the failure when it fails."""
     done = subprocess.run(
         [sys.executable, *arguments],

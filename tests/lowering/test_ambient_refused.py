@@ -55,7 +55,7 @@ def wrapped_partitions() -> Iterator[None]:
     try:
         yield
     finally:
-        set_customized_partition_wrappers(None)  # type: ignore[arg-type]
+        set_customized_partition_wrappers(None)
 
 
 CIRCUMSTANCES: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {

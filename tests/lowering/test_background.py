@@ -446,9 +446,7 @@ def test_a_program_ends_well_whatever_is_under_way(later: str, shared_pool: Path
 
 def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, cache: Path) -> None:
     started = time.monotonic()
-    printed = run_python(
-        ["-c", PROGRAM, str(HERE)], TORCHINDUCTOR_FX_COMPILE_MODE="async+subprocess", timeout=100
-    ).split("\n")
+    printed = run_python(["-c", PROGRAM, str(HERE)], 100, TORCHINDUCTOR_FX_COMPILE_MODE="async+subprocess").split("\n")
     assert printed[0] == "['pending']"
     assert time.monotonic() - started < 90, "it waited for the job"
     pool = runtime.pool()

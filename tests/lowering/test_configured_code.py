@@ -218,7 +218,7 @@ def test_digests_tell_what_the_program_has_from_what_a_worker_imports(passes: An
 
 
 def test_code_of_the_main_script_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_the_script() -> None: ...
+    def of_the_script(*_: object) -> None: ...
 
     of_the_script.__module__, of_the_script.__qualname__ = "__main__", "of_the_script"
     for value in (of_the_script, [of_the_script], {"a": of_the_script}, functools.partial(of_the_script, 1)):

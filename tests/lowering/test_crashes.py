@@ -154,7 +154,12 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
 
         hunter = Hunter(seen)
         hunter.start()
-        threading.Thread(target=lambda: (hunter.join(SECONDS), go.touch()), daemon=True).start()
+
+        def let_go() -> None:
+            hunter.join(SECONDS)
+            go.touch()
+
+        threading.Thread(target=let_go, daemon=True).start()
         compiled()
     finally:
         go.touch()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fxpool.codecache import key
+from fxpool.codecache import key, toolchain
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.lowering.request import capture, placement
 from fxpool.lowering.request.placement import Placement
@@ -135,7 +135,7 @@ def test_other_reasons_to_see_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert placed(torch.device("cuda", 0), default="cuda:2").needed == "default_device"
     graph = dataclasses.replace(encoded(torch.device("cuda", 0)), constants=[torch.ones(1, device="meta")])
     assert placement.placement_of(graph, None, None).needed == "constant"
-    monkeypatch.setattr(placement.toolchain, "find_compiler", lambda toolchain_dir: None)
+    monkeypatch.setattr(toolchain, "find_compiler", lambda toolchain_dir: None)
     assert placed(torch.device("cuda", 0)).needed == "no_compiler"
 
 

@@ -36,7 +36,7 @@ def _report(wanted: list[str], **environment: str) -> dict[str, Any]:
         pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
     path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     environment |= {"PYTHONPATH": path, "FXPOOL_POOL": "embedded"}
-    printed = run_python([str(HERE / "gpu_child.py"), *wanted], timeout=900, **environment)
+    printed = run_python([str(HERE / "gpu_child.py"), *wanted], 900, **environment)
     report: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return report
 

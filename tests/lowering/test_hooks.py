@@ -30,13 +30,13 @@ def gradients(model: torch.nn.Module, run: Callable[[torch.Tensor], torch.Tensor
 def under(hooks: Callable[[], AbstractContextManager[Any]], function: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     def call(x: torch.Tensor) -> torch.Tensor:
         with hooks():
-            return function(x)  # type: ignore[no-any-return]
+            return function(x)
 
     return call
 
 
 AROUND: dict[str, Callable[[Any], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "checkpoint": lambda function: lambda x: checkpoint(function, x, use_reentrant=False),  # type: ignore[dict-item]
+    "checkpoint": lambda function: lambda x: checkpoint(function, x, use_reentrant=False),
     "save_on_cpu": lambda function: under(save_on_cpu, function),
     "functions": lambda function: under(lambda: saved_tensors_hooks(lambda t: t * 1, lambda t: t * 1), function),
 }

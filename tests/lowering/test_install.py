@@ -21,6 +21,7 @@ import fxpool
 from fxpool import counters
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering.inductor import installation, pools
+from fxpool.torch_compat import versions
 from fxpool.torch_compat.inductor import hooks
 
 Run = Callable[..., dict[str, Any]]
@@ -202,7 +203,7 @@ def test_uninstall_puts_everything_back(run: Run) -> None:
 
 
 def test_a_torch_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation.versions, "current_refusal", lambda: "this is torch 1.0")
+    monkeypatch.setattr(versions, "current_refusal", lambda: "this is torch 1.0")
     with pytest.raises(UnsupportedTorchError, match="this is torch"):
         fxpool.install()
     assert not hooks.installed()

@@ -12,7 +12,8 @@ import torch
 import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
-from fxpool.lowering.artifact import lookup
+from fxpool.lowering.artifact import effects, lookup
+from fxpool.lowering.artifact.content import Content
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
@@ -60,7 +61,7 @@ def test_what_could_not_be_loaded_is_not_taken_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run()
-    load, refused = lookup.load_entry, []
+    load, refused = lookup.load_entry, list[str]()
 
     def once(entry: Entry, store: LocalStore, loaded: Any) -> Any:
         if not refused:
@@ -78,7 +79,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the job had been begun for other sizes: the guards of what it made do not hold here."""
-    flights = []
+    flights: list[str] = []
     submit = remote._submit
 
     def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
@@ -90,7 +91,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
         return len(flights) != 1
 
     monkeypatch.setattr(remote, "_submit", joined)
-    monkeypatch.setattr(remote.effects, "guards_hold", hold)
+    monkeypatch.setattr(effects, "guards_hold", hold)
     run()
     key = fxpool.stats()["graphs"][0]["key"]
     assert flights[0] == key

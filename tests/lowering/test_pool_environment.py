@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import site
 import sys
 import types
 from pathlib import Path
@@ -18,8 +20,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("site", "named", "first", "second", "found"):
         (tmp_path / name).mkdir()
     (tmp_path / "site/some.pth").write_text(f"# a comment\nimport sys\n{tmp_path / 'named'}\n")
-    monkeypatch.setattr(pool_environment.site, "getsitepackages", lambda: [str(tmp_path / "site")])
-    monkeypatch.setattr(pool_environment.site, "getusersitepackages", lambda: str(tmp_path / "user"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "user"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), str(tmp_path / "named")])
     return tmp_path
@@ -27,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = types.SimpleNamespace(origin=str(place / "torch" / "__init__.py"))
-    monkeypatch.setattr(pool_environment.importlib.util, "find_spec", lambda name: spec if name == "torch" else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "torch" else None)
 
 
 @pytest.mark.parametrize("where", ["site", "named"])

@@ -62,7 +62,7 @@ def test_a_guard_of_lowering_makes_a_second_entry_under_one_key(shared_pool: Pat
     compiled(7, 300)
     stats = fxpool.stats()
     assert (stats["hits"], stats["guard_misses"], stats["entries_written"]) == (3, 1, 2)
-    entries = [stored.entry for stored in LocalStore(str(cache)).scan()]
+    entries = [stored.entry for stored in LocalStore(str(cache)).scan() if stored.entry is not None]
     assert len({entry.key for entry in entries}) == 1
     assert len(entries) == 2
     assert all(entry.guards for entry in entries)
@@ -84,4 +84,5 @@ def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cach
 def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:
     compiled(4, 100)
     (stored,) = LocalStore(str(cache)).scan()
+    assert stored.entry is not None
     assert all("4096" in guards.render(guard) or guards.free_symbol_names(guard) for guard in stored.entry.guards)

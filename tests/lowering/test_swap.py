@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from fxpool.lowering.background import swap as swaps
 from fxpool.lowering.background.swap import Swap, Trial, Version
+from fxpool.torch_compat.dynamo import tracing
 
 
 class Clock:
@@ -18,7 +19,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(swaps.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def version(self, name: str, seconds: float, stage: int = 0, warm_up: float = 0.0) -> Version:
         calls = [0]
@@ -128,7 +129,7 @@ def test_a_checkpoint_s_recomputation_has_its_forward_s_versions(monkeypatch: py
         pass
 
     now: list[Frame | None] = [Frame()]
-    monkeypatch.setattr(swaps.tracing, "checkpoint_in_force", lambda: now[0])
+    monkeypatch.setattr(tracing, "checkpoint_in_force", lambda: now[0])
     swap = Swap("graph", lambda x: "eager")
     assert swap(X) == "eager"
     swap.use(guarded("compiled", 10, 0))

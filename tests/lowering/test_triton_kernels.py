@@ -24,6 +24,7 @@ from fxpool import counters
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact import entry_parts
+from fxpool.lowering.artifact.content import Content, Effects
 from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel
 from fxpool.lowering.cuda.triton_library import Choices, TritonLibrary
 from fxpool.lowering.worker import wrapper
@@ -182,7 +183,8 @@ def kernel(*binaries: bytes, **more: Any) -> Kernel:
     return Kernel("k", ["a", "n"], candidates=[Candidate(b, "k", 0, CODE, told) for b in binaries], **settings)
 
 
-def library(*kernels: Kernel, choices: Choices | None = None) -> tuple[TritonLibrary, list[Choices]]:
+def library(*kernels: Kernel, choices: Choices | None = None) -> tuple[Any, list[Choices]]:
+    """A library, whose kernels are attributes, and what was kept of its choices."""
     kept: list[Choices] = []
     return TritonLibrary(kernels, choices or {}, kept.append), kept
 
@@ -303,20 +305,22 @@ def test_choices_join_the_entry(device: Device, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     store = LocalStore(str(tmp_path))
     data = msgspec.msgpack.encode([kernel(b"slow", b"fast")])
-    entry = Entry(key="ab" * 32, content={"level": "aot", "effects": {"mutated_inputs": [1]}})
+    entry = Entry(key="ab" * 32, content=Content(level="aot", effects=Effects(mutated_inputs=[1])))
     entry = store.publish(entry, {entry_parts.RESULT: b"r", entry_parts.TRITON: data})
     parts = entry_parts.parts_of_entry(entry, store)
     mine = parts.triton()
     assert parts.triton() is mine  # backward and forward share them
-    mine.t0.run("a", 4, stream=9)
+    kernels: Any = mine
+    kernels.t0.run("a", 4, stream=9)
     mine.keep_choices()
 
     (again,) = store.entries(entry.key)
     assert store.complete(again)
     parts = entry_parts.parts_of_entry(again, store)
-    assert parts.effects.mutated_inputs == [1]
+    assert parts.effects == Effects(mutated_inputs=[1])
     device.measured.clear()
-    parts.triton().t0.run("a", 4, stream=9)
+    kernels = parts.triton()
+    kernels.t0.run("a", 4, stream=9)
     assert device.measured == []
 
 

@@ -31,7 +31,7 @@ def compiled() -> dict[str, Any]:
         pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
     path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     wanted = ["none", f"template={SMALL}", "deadly", f"convolution={LARGE}"]
-    printed = run_python([str(HERE / "tuning_child.py"), *wanted], PYTHONPATH=path, FXPOOL_POOL="embedded", timeout=500)
+    printed = run_python([str(HERE / "tuning_child.py"), *wanted], 500, PYTHONPATH=path, FXPOOL_POOL="embedded")
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return found
 

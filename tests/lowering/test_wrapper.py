@@ -168,7 +168,11 @@ def test_devices_are_those_of_who_loads() -> None:
     told: list[Any] = []
 
     class Cuda:
-        _DeviceGuard = staticmethod(lambda index: told.append(index) or contextlib.nullcontext())
+        @staticmethod
+        def _DeviceGuard(index: int) -> contextlib.nullcontext[None]:
+            told.append(index)
+            return contextlib.nullcontext()
+
         set_device = staticmethod(told.append)
 
     class Torch:

@@ -24,7 +24,7 @@ def report_of(arguments: list[str], place: str, home: Path) -> dict[str, Any]:
     environment = {"FXPOOL_POOL": "embedded", "PYTHONPATH": os.pathsep.join(filter(None, [place, _path()]))}
     home.mkdir(mode=0o700, exist_ok=True)
     environment["FXPOOL_CACHE_DIR"] = str(home)
-    printed = run_python([str(HERE / "zygote_child.py"), *arguments], timeout=600, **environment)
+    printed = run_python([str(HERE / "zygote_child.py"), *arguments], 600, **environment)
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
 

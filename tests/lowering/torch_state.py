@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -212,20 +213,20 @@ def _simple(
 
     for value in values:
         if value != before:
-            yield Flip(name, str(value), lambda value=value: enter(value))
+            yield Flip(name, str(value), partial(enter, value))
 
 
 def _autocast_flips(name: str) -> Iterator[Flip]:
     for device in torch._C._autocast_supported_devices():
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         if name.endswith("set_autocast_enabled"):
-            write = lambda value, device=device: torch.set_autocast_enabled(device, value)  # noqa: E731
-            yield Flip(name, device, lambda w=write, e=enabled: _set(w, not e, e))
+            write = partial(torch.set_autocast_enabled, device)
+            yield Flip(name, device, partial(_set, write, not enabled, enabled))
         else:
-            write = lambda value, device=device: torch.set_autocast_dtype(device, value)  # noqa: E731
+            write = partial(torch.set_autocast_dtype, device)
             for other in (torch.float16, torch.bfloat16):
                 if other != dtype:
-                    yield Flip(name, f"{device} {other}", lambda w=write, o=other, d=dtype: _set(w, o, d))
+                    yield Flip(name, f"{device} {other}", partial(_set, write, other, dtype))
 
 
 def _fp32_flips(name: str) -> Iterator[Flip]:
@@ -237,7 +238,7 @@ def _fp32_flips(name: str) -> Iterator[Flip]:
             def write(wanted: str, pair: tuple[str, str] = (backend, operator)) -> None:
                 torch._C._set_fp32_precision_setter(*pair, wanted)
 
-            yield Flip(name, f"{backend} {operator} {value}", lambda w=write, v=value, b=before: _set(w, v, b))
+            yield Flip(name, f"{backend} {operator} {value}", partial(_set, write, value, before))
 
 
 def _dispatch_flips(name: str) -> Iterator[Flip]:
@@ -255,7 +256,7 @@ def _dispatch_flips(name: str) -> Iterator[Flip]:
             yield
 
     for text in keys:
-        yield Flip(name, text, lambda text=text: enter(core._dispatch_key_parse(text)))
+        yield Flip(name, text, partial(enter, core._dispatch_key_parse(text)))
 
 
 @contextlib.contextmanager
@@ -273,7 +274,7 @@ def _reduction(name: str, dtype: str) -> Iterator[Flip]:
     write: Any = getattr(core, f"_set_cublas_allow_{dtype}_reduced_precision_reduction")
     if isinstance(before, tuple):
         for value in ((False, True), (False, False)):
-            yield Flip(name, str(value), lambda v=value: _set(lambda pair: write(*pair), v, before))
+            yield Flip(name, str(value), partial(_set, lambda pair: write(*pair), value, before))
     else:
         yield Flip(name, str(not before), lambda: _set(write, not before, before))
 
@@ -310,7 +311,7 @@ def _special() -> dict[str, Callable[[str], Iterator[Flip]]]:
             with _precision_restored(), _set(write, value, value):
                 yield
 
-        return lambda name: iter(Flip(name, str(v), lambda v=v: enter(v)) for v in values)
+        return lambda name: iter(Flip(name, str(v), partial(enter, v)) for v in values)
 
     deterministic = pair(
         lambda p: core._set_deterministic_algorithms(p[0], warn_only=p[1]),
@@ -392,7 +393,7 @@ def setter_flips() -> Iterator[Flip]:
         with contextlib.suppress(TypeError, RuntimeError):  # a getter of something that is asked for by name
             before = read()
             if isinstance(before, bool):
-                yield Flip(name, str(not before), lambda w=write, b=before: _set(w, not b, b))
+                yield Flip(name, str(not before), partial(_set, write, not before, before))
 
 
 def backend_flips() -> Iterator[Flip]:
@@ -441,7 +442,7 @@ def backend_flips() -> Iterator[Flip]:
         }
         if short in reads:
             before = reads[short]()
-            yield Flip(name, str(not before), lambda f=function, b=before: _set(f, not b, b))
+            yield Flip(name, str(not before), partial(_set, function, not before, before))
         elif short.startswith("preferred_"):
             yield from _simple(name, function, function, list(type(function()).__members__.values()))
 
@@ -481,4 +482,4 @@ def configuration_flips(path: str, module: Any) -> Iterator[Flip]:
     """Every entry of a configuration module, set to each of some other values."""
     for name in module._config:
         for value in other_values(module, name):
-            yield Flip(f"{path}.{name}", str(value)[:40], lambda n=name, v=value: module.patch({n: v}))
+            yield Flip(f"{path}.{name}", str(value)[:40], partial(module.patch, {name: value}))

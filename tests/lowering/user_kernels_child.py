@@ -178,7 +178,7 @@ def variants(place: Path) -> dict[str, dict[str, str]]:
 
 
 @triton.jit
-def of_main(a, out, count, BLOCK: tl.constexpr):
+def of_main(a, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's language
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(a + at, mask=at < count), mask=at < count)
 
@@ -247,7 +247,7 @@ def layers(value: Any) -> Iterator[Any]:
 
 
 def encode(place: Path) -> dict[str, Any]:
-    module = importlib.import_module(MODULE)
+    module: Any = importlib.import_module(MODULE)
     seen: list[Any] = []
     before = capture.capture
 
@@ -311,6 +311,7 @@ def compiled(place: Path) -> dict[str, Any]:
             made = graph(name, module)
             request = gpu_child.for_device(capturing.complete(made, str(place)), "NVIDIA H200")
             report[name] = gpu_child.compiled(request, answers=True)
+            assert request.store is not None and request.key is not None
             store = LocalStore(request.store)
             (entry,) = store.entries(request.key.digest)
             data = store.read_blob(entry.blobs[TRITON])

@@ -1,5 +1,8 @@
 """A program's own Triton kernels, of which `user_kernels_child` makes graphs. Needs Triton."""
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# A kernel's parameters are of Triton's language.
+
 from __future__ import annotations
 
 import enum

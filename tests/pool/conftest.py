@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pool_place import Place, until
@@ -65,7 +66,7 @@ def make_client(place: Place) -> Iterator[Callable[..., PoolClient]]:
     """PoolClients that are closed after the test."""
     clients = []
 
-    def make(**settings: object) -> PoolClient:
+    def make(**settings: Any) -> PoolClient:
         clients.append(PoolClient(place.config(**settings)))
         return clients[-1]
 

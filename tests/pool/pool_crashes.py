@@ -299,7 +299,7 @@ class Chaos:
     def __init__(self, runtime: str, results: str, jobs: int, seed: int, also: list[tuple[float, str]]) -> None:
         self.runtime, self.results, self.jobs = pathlib.Path(runtime), pathlib.Path(results), jobs
         self.random = random.Random(seed)
-        self.also = sorted(map(tuple, also), reverse=True)
+        self.also = sorted(((share, who) for share, who in also), reverse=True)
         self.killed = {"worker": 0, "zygote": 0, "server": 0}
 
     def run(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,11 +66,11 @@ class Place:
                     found.append(process)
         return found
 
-    def config(self, **settings: object) -> PoolConfig:
+    def config(self, **settings: Any) -> PoolConfig:
         settings.setdefault("workers", 2)
-        environment = {**self.environment, **settings.pop("extra", {})}  # type: ignore[dict-item]
+        environment = {**self.environment, **settings.pop("extra", {})}
         settings.setdefault("runtime_dir", str(self.runtime))
-        return PoolConfig(environment=environment, sys_path=(str(HERE),), **settings)  # type: ignore[arg-type]
+        return PoolConfig(environment=environment, sys_path=(str(HERE),), **settings)
 
     def mark(self, name: str) -> Path:
         return self.files / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pool_place import Place, until
@@ -15,9 +16,9 @@ from fxpool.pool import messages as m
 Make = Callable[..., PoolClient]
 
 
-def watched(client: PoolClient, function: str, payload: bytes, **settings: object) -> tuple[list[m.JobEvent], object]:
+def watched(client: PoolClient, function: str, payload: bytes, **settings: Any) -> tuple[list[m.JobEvent], object]:
     steps: list[m.JobEvent] = []
-    job = client.submit(function, payload, JobSpec(label="seen", **settings), on_event=steps.append)  # type: ignore[arg-type]
+    job = client.submit(function, payload, JobSpec(label="seen", **settings), on_event=steps.append)
     return steps, job
 
 

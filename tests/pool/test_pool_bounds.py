@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pool_place import Place, until
@@ -17,9 +19,9 @@ Make = Callable[..., PoolClient]
 MB = 1 << 20
 
 
-def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
+def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))
 
 
 def nobody_eats(place: Place) -> bool:
@@ -115,7 +117,7 @@ def test_status_shows_who_waits_for_what_and_the_memory(make_client: Make, place
 # ---------------------------------------------------------------- the host
 
 
-def group(tmp_path, limit: int, usage: int, cached: int, name: str) -> MemoryGroup:
+def group(tmp_path: Path, limit: int, usage: int, cached: int, name: str) -> MemoryGroup:
     """A cgroup's files. `name` is that of the line with the cached files, by version."""
     (tmp_path / "usage").write_text(f"{usage}\n")
     (tmp_path / "memory.stat").write_text(f"cache 12345\n{name} {cached}\nother 3\n")
@@ -123,7 +125,7 @@ def group(tmp_path, limit: int, usage: int, cached: int, name: str) -> MemoryGro
 
 
 @pytest.mark.parametrize("name", ["inactive_file", "total_inactive_file"])
-def test_a_cgroup_s_limit_counts_and_its_cached_files_do_not(tmp_path, name: str) -> None:
+def test_a_cgroup_s_limit_counts_and_its_cached_files_do_not(tmp_path: Path, name: str) -> None:
     host = memory.Host((group(tmp_path, 100 * MB, 99 * MB, 1 * MB, name),))
     assert host.total() == (100 * MB, f"the memory limit in {tmp_path / 'memory.max'}")
     assert host.used() == (0.98, f"the memory limit in {tmp_path / 'memory.max'}")
@@ -142,14 +144,14 @@ def test_a_cgroup_s_limit_counts_and_its_cached_files_do_not(tmp_path, name: str
     ],
 )
 def test_the_default_is_half_but_enough_for_a_graph_and_never_all(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, total: int, limit: int, rule: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, limit: int, rule: str
 ) -> None:
     monkeypatch.setattr(memory, "_machine_total", lambda: 64 << 30)
     found, said = memory.default_limit(memory.Host((group(tmp_path, total, 0, 0, "x"),)))
     assert found == limit and said.startswith(rule)
 
 
-def test_fewer_workers_where_there_is_little_memory(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_workers_where_there_is_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_machine_total", lambda: 64 << 30)
     of = {size: memory.workers(memory.Host((group(tmp_path, size * MB, 0, 0, "x"),))) for size in (500, 1200, 2048)}
     assert [count for count, _ in of.values()] == [1, 1, 2]
@@ -158,7 +160,7 @@ def test_fewer_workers_where_there_is_little_memory(tmp_path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["memory.events", "memory.oom_control"])
-def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path, name: str) -> None:
+def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path: Path, name: str) -> None:
     host = memory.Host((group(tmp_path, 1200 * MB, 700 * MB, 100 * MB, "inactive_file"),))
     assert host.room() == (600 * MB, f"the memory limit in {tmp_path / 'memory.max'}")
     assert memory.too_little(host) and not memory.warm_up_fits(host)

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +21,9 @@ from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableErr
 from fxpool.pool import Job, JobSpec, PoolClient
 
 
-def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
+def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))
 
 
 def sleeping(client: PoolClient, place: Place, function: str = "sleep", name: str = "mark-sleep", **s: object) -> Job:

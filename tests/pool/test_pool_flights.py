@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pool_place import Place, until
@@ -18,11 +19,11 @@ from fxpool.pool.outcomes import Exceeded, Work, Worker
 from fxpool.pool.watch import Limits
 
 
-def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: object) -> Job:
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, flight=flight, **settings))  # type: ignore[arg-type]
+def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: Any) -> Job:
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(label=function, flight=flight, **settings))
 
 
-def asleep(client: PoolClient, place: Place, **settings: object) -> Job:
+def asleep(client: PoolClient, place: Place, **settings: Any) -> Job:
     mark = place.mark("mark-sleep")
     job = ask(client, "sleep", str(mark).encode(), **settings)
     assert until(mark.exists)
@@ -111,7 +112,7 @@ def test_sub_jobs_of_a_shared_job_outlive_the_first_who_asked(client: PoolClient
 # ---------------------------------------------------------------- limits
 
 
-def running(client: PoolClient, place: Place, **settings: object) -> tuple[Job, Callable[[], None]]:
+def running(client: PoolClient, place: Place, **settings: Any) -> tuple[Job, Callable[[], None]]:
     """A job that is certain to run, and what ends it."""
     mark = place.mark("mark-running")
     job = ask(client, "wait_for_a_mark", str(mark).encode(), retries=0, **settings)

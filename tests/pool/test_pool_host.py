@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,7 +30,7 @@ Make = Callable[..., PoolClient]
 def join(make_client: Make, place: Place) -> Iterator[Make]:
     """Clients of the host's server; it is gone after the test."""
 
-    def make(**settings: object) -> PoolClient:
+    def make(**settings: Any) -> PoolClient:
         return make_client(**{"host": "env", "idle_timeout": 60.0, **settings})
 
     yield make

@@ -10,6 +10,7 @@ import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,9 +25,9 @@ Make = Callable[..., PoolClient]
 NO_DESCRIPTORS = 3
 
 
-def echo(client: PoolClient, **settings: object) -> Job:
+def echo(client: PoolClient, **settings: Any) -> Job:
     """A job that has no attempt to lose."""
-    return client.submit("pool_jobs:echo", b"x", JobSpec(label="graph 7", retries=0, **settings))  # type: ignore[arg-type]
+    return client.submit("pool_jobs:echo", b"x", JobSpec(label="graph 7", retries=0, **settings))
 
 
 def counters(client: PoolClient) -> dict[str, int]:
@@ -123,7 +124,7 @@ def small_disk(place: Place) -> Iterator[Path]:
 def test_no_inodes_in_the_runtime_directory(make_client: Make, small_disk: Path) -> None:
     client = make_client(runtime_dir=str(small_disk))
     client.start(wait=True)
-    taken = []
+    taken: list[Path] = []
     with contextlib.suppress(OSError):
         while True:
             taken.append(small_disk / f"taken-{len(taken)}")

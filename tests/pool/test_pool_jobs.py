@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pool_jobs
 import pytest
@@ -19,9 +20,9 @@ from fxpool.errors import ProtocolError
 from fxpool.pool import Job, JobSpec, PoolClient, RemoteError, current_job
 
 
-def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
+def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))
 
 
 def test_result_and_what_is_known_of_the_job(client: PoolClient) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pool_place import until
@@ -14,12 +15,12 @@ from fxpool.errors import JobTimeoutError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
 
 
-def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
+def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -> Job:
     settings = {"label": function, "reuse": True, **settings}
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))
 
 
-def pid(client: PoolClient, **settings: object) -> int:
+def pid(client: PoolClient, **settings: Any) -> int:
     return int(run(client, "worker_pid", **settings).result())
 
 

@@ -368,7 +368,7 @@ def test_parked_workers_are_dismissed_when_nobody_comes_or_there_are_too_many() 
 
 
 @pytest.mark.parametrize("settings", [{}, {"kind": "k"}])
-def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, str]) -> None:
+def test_who_stays_and_is_not_wanted_is_ended(settings: dict[str, Any]) -> None:
     """It is of no kind, or its zygote has not told of it yet."""
     scheduler = ready()
     (fork,) = scheduler.submit(1, Wishes(**settings), owner="a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pool_place import Place, until
@@ -13,9 +14,9 @@ from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
 
 
-def run(client: PoolClient, function: str, data: bytes = b"", **settings: object) -> Job:
+def run(client: PoolClient, function: str, data: bytes = b"", **settings: Any) -> Job:
     settings.setdefault("label", function)
-    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))  # type: ignore[arg-type]
+    return client.submit(f"pool_jobs:{function}", data, JobSpec(**settings))
 
 
 def test_results(client: PoolClient) -> None:

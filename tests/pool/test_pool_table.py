@@ -262,7 +262,7 @@ def test_a_worker_dies(cell: tuple[str, str, str], table_of_workers: Table) -> N
         before = client.status()
         near, its_plan = table.neighbour(client)
         plan = table.plan(f"graph {id_of(cell)}", when=when, where=where, kind=kind)
-        job = table.submit(client, plan, *JobSpec(*({"timeout": 1.2} if kind == "hang" else {"memory": 200 * MB})))
+        job = table.submit(client, plan, **({"timeout": 1.2} if kind == "hang" else {"memory": 200 * MB}))
         with pytest.raises(Exception) as caught:
             job.result(timeout=SECONDS)
         _is_said(caught.value, cell, plan, job)
@@ -421,7 +421,7 @@ def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Ta
             running[its_plan.text] = blocking
         plan = table.plan(f"graph {id_of(cell)}", when=when)
         running[plan.text] = table.submit(client, plan, flight=plan.text)
-        theirs = other.submit("pool_crashes:compile_like", plan.dump(), JobSpec(label=plan.text, flight=plan.text))
+        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, flight=plan.text)
         when_it_is(client, when, plan)
         assert until(lambda: other.pid in client.status()["clients"])
         everybody = table.pids() - {other.pid}
@@ -446,7 +446,7 @@ def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Ta
                 one.go()
         later = table.plan("later")
         both = [table.submit(client, one, flight=one.text) for one in (plan, later)]
-        theirs = other.submit("pool_crashes:compile_like", plan.dump(), JobSpec(label=plan.text, flight=plan.text))
+        theirs = other.submit("pool_crashes:compile_like", plan.dump(), label=plan.text, flight=plan.text)
         for one, each in zip((plan, later), both, strict=True):
             assert (each.result(timeout=SECONDS), each.attempts) == (one.result, 1)
         found = other.result(theirs)
@@ -477,13 +477,13 @@ def test_a_client_dies(cell: tuple[str, str], table_of_clients: Table) -> None:
             blocking, its_plan = table.neighbour(third, "another")
         plan = table.plan(f"graph {id_of(cell)}", when="" if when == "loading" else when)
         arguments = {"label": plan.text, "flight": plan.text}
-        first = dying.submit("pool_crashes:compile_like", plan.dump(), JobSpec(**arguments))
+        first = dying.submit("pool_crashes:compile_like", plan.dump(), **arguments)
         if when != "loading":
             when_it_is(second, when, plan)
         joined = table.submit(second, plan, flight=plan.text)
         if when == "loading":
             assert dying.result(first)["result"] == plan.result.decode()
-        mine = dying.submit("pool_crashes:compile_like", alone.dump(), JobSpec(label="alone", priority=-1))
+        mine = dying.submit("pool_crashes:compile_like", alone.dump(), label="alone", priority=-1)
         assert until(lambda: "alone" in [one["label"] for one in second.status()["waiting"]])
         if when != "loading":
             (ours,) = [one for one in second.status()["waiting"] if one["label"] == plan.text and one["joined"]]
