@@ -20,7 +20,7 @@ from test_triton_kernels import BESIDE, place_of_triton
 import fxpool
 from fxpool import counters
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
-from fxpool.lowering.inductor import installation, pools
+from fxpool.lowering.inductor import pools
 from fxpool.torch_compat import versions
 from fxpool.torch_compat.inductor import hooks
 

@@ -13,7 +13,6 @@ import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact import effects, lookup
-from fxpool.lowering.artifact.content import Content
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
