@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import HERE
+from deadly import deadly
 
 import fxpool
 from fxpool.codecache import demoted_stages
@@ -19,9 +18,6 @@ from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles
 from fxpool.lowering.core import options
-
-sys.path.insert(0, str(HERE))
-from deadly import deadly
 
 X = torch.randn(6, 8)
 # Options that make other code of small graphs, quickly compiled.

@@ -407,7 +407,7 @@ def test_a_real_compile_and_a_real_hit(python: str) -> None:
 
 
 def test_the_issue_template_asks_for_it() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     assert "fxpool doctor" in (root / ".github" / "ISSUE_TEMPLATE" / "bug_report.md").read_text()
     makefile = (root / "Makefile").read_text()
     assert "demo: doctor" in makefile and "-m fxpool doctor" in makefile

@@ -13,7 +13,6 @@ import fxpool
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact import effects, lookup
-from fxpool.lowering.artifact.content import Content
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
@@ -121,9 +120,7 @@ def stores(tmp_path: Path) -> tuple[LocalStore, LocalStore]:
 
 def test_an_entry_of_another_store_is_copied(stores: tuple[LocalStore, LocalStore]) -> None:
     theirs, mine = stores
-    entry = theirs.publish(
-        Entry(key="ab" * 32, content=Content(level="aot")), {"result": b"code", "kernels": b"library"}
-    )
+    entry = theirs.publish(Entry(key="ab" * 32, content={"level": "aot"}), {"result": b"code", "kernels": b"library"})
     reference = Reference(store=theirs.root, key=entry.key, name=entry.name)
     copied = lookup.published(reference, mine)
     assert copied is not None and mine.complete(copied)

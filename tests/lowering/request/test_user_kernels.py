@@ -14,18 +14,15 @@ from typing import Any
 
 import pytest
 from processes import HERE
-from test_triton_kernels import BESIDE, place_of_triton
+from triton_place import path_with_triton
 
 
 def child(place: Path, *commands: str, **environment: str) -> dict[str, Any]:
     """What `user_kernels_child.py` reports, by command."""
-    triton = place_of_triton()
-    if triton is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
-    path = os.pathsep.join(filter(None, [triton, str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path_with_triton(str(HERE)), **environment}
     done = subprocess.run(
         [sys.executable, str(HERE / "user_kernels_child.py"), str(place), *commands],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

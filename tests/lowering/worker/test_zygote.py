@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from processes import HERE, run_python
-from test_triton_kernels import BESIDE, place_of_triton
+from triton_place import path_with_triton
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
 FOR_DEVICES = [f"attention@{H200}", f"convolution@{A100}"]
 
 
-def report_of(arguments: list[str], place: str, home: Path) -> dict[str, Any]:
-    environment = {"FXPOOL_POOL": "embedded", "PYTHONPATH": os.pathsep.join(filter(None, [place, _path()]))}
+def report_of(arguments: list[str], path: str, home: Path) -> dict[str, Any]:
+    environment = {"FXPOOL_POOL": "embedded", "PYTHONPATH": path}
     home.mkdir(mode=0o700, exist_ok=True)
     environment["FXPOOL_CACHE_DIR"] = str(home)
     printed = run_python([str(HERE / "zygote_child.py"), *arguments], 600, **environment)
@@ -29,20 +29,14 @@ def report_of(arguments: list[str], place: str, home: Path) -> dict[str, Any]:
     return found
 
 
-def _path() -> str:
-    return os.environ.get("PYTHONPATH", "")
-
-
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of a zygote where Triton is, of one that did not warm up there, and of one to which no Triton is given."""
-    place, home = place_of_triton(), tmp_path_factory.mktemp("zygotes") / "c"
-    if place is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
+    path, home = path_with_triton(), tmp_path_factory.mktemp("zygotes") / "c"
     return {
-        "triton": report_of([*FOR_DEVICES, "convolution@cpu"], place, home),
-        "fresh": report_of(["--fresh", *FOR_DEVICES, "convolution@cpu"], place, home),
-        "plain": report_of([], "", home),
+        "triton": report_of([*FOR_DEVICES, "convolution@cpu"], path, home),
+        "fresh": report_of(["--fresh", *FOR_DEVICES, "convolution@cpu"], path, home),
+        "plain": report_of([], os.environ.get("PYTHONPATH", ""), home),
     }
 
 

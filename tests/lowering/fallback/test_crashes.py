@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import crash_jobs
 import psutil
 import pytest
 import torch
@@ -24,9 +25,6 @@ from fxpool.codecache import quarantine
 from fxpool.errors import ServerLostError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import JobSpec, hosts
-
-sys.path.insert(0, str(HERE))
-import crash_jobs
 
 SECONDS = 120.0  # ends a broken test
 

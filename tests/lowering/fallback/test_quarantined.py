@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import torch
 from click.testing import CliRunner
+from deadly import deadly
 from processes import HERE, run_python
 
 import fxpool
@@ -22,9 +22,6 @@ from fxpool.codecache import quarantine
 from fxpool.commands.main import main
 from fxpool.errors import JobMemoryError, JobTimeoutError, NoWorkerError, QuarantinedError, WorkerDiedError
 from fxpool.lowering.core.runtime import runtime
-
-sys.path.insert(0, str(HERE))
-from deadly import deadly
 
 X = torch.randn(6, 8)
 

@@ -6,7 +6,6 @@ imports it). There is no GPU here, so what loads and times a binary is faked; te
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ import msgspec
 import pytest
 import torch
 from processes import HERE
+from triton_place import path_with_triton
 
 from fxpool import counters
 from fxpool.codecache.entry import Entry
@@ -31,28 +31,13 @@ from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.inductor import output_code
 from fxpool.torch_compat.triton import triton_compile, triton_launch
 
-BESIDE = Path(sys.prefix) / "triton"
-
-
-def place_of_triton() -> str | None:
-    try:
-        importlib.metadata.version("triton")
-        return ""
-    except importlib.metadata.PackageNotFoundError:
-        found = os.environ.get("FXPOOL_TEST_TRITON", str(BESIDE))
-        return found if os.path.isdir(os.path.join(found, "triton")) else None
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `triton_child.py` reports."""
-    place = place_of_triton()
-    if place is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, str(HERE / "triton_child.py"), str(tmp_path_factory.mktemp("t"))],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path_with_triton()},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

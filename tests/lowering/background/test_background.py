@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from deadly import deadly
 from processes import HERE, run_python
 from torch.utils.checkpoint import checkpoint
 
@@ -23,9 +23,6 @@ from fxpool.lowering.background import compiles
 from fxpool.lowering.background.swap import Swap, Version
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import shape_env
-
-sys.path.insert(0, str(HERE))
-from deadly import deadly
 
 ASYNC = {"mode": "async+subprocess"}
 

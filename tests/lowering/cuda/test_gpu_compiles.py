@@ -6,14 +6,13 @@ There is no GPU to run them on; tests/gpu has what takes one.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from processes import HERE, run_python
-from test_triton_kernels import BESIDE, place_of_triton
+from triton_place import path_with_triton
 
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -31,11 +30,7 @@ REST = [
 
 
 def _report(wanted: list[str], **environment: str) -> dict[str, Any]:
-    place = place_of_triton()
-    if place is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
-    environment |= {"PYTHONPATH": path, "FXPOOL_POOL": "embedded"}
+    environment |= {"PYTHONPATH": path_with_triton(), "FXPOOL_POOL": "embedded"}
     printed = run_python([str(HERE / "gpu_child.py"), *wanted], 900, **environment)
     report: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return report

@@ -7,14 +7,13 @@ tests/gpu/tuned.py.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from processes import HERE, run_python
-from test_triton_kernels import BESIDE, place_of_triton
+from triton_place import path_with_triton
 
 from fxpool.lowering.artifact.content import Decisions
 from fxpool.torch_compat.state import configs
@@ -26,12 +25,9 @@ LARGE = "BLOCK_M : tl.constexpr = 128"
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    place = place_of_triton()
-    if place is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
     wanted = ["none", f"template={SMALL}", "deadly", f"convolution={LARGE}"]
-    printed = run_python([str(HERE / "tuning_child.py"), *wanted], 500, PYTHONPATH=path, FXPOOL_POOL="embedded")
+    environment = {"PYTHONPATH": path_with_triton(), "FXPOOL_POOL": "embedded"}
+    printed = run_python([str(HERE / "tuning_child.py"), *wanted], 500, **environment)
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return found
 

@@ -169,7 +169,7 @@ def test_text_is_wrapped_between_words(columns: int) -> None:
 
 
 def test_statuses_are_in_the_manual() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "fxpool.1.md"
+    manual = Path(__file__).parents[3] / "docs" / "fxpool.1.md"
     section = manual.read_text().split("## Exit status")[1].split("\n## ")[0]
     documented = {int(row.split("|")[1]) for row in section.splitlines() if re.match(r"\| \d", row)}
     assert documented == {0, output.FOUND_WRONG, output.MISTAKE, output.INTERRUPTED, 141}
