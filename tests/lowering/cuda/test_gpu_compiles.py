@@ -1,6 +1,6 @@
 """Graphs compiled for GPUs where there is none, by ordinary workers: entries with binaries, from facts of the devices.
 
-There is no GPU to run them on; tests/gpu has what takes one.
+There is no GPU to run them on; bench/gpu has what takes one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Triton kernels compiled to launches without a GPU, and what the process that calls them makes of those.
 
 Compiling is Triton's own, in a process that has it (`make test` puts it beside the environment, where nothing else
-imports it). There is no GPU here, so what loads and times a binary is faked; tests/gpu has the real thing.
+imports it). There is no GPU here, so what loads and times a binary is faked; bench/gpu has the real thing.
 """
 
 from __future__ import annotations

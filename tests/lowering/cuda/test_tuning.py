@@ -1,7 +1,7 @@
 """Templates chosen by time, where there is no GPU: what is asked, who is asked, and what becomes of the answer.
 
 Times are made up here (`tuning_jobs`); everything else is real, the candidates' binaries included. On a GPU:
-tests/gpu/tuned.py.
+bench/gpu/tuned.py.
 """
 
 from __future__ import annotations

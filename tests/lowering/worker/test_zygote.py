@@ -1,6 +1,6 @@
 """The zygote after its warm-up: fit to be forked, out of reach of any driver, and its workers need not do it again.
 
-There is no GPU here. What could reach for one is a library of NVIDIA's driver that is loaded; tests/gpu/zygote.py
+There is no GPU here. What could reach for one is a library of NVIDIA's driver that is loaded; bench/gpu/zygote.py
 looks for it where there is one.
 """
 

@@ -1,6 +1,6 @@
 """Two ranks on two GPUs of one kind share one entry: compiled once, right on both, with DDP too.
 
-    python tests/gpu/two_devices.py [--out results.json]
+    python bench/gpu/two_devices.py [--out results.json]
 
 Needs two CUDA devices and fxpool with its dependencies importable. Both ranks start together, on one empty cache and
 one pool; the second part is two ranks under DistributedDataParallel; the third is one process that uses both devices in

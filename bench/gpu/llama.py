@@ -1,6 +1,6 @@
 """Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
 
-    python tests/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5 [--states warm,known,server,bare]]
+    python bench/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5 [--states warm,known,server,bare]]
                               [--out results.json]
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is

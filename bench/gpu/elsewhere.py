@@ -1,8 +1,8 @@
 """Entries for this GPU that a machine without one compiled: loaded here, right, and refused where versions differ.
 
     python -m fxpool device --json > facts.json                        where the GPU is
-    python tests/gpu/elsewhere.py compile --facts facts.json --store DIRECTORY      where there is none
-    python tests/gpu/elsewhere.py load --store DIRECTORY               where the GPU is
+    python bench/gpu/elsewhere.py compile --facts facts.json --store DIRECTORY      where there is none
+    python bench/gpu/elsewhere.py load --store DIRECTORY               where the GPU is
 
 Both need fxpool with its dependencies importable, of the same versions, and the same torch and Triton. Models are
 trained for one step. `load` exits 1 when something that must hold does not; what differs in a key that does not match
@@ -57,7 +57,7 @@ def build(name: str, device: str) -> tuple[Any, Any]:
 
 
 def compile_all(facts_path: str, place: str, models: list[str]) -> None:
-    sys.path.insert(0, str(HERE.parent / "lowering"))
+    sys.path.insert(0, str(HERE.parents[1] / "tests" / "lowering"))
     import msgspec
     import torch
     from gpu_child import moved

@@ -1,6 +1,6 @@
 """The zygote of a machine with a GPU: it warms up, is not replaced, and never touches the device.
 
-    python tests/gpu/zygote.py [--out results.json]
+    python bench/gpu/zygote.py [--out results.json]
 
 Starts a server, leaves it alone until it has warmed up, then has two small graphs compiled for the GPU, each cold and
 in a process of its own. Prints what the zygote and those calls were. Exits 1 when something that must hold does not:

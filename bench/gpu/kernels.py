@@ -1,6 +1,6 @@
 """Triton kernels on a GPU: linked, measured once, launched without Triton; results equal to stock Inductor's.
 
-    python tests/gpu/kernels.py
+    python bench/gpu/kernels.py
 
 Needs a CUDA device, and fxpool with its dependencies importable. Each line is two processes, the second with the first
 one's entries and with empty Inductor and Triton directories. Exits 1 when something that must hold does not.

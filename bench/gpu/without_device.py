@@ -1,6 +1,6 @@
 """Graphs for this GPU, compiled by workers that never touch it: the same code as stock Inductor's, the same numbers.
 
-    python tests/gpu/without_device.py [--models llama,convolution,...] [--device 0] [--out results.json]
+    python bench/gpu/without_device.py [--models llama,convolution,...] [--device 0] [--out results.json]
 
 Needs a CUDA device, transformers, and fxpool with its dependencies importable. For each model, in fresh processes:
 stock Inductor compiles it, fxpool does (meanwhile all of fxpool's processes are looked at: none may have a device

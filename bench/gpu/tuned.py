@@ -1,6 +1,6 @@
 """`max_autotune` on this GPU: candidates are compiled by workers that see no device, and timed by one that is given it.
 
-    python tests/gpu/tuned.py [--models product,linear,...] [--out results.json]
+    python bench/gpu/tuned.py [--models product,linear,...] [--out results.json]
 
 Needs a CUDA device and fxpool with its dependencies importable. Each model is compiled by stock Inductor and by fxpool,
 with ``max_autotune``, in fresh processes and empty directories; a third process is served by fxpool. All of fxpool's

@@ -1,6 +1,6 @@
 """Processes that start together on one graph, on one GPU: one of them has it compiled, all use it.
 
-    python tests/gpu/together.py [--count 4] [--what infer|train] [--pairs 3] [--out results.json]
+    python bench/gpu/together.py [--count 4] [--what infer|train] [--pairs 3] [--out results.json]
 
 All import, build their model and wait; counted is the wall time from then until the last has had its first call, for
 ``backend="eager"``, stock Inductor and fxpool in turn, each with empty caches. Exits 1 when something that must hold

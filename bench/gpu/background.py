@@ -1,6 +1,6 @@
 """Llama on a GPU, compiled behind its back: the first step is eager's, later ones are compiled.
 
-    python tests/gpu/background.py [--what infer|train] [--pairs 5] [--out results.json]
+    python bench/gpu/background.py [--what infer|train] [--pairs 5] [--out results.json]
 
 First steps of ``backend="eager"``, stock Inductor and fxpool's ``async+subprocess`` in turn, each a fresh process with
 empty caches, the clock started before ``torch.compile()``. Then one process steps on until its code is in use, one goes
