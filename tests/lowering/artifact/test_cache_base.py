@@ -11,10 +11,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from compiling import compiled_total, total
 from processes import HERE, run_python
 
 import fxpool
@@ -42,17 +41,6 @@ def base(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def total(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.layer_norm(x, x.shape[-1:]).softmax(-1).sum(0)
-
-
-def compiled(rows: int = 4, columns: int = 100, function: Any = total) -> None:
-    torch._dynamo.reset()
-    x = torch.randn(rows, columns)
-    made = torch.compile(function, backend="fxpool", dynamic=True)
-    torch.testing.assert_close(made(x), function(x), rtol=1e-4, atol=1e-4)
-
-
 def state_of(root: Path) -> list[tuple[str, int]]:
     return sorted(
         (str(path), path.stat().st_ctime_ns) for part in ("entries", "blobs") for path in (root / part).rglob("*")
@@ -70,19 +58,19 @@ def switch_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_looked_into_first_and_never_written_to(
     shared_pool: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled()
+    compiled_total()
     before = state_of(base)
     own = switch_over(base, monkeypatch)
-    compiled(6, 200)
+    compiled_total(6, 200)
     stats = fxpool.stats()
     assert (stats["hits"], stats["misses"], stats["compiles"]["worker"]) == (1, 1, 1)
     assert not list(own.glob("entries/*/*/*.entry"))
-    compiled(4, 5000)  # beyond a guard of the entry in the base
+    compiled_total(4, 5000)  # beyond a guard of the entry in the base
     stats = fxpool.stats()
     assert (stats["hits"], stats["guard_misses"], stats["compiles"]["worker"]) == (1, 1, 2)
     assert len(list(own.glob("entries/*/*/*.entry"))) == 1
-    compiled(5, 6000)  # in our own
-    compiled(7, 300)  # in the base
+    compiled_total(5, 6000)  # in our own
+    compiled_total(7, 300)  # in the base
     stats = fxpool.stats()
     assert (stats["hits"], stats["guard_misses"], stats["compiles"]["worker"]) == (3, 1, 2)
     assert stats["store"]["entries"] == 1, "the base's is not counted as ours"
@@ -93,12 +81,12 @@ def test_it_is_looked_into_first_and_never_written_to(
 def test_it_serves_where_the_users_own_may_not_be_used(
     shared_pool: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled()
+    compiled_total()
     own = switch_over(base, monkeypatch)
     own.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="compiles without a cache"):
-        compiled(6, 200)
-    compiled(6, 200, lambda x: total(x) * 2)
+        compiled_total(6, 200)
+    compiled_total(6, 200, lambda x: total(x) * 2)
     stats = counters.snapshot()  # without the size of a store that may not be used
     assert (stats["hits"], stats["compiles"]["worker"]) == (1, 2)
 
@@ -107,7 +95,7 @@ def test_it_serves_where_the_users_own_may_not_be_used(
 def test_one_that_may_not_be_used_is_said_once_and_ignored(
     how: str, shared_pool: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled()
+    compiled_total()
     if how == "writable by others":
         base.chmod(0o777)
     switch_over(base, monkeypatch)
@@ -115,8 +103,8 @@ def test_one_that_may_not_be_used_is_said_once_and_ignored(
         monkeypatch.setenv("FXPOOL_CACHE_BASE", str(base / "else"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compiled()
-        compiled()
+        compiled_total()
+        compiled_total()
     base.chmod(0o700)
     (said,) = [str(one.message) for one in caught if "fxpool" in str(one.message)]
     assert "cache base" in said and ("chmod go-w" in said or "FXPOOL_CACHE_BASE" in said)

@@ -18,15 +18,13 @@ from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
 from fxpool.torch_compat.inductor import aot
 
-TOOLS: str | None = None  # set by the test to the session's tool chain facts
 
-
-def configurations_of(function: Callable[..., Any], *inputs: Any) -> list[tuple[Any, Any]]:
-    """(stock's, ours) ``AOTConfig.to_cacheable()`` for each graph of a call."""
+def configurations_of(toolchain_dir: str, function: Callable[..., Any], *inputs: Any) -> list[tuple[Any, Any]]:
+    """(stock's, ours) ``AOTConfig.to_cacheable()`` for each graph of a call, with the tool chain's facts from there."""
     found: list[tuple[Any, Any]] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        captured = capture.capture(gm, example_inputs, label="test", into=Destination(toolchain_dir=TOOLS))
+        captured = capture.capture(gm, example_inputs, label="test", into=Destination(toolchain_dir=toolchain_dir))
         request = CompileRequest.load(captured.request.dump())  # through bytes, as a worker gets it
         with compiler.local_kernels() as kernel_jobs:
             ours = aot.load_result(compiler.compile_request(request, kernel_jobs).result)
@@ -47,12 +45,11 @@ def comparable(config: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("what", ["infer", "train"])
 def test_the_workers_aot_config_is_stocks(what: str, known_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "TOOLS", str(known_host / "c" / "toolchain"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(known_host / "i"))
     model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
     tokens = torch.arange(6)
     with torch.set_grad_enabled(what == "train"):
-        pairs = configurations_of(model, tokens)
+        pairs = configurations_of(str(known_host / "c" / "toolchain"), model, tokens)
     assert pairs
     for stock, ours in pairs:
         assert comparable(ours) == comparable(stock)

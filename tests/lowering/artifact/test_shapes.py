@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compiling import compiled_total, total
 
 import fxpool
 from fxpool.codecache import guards
@@ -39,27 +40,17 @@ def test_batches_inside_the_guards_hit_and_outside_miss(
     assert len(list(cache.glob("entries/*/*/*.entry"))) == graphs + 1
 
 
-def total(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.layer_norm(x, x.shape[-1:]).softmax(-1).sum(0)
-
-
-def compiled(rows: int, columns: int) -> None:
-    torch._dynamo.reset()
-    x = torch.randn(rows, columns)
-    torch.testing.assert_close(torch.compile(total, backend="fxpool", dynamic=True)(x), total(x), rtol=1e-4, atol=1e-4)
-
-
 def test_a_guard_of_lowering_makes_a_second_entry_under_one_key(shared_pool: Path, cache: Path) -> None:
     """Inductor guards on the length of a reduction (4096): the same graph beyond it is another entry."""
-    compiled(4, 100)
-    compiled(6, 200)
+    compiled_total(4, 100)
+    compiled_total(6, 200)
     stats = fxpool.stats()
     assert (stats["misses"], stats["hits"], stats["guard_misses"]) == (1, 1, 0)
-    compiled(4, 5000)
+    compiled_total(4, 5000)
     stats = fxpool.stats()
     assert (stats["misses"], stats["hits"], stats["guard_misses"]) == (1, 1, 1)
-    compiled(5, 6000)
-    compiled(7, 300)
+    compiled_total(5, 6000)
+    compiled_total(7, 300)
     stats = fxpool.stats()
     assert (stats["hits"], stats["guard_misses"], stats["entries_written"]) == (3, 1, 2)
     entries = [stored.entry for stored in LocalStore(str(cache)).scan() if stored.entry is not None]
@@ -70,7 +61,7 @@ def test_a_guard_of_lowering_makes_a_second_entry_under_one_key(shared_pool: Pat
 
 def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cache: Path) -> None:
     """Served code must not be run beyond its guards: Dynamo has to know them, as after a compile."""
-    compiled(4, 100)
+    compiled_total(4, 100)
     torch._dynamo.reset()
     function = torch.compile(total, backend="fxpool", dynamic=True)
     for columns in (120, 5000, 140):
@@ -82,7 +73,7 @@ def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cach
 
 
 def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:
-    compiled(4, 100)
+    compiled_total(4, 100)
     (stored,) = LocalStore(str(cache)).scan()
     assert stored.entry is not None
     assert all("4096" in guards.render(guard) or guards.free_symbol_names(guard) for guard in stored.entry.guards)

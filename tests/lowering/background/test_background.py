@@ -46,7 +46,7 @@ def held(own_background: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[thre
     go.set()
 
 
-def compiled(function: Any, **settings: Any) -> Any:
+def asynchronous(function: Any, **settings: Any) -> Any:
     options = {**ASYNC, **settings.pop("options", {})}
     return torch.compile(function, backend="fxpool", options=options, **settings)
 
@@ -82,7 +82,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
 ) -> None:
     expected = train(reference := network(), reference, 8)
     model = network()
-    run = compiled(model)
+    run = asynchronous(model)
     assert train(model, run, 8) == expected, "random numbers included"
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -91,7 +91,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
     found = of()
     assert (found["state"], found["eager_calls"], found["compiled_calls"]) == ("ready", 8, 0)
     model.eval(), reference.eval()
-    again = compiled(model)
+    again = asynchronous(model)
     x = torch.randn(4, 16)
     fxpool.wait(100)
     torch.testing.assert_close(again(x), reference(x))
@@ -137,7 +137,7 @@ def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading
     reference = build("gpt2").train()
     model = copy.deepcopy(reference)
     expected = losses(reference, reference, lambda step: None)
-    found = losses(model, compiled(model), swap)
+    found = losses(model, asynchronous(model), swap)
     assert found[:3] == expected[:3]
     torch.testing.assert_close(torch.tensor(found[3:]), torch.tensor(expected[3:]), rtol=1e-4, atol=1e-4)
     names = {event.key for event in profile.key_averages()}
@@ -156,7 +156,7 @@ def test_a_swap_between_forward_and_backward(shared_pool: Path, cache: Path, hel
 
     model = network().eval()  # without dropout both versions make the same
     expected = train(reference := network().eval(), reference, 8)
-    found = train(model, compiled(model), 8, swap)
+    found = train(model, asynchronous(model), 8, swap)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     assert found[:4] == expected[:4]
     assert (of()["eager_calls"], of()["compiled_calls"]) == (4, 4)
@@ -167,7 +167,7 @@ def test_a_swap_between_a_checkpoint_and_its_recomputation(
     reentrant: bool, shared_pool: Path, cache: Path, held: threading.Event
 ) -> None:
     model, reference = network().eval(), network().eval()
-    run = compiled(model)
+    run = asynchronous(model)
     x, y = torch.randn(4, 16, requires_grad=True), None
     y = x.detach().clone().requires_grad_()
     for step in range(3):
@@ -187,10 +187,10 @@ def test_a_swap_between_a_checkpoint_and_its_recomputation(
 def test_a_hit_is_used_at_once_and_a_finished_compile_is_kept(shared_pool: Path, cache: Path) -> None:
     model = network().eval()
     x = torch.randn(4, 16)
-    compiled(model)(x)
+    asynchronous(model)(x)
     assert of()["state"] == "ready"
     torch._dynamo.reset()
-    torch.testing.assert_close(compiled(model)(x), model(x))
+    torch.testing.assert_close(asynchronous(model)(x), model(x))
     stats = fxpool.stats()
     assert (stats["hits"], stats["entries_written"], stats["graphs"][-1]["outcome"]) == (1, 1, "hit")
     # And by a process that does not compile in the background.
@@ -201,7 +201,7 @@ def test_a_hit_is_used_at_once_and_a_finished_compile_is_kept(shared_pool: Path,
 
 def test_eight_threads_see_the_swap_whole(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     model = network().eval()
-    run = compiled(model)
+    run = asynchronous(model)
     inputs = [torch.randn(4, 16) for _ in range(8)]
     with torch.no_grad():
         run(inputs[0])
@@ -238,7 +238,7 @@ def test_sixteen_graphs_at_once(shared_pool: Path, cache: Path) -> None:
     many = space["many"]
     x = torch.randn(4, 8)
     expected = many(x)
-    run = compiled(many)
+    run = asynchronous(many)
     assert torch.equal(run(x), expected)
     found = fxpool.wait(200)
     assert [one["state"] for one in found] == ["ready"] * 16
@@ -253,7 +253,7 @@ X = torch.randn(6, 8)
 
 
 def deadly_graph(how: str, **options: Any) -> Any:
-    return compiled(lambda x: deadly(x.sin(), how).cos(), options=options)
+    return asynchronous(lambda x: deadly(x.sin(), how).cos(), options=options)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_other_sizes_stay_right(shared_pool: Path, cache: Path) -> None:
     def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x @ y).softmax(-1).sum(0)
 
-    run = compiled(total, dynamic=True)
+    run = asynchronous(total, dynamic=True)
     for rows in (5, 3, 64, 128, 1, 7):
         x, y = torch.randn(rows, 6), torch.randn(6, rows + 2)
         torch.testing.assert_close(run(x, y), total(x, y))
@@ -338,7 +338,7 @@ def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(sha
         torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
         return fxpool.wait(100)[0]
 
-    run = compiled(total, dynamic=True)
+    run = asynchronous(total, dynamic=True)
     check(4, 100)
     found = check(6, 200)
     assert (found["eager_calls"], found["compiled_calls"], found["outside_guards"]) == (1, 1, 0)
@@ -352,7 +352,7 @@ def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(sha
     # And another process finds both.
     torch._dynamo.reset()
     compiles._background().reset()
-    run = compiled(total, dynamic=True)
+    run = asynchronous(total, dynamic=True)
     x = torch.randn(4, 5000)
     torch.testing.assert_close(run(x), total(x), rtol=1e-4, atol=1e-4)
     assert (fxpool.stats()["hits"], fxpool.wait(0)) == (1, [])
@@ -387,7 +387,7 @@ def test_inputs_that_begin_to_overlap_stay_eager(shared_pool: Path, cache: Path)
         x.mul_(2)
         return x + y.sin()
 
-    run = compiled(shift)
+    run = asynchronous(shift)
 
     def check(x: torch.Tensor, y: torch.Tensor) -> None:
         base = x._base if x._base is not None else None

@@ -29,28 +29,28 @@ pytestmark = pytest.mark.usefixtures("own_background")
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> dict[int, threading.Event]:
+def events_of_stages(monkeypatch: pytest.MonkeyPatch) -> dict[int, threading.Event]:
     """A stage of a number in here is loaded when its event is set."""
-    gates: dict[int, threading.Event] = {}
+    events: dict[int, threading.Event] = {}
     original = load.load_aot
 
     def late(parts: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("late"):
             configuration = captured.request.ambient.configuration["inductor"]
             number = 2 if configuration["max_fusion_size"] == 1 else configuration["unroll_reductions_threshold"] == 3
-            if number in gates:
-                assert gates[number].wait(100)
+            if number in events:
+                assert events[number].wait(100)
         return original(parts, captured, *args, **kwargs)
 
     monkeypatch.setattr(load, "load_aot", late)
-    return gates
+    return events
 
 
 def graph(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() + 1).softmax(-1).sum(0)
 
 
-def compiled(function: Any = graph, mode: str = "progressive+async+subprocess", **wanted: Any) -> Any:
+def in_stages(function: Any = graph, mode: str = "progressive+async+subprocess", **wanted: Any) -> Any:
     wanted = {"stages": [PLAIN, UNROLLED, SEPARATE], **wanted}
     return torch.compile(function, backend="fxpool", options={"mode": mode, **wanted})
 
@@ -60,6 +60,11 @@ def only(timeout: float = 100) -> dict[str, Any]:
     return found
 
 
+def when_in_use(stage: int) -> None:
+    while only(0)["stage"] != stage:
+        time.sleep(0.01)
+
+
 def anew() -> None:
     """As another process would begin."""
     fxpool.wait(100)
@@ -67,16 +72,17 @@ def anew() -> None:
     compiles._background().reset()
 
 
-def test_stage_by_stage_behind_an_eager_graph(shared_pool: Path, cache: Path, held: dict[int, threading.Event]) -> None:
-    held.update({0: threading.Event(), 1: threading.Event(), 2: threading.Event()})
-    run = compiled()
+def test_stage_by_stage_behind_an_eager_graph(
+    shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
+) -> None:
+    events_of_stages.update({0: threading.Event(), 1: threading.Event(), 2: threading.Event()})
+    run = in_stages()
     expected = graph(X)
     assert torch.equal(run(X), expected)
     assert (only(0)["stage"], only(0)["stages"]) == (None, dict.fromkeys(range(3), "pending"))
     for number in range(3):
-        held[number].set()
-        while only(0)["stage"] != number:
-            pass
+        events_of_stages[number].set()
+        when_in_use(number)
         torch.testing.assert_close(run(X), expected)
         found = only(0)
         assert (found["stages"][number], found["swaps"], found["compiled_calls"]) == ("in use", number + 1, number + 1)
@@ -92,15 +98,15 @@ def test_stage_by_stage_behind_an_eager_graph(shared_pool: Path, cache: Path, he
 
 
 def test_the_first_stage_is_waited_for_without_async(
-    shared_pool: Path, cache: Path, held: dict[int, threading.Event]
+    shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
 ) -> None:
-    held[1] = threading.Event()
-    run = compiled(mode="progressive+subprocess", stages=[PLAIN, UNROLLED])
+    events_of_stages[1] = threading.Event()
+    run = in_stages(mode="progressive+subprocess", stages=[PLAIN, UNROLLED])
     torch.testing.assert_close(run(X), graph(X))
     found = only(0)
     assert (found["stage"], found["stages"]) == (0, {0: "in use", 1: "pending"})
     assert (found["eager_calls"], found["compiled_calls"], found["state"]) == (0, 1, "pending")
-    held[1].set()
+    events_of_stages[1].set()
     assert (only()["stage"], only()["state"]) == (1, "ready")
     torch.testing.assert_close(run(X), graph(X))
     assert only()["eager_calls"] == 0
@@ -109,27 +115,27 @@ def test_the_first_stage_is_waited_for_without_async(
 def test_a_later_process_starts_at_the_best_stage_that_exists(shared_pool: Path, cache: Path) -> None:
     torch.compile(graph, backend="fxpool", options=dict(UNROLLED))(X)  # the second stage's key, by another way
     anew()
-    run = compiled()
+    run = in_stages()
     torch.testing.assert_close(run(X), graph(X))
     found = only()
     assert (found["eager_calls"], found["stages"]) == (0, {1: "superseded", 2: "in use"})
     stats = fxpool.stats()
     assert (stats["hits"], stats["misses"], stats["compiles"]["worker"]) == (1, 1, 2)
     anew()
-    torch.testing.assert_close(compiled()(X), graph(X))
+    torch.testing.assert_close(in_stages()(X), graph(X))
     assert fxpool.wait(0) == [], "the last stage is there: nothing to do behind anybody's back"
     assert (fxpool.stats()["hits"], fxpool.stats()["compiles"]["worker"]) == (2, 2)
 
 
 def test_a_stage_that_came_by_another_way_skips_those_before_it(
-    shared_pool: Path, cache: Path, held: dict[int, threading.Event]
+    shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
 ) -> None:
-    held[0] = threading.Event()
-    run = compiled()
+    events_of_stages[0] = threading.Event()
+    run = in_stages()
     run(X)
     torch._dynamo.reset()
     torch.compile(graph, backend="fxpool", options=dict(SEPARATE))(X)  # a process that asks for the last one
-    held[0].set()
+    events_of_stages[0].set()
     found = only()
     assert found["stages"] == {0: "superseded", 1: "skipped", 2: "in use"}
     assert fxpool.stats()["compiles"]["worker"] == 2
@@ -156,7 +162,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     monkeypatch.setattr(load, "load_aot", slowed)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     wanted: dict[str, Any] = {"stage_calls": 3, "mode": "progressive+subprocess"}
-    run = compiled(**wanted)
+    run = in_stages(**wanted)
     run(X)
     assert only()["stages"] == {0: "in use", 1: "measured", 2: "measured"}
     for _ in range(20):
@@ -165,7 +171,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     keys = [one["key"] for one in fxpool.stats()["graphs"]]
     assert demoted_stages.find(str(cache), keys[2]) == keys[1]
     anew()
-    run = compiled(**wanted)
+    run = in_stages(**wanted)
     torch.testing.assert_close(run(X), graph(X))
     assert fxpool.wait(0) == []
     assert fxpool.stats()["graphs"][-1]["stage"] == 1
@@ -178,18 +184,18 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
 
 def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cache: Path) -> None:
     """Stage 1 was slower than 0, and 2 than 1: both are known, and what is served is named rightly."""
-    run = compiled(mode="progressive+subprocess")
+    run = in_stages(mode="progressive+subprocess")
     run(X)
     only()
     keys = [one["key"] for one in fxpool.stats()["graphs"]]
     LocalStore(str(cache)).clear()
     demoted_stages.add(str(cache), keys[1], keys[0])
     anew()
-    compiled(mode="progressive+subprocess")(X)
+    in_stages(mode="progressive+subprocess")(X)
     assert only()["stages"] == {0: "superseded", 2: "in use"}
     demoted_stages.add(str(cache), keys[2], keys[1])
     anew()
-    compiled(mode="progressive+subprocess")(X)
+    in_stages(mode="progressive+subprocess")(X)
     assert fxpool.wait(0) == [] and fxpool.stats()["graphs"][-1]["stage"] == 0
 
 
@@ -197,7 +203,7 @@ def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path
     def fragile(x: torch.Tensor) -> torch.Tensor:
         return deadly(x.sin(), "_exit in stage 1").cos()
 
-    run = compiled(fragile, stages=[PLAIN, UNROLLED, SEPARATE])
+    run = in_stages(fragile, stages=[PLAIN, UNROLLED, SEPARATE])
     expected = (X.sin() + 1).cos()
     with pytest.warns(RuntimeWarning, match="stays at the stage before") as warned:
         run(X)
@@ -210,25 +216,24 @@ def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path
 
 
 def test_strict_raises_for_a_stage_that_fails(shared_pool: Path, cache: Path) -> None:
-    run = compiled(lambda x: deadly(x.sin(), "_exit in stage 1").cos(), strict=True)
+    run = in_stages(lambda x: deadly(x.sin(), "_exit in stage 1").cos(), strict=True)
     run(X)
     assert only()["state"] == "failed"
     with pytest.raises(WorkerDiedError, match="code 4"):
         run(X)
 
 
-def test_training_in_stages(shared_pool: Path, cache: Path, held: dict[int, threading.Event]) -> None:
-    held.update({0: threading.Event(), 1: threading.Event()})
+def test_training_in_stages(shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]) -> None:
+    events_of_stages.update({0: threading.Event(), 1: threading.Event()})
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
-    run = compiled(model, stages=[PLAIN, UNROLLED])
+    run = in_stages(model, stages=[PLAIN, UNROLLED])
     for step in range(6):
         model.zero_grad()
         loss = run(X).square().mean()
         if step in (1, 3):
-            held[step // 2].set()
-            while only(0)["stage"] != step // 2:
-                pass
+            events_of_stages[step // 2].set()
+            when_in_use(step // 2)
         loss.backward()  # of the version that its forward had
         found = [parameter.grad.clone() for parameter in model.parameters()]
         model.zero_grad()
@@ -253,7 +258,7 @@ def test_other_sizes_stay_right_in_every_stage(shared_pool: Path, cache: Path) -
 
 
 def test_without_a_cache(shared_pool: Path, cache: Path) -> None:
-    run = compiled(cache=False, stages=[PLAIN, UNROLLED])
+    run = in_stages(cache=False, stages=[PLAIN, UNROLLED])
     run(X)
     assert only()["stages"] == {0: "superseded", 1: "in use"}
     torch.testing.assert_close(run(X), graph(X))

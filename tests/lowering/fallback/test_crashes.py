@@ -17,7 +17,7 @@ from typing import Any
 import crash_jobs
 import psutil
 import pytest
-import torch
+from compiling import compiled
 from processes import HERE
 
 import fxpool
@@ -30,13 +30,6 @@ SECONDS = 120.0  # ends a broken test
 
 
 pytestmark = pytest.mark.usefixtures("nothing_lowered_here")
-
-
-def compiled() -> None:
-    torch._dynamo.reset()
-    tensors = crash_jobs.inputs()
-    found = torch.compile(crash_jobs.graph, backend="fxpool")(*tensors)
-    torch.testing.assert_close(found, crash_jobs.graph(*tensors))
 
 
 def ours(one: dict[str, Any]) -> bool:
@@ -126,7 +119,7 @@ def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Pat
     before = runtime.pool().status()
     hunter = Hunter(seen_in(phase, who))
     hunter.start()
-    compiled()
+    compiled(crash_jobs.graph, *crash_jobs.inputs())
     nothing_lost(hunter, who, before)
 
 
@@ -158,7 +151,7 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
             go.touch()
 
         threading.Thread(target=let_go, daemon=True).start()
-        compiled()
+        compiled(crash_jobs.graph, *crash_jobs.inputs())
     finally:
         go.touch()
         for job in blocking:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from compiling import compiled
 from processes import HERE
 
 import fxpool
@@ -30,13 +31,6 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 
 X = torch.randn(6, 8)
-
-
-def compiled(**options: Any) -> torch.Tensor:
-    torch._dynamo.reset()
-    found = torch.compile(total, backend="fxpool", options=options or None)(X)
-    torch.testing.assert_close(found, total(X))
-    return found
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -66,7 +60,7 @@ def files(cache: Path) -> list[Path]:
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 @pytest.mark.parametrize("kind", ["entries", "blobs"])
 def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cache: Path) -> None:
-    compiled()
+    compiled(total, X)
     for path in (p for p in files(cache) if kind in p.parts):
         data = bytearray(path.read_bytes())
         if damage == "flip":
@@ -77,21 +71,21 @@ def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cac
         other.chmod(0o600)
         other.replace(path)
     runtime.forget_stores()
-    compiled()
+    compiled(total, X)
     stats = fxpool.stats()
     assert (stats["hits"], stats["compiles"]["worker"]) == (0, 2)
     runtime.forget_stores()
-    compiled()
+    compiled(total, X)
     assert fxpool.stats()["hits"] == 1, "and what was damaged has been written anew"
 
 
 def test_a_directory_removed_between_calls(shared_pool: Path, cache: Path) -> None:
     import shutil
 
-    compiled()
+    compiled(total, X)
     for name in ("entries", "blobs"):
         shutil.rmtree(cache / name)
-    compiled()
+    compiled(total, X)
     assert fxpool.stats()["compiles"]["worker"] == 2
 
 
@@ -116,7 +110,7 @@ def test_an_unsafe_cache_directory_is_refused_and_counted(
     else:
         pytest.skip("only root can give a directory away")
     try:
-        compiled()
+        compiled(total, X)
     finally:
         cache.chmod(0o700)
         if os.geteuid() == 0:
@@ -157,7 +151,7 @@ def kill_next_worker(times: int) -> threading.Thread:
 def test_a_killed_worker_costs_a_retry(shared_pool: Path, cache: Path) -> None:
     runtime.pool().start(wait=True)
     hunter = kill_next_worker(1)
-    compiled()
+    compiled(total, X)
     hunter.join()
     stats = fxpool.stats()
     assert (stats["compiles"]["worker"], stats["compiles"]["in_process"], stats["eager_calls"]) == (1, 0, {})
@@ -168,7 +162,7 @@ def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, 
     runtime.pool().start(wait=True)
     hunter = kill_next_worker(2)
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
-        compiled()
+        compiled(total, X)
     hunter.join()
     stats = fxpool.stats()
     assert stats["eager_calls"] == {"worker_died": 1}

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from compiling import compiled
 
 import fxpool
 from fxpool.codecache import quarantine
@@ -19,10 +20,8 @@ from fxpool.pool import JobSpec
 X = torch.randn(6, 8)
 
 
-def compiled(factor: float = 1.0) -> None:
-    torch._dynamo.reset()
-    found = torch.compile(lambda x: (x.sin() @ x.T).softmax(-1) * factor, backend="fxpool")(X)
-    torch.testing.assert_close(found, (X.sin() @ X.T).softmax(-1) * factor)
+def attended(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    return (x.sin() @ x.T).softmax(-1) * factor
 
 
 def counts() -> dict[str, Any]:
@@ -58,12 +57,12 @@ def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Pa
         pool.submit("no.such.module:function", b"", JobSpec(label="first")).result(timeout=100)
     facts = pool.status()
     with without_descriptors(facts["server_pid"] if who == "server" else facts["zygote"]["pid"]):
-        compiled()
+        compiled(attended, X)
     assert counts() == here_for("no_worker")
     assert not list(quarantine.scan(str(cache)))
-    compiled()
+    compiled(attended, X)
     assert fxpool.stats()["hits"] == 1, "what was compiled here is kept"
-    compiled(2.0)
+    compiled(lambda x: attended(x, 2.0), X)
     assert fxpool.stats()["compiles"]["worker"] == 1
 
 
@@ -75,6 +74,6 @@ def test_a_runtime_directory_that_others_can_replace_is_refused_by_name(
     above.mkdir()
     above.chmod(0o777)
     monkeypatch.setenv("FXPOOL_RUNTIME_DIR", str(above / "r"))
-    compiled()
+    compiled(attended, X)
     assert counts() == here_for("runtime_directory_refused")
     fxpool.close()
