@@ -86,7 +86,7 @@ test-slow: $(INSTALLED) $(TRITON)
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
 # and tests/hunt are packages below tests.
 CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" \
-  tests/lowering tests/pool tests/gpu bench examples
+  tests/lowering tests/pool bench examples
 
 # mypy sees the installed package, because only there are the rooms where their import names say.
 lint: $(LINTERS)
@@ -97,7 +97,7 @@ lint: $(LINTERS)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
 	    --no-build-isolation --target "$$scratch" .; \
 	  echo "mypy -p fxpool"; \
-	  export MYPYPATH="$$scratch:tests"; \
+	  export MYPYPATH="$$scratch:tests:tests/lowering"; \
 	  $(BIN)/python -m mypy --config-file pyproject.toml -p fxpool; \
 	  for folders in $(CHECKED); do \
 	    echo "mypy $$folders"; \

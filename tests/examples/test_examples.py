@@ -161,7 +161,7 @@ def test_install_has_unchanged_code_compiled_by_workers() -> None:
 
 
 def test_a_machine_without_a_gpu_fills_a_cache_for_one(tmp_path: Path) -> None:
-    """What is kept is for the GPU, by its own headers; that a GPU is served from it is tests/gpu/elsewhere.py's."""
+    """What is kept is for the GPU, by its own headers; that a GPU is served from it is bench/gpu/elsewhere.py's."""
     place = "" if importlib.util.find_spec("triton") is not None else BESIDE
     if place and not (Path(place) / "triton").is_dir():
         pytest.skip(f"no Triton in {place}; `make test-slow` puts it there")

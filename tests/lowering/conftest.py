@@ -1,5 +1,8 @@
 """Children of the test process that compile, on a host whose tool chain is known.
 
+A package's tests lie in the folder of its name. Those of whole programs and of several packages lie in this one, with
+the modules and children that tests share.
+
 Finding out which vector instructions a host can use and precompiling one header takes 10 s and more
 per cache directory; a session does it once, and every test's cache directory starts with a link to
 the result. That is the state a second use of a host is in.

@@ -6,7 +6,6 @@ What is not tested: loading a Triton kernel and launching it, which takes a GPU.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from processes import HERE, run_python
-from test_triton_kernels import BESIDE, place_of_triton
+from triton_place import path_with_triton
 
 import fxpool
 from fxpool import counters
@@ -166,11 +165,7 @@ def test_jobs_of_async_compile_run_in_workers_as_their_asker_would(run: Run, kno
 
 
 def test_triton_kernels_are_compiled_by_workers(run: Run) -> None:
-    place = place_of_triton()
-    if place is None:
-        pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
-    report = run("triton", PYTHONPATH=path, TORCHINDUCTOR_COMPILE_THREADS="2")
+    report = run("triton", PYTHONPATH=path_with_triton(), TORCHINDUCTOR_COMPILE_THREADS="2")
     assert len({*report["workers_of_kernels"], report["me"]}) == 3
     assert all(report["candidates"])
     assert report["said"].startswith("SubprocException")

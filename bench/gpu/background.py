@@ -1,0 +1,139 @@
+"""Llama on a GPU, compiled behind its back: the first step is eager's, later ones are compiled.
+
+    python bench/gpu/background.py [--what infer|train] [--pairs 5] [--out results.json]
+
+First steps of ``backend="eager"``, stock Inductor and fxpool's ``async+subprocess`` in turn, each a fresh process with
+empty caches, the clock started before ``torch.compile()``. Then one process steps on until its code is in use, one goes
+through the stages of ``progressive+async+subprocess``. Exits 1 when something that must hold does not: the first step
+equals eager's bit for bit, no GraphLowering in the process, compiled code in use and close to stock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from workload import Llama, difference
+
+BACKENDS = ("eager", "inductor", "fxpool")
+
+
+def child(asked: dict[str, Any]) -> None:
+    import torch
+
+    from fxpool.demo.child import LoweringCounter
+
+    counter = LoweringCounter()
+    counter.install()
+    work = Llama(asked["layers"], asked["what"] == "train")
+    started = time.perf_counter()
+    options = {"options": {"mode": asked["mode"]}} if asked["backend"] == "fxpool" else {}
+    compiled = torch.compile(work.model, backend=asked["backend"], **options)
+    found = work.step(compiled)
+    report: dict[str, Any] = {"first": time.perf_counter() - started}
+    expected = work.step(work.model)
+    report["difference"] = difference(found, expected)
+    if asked["until"]:
+        import fxpool
+
+        while any(one["state"] == "pending" for one in fxpool.wait(0)):
+            begun = time.perf_counter()
+            found = work.step(compiled)
+            report["longest"] = max(report.get("longest", 0.0), time.perf_counter() - begun)
+        report["in_use"] = time.perf_counter() - started
+        found = work.step(compiled)
+        report["later_difference"] = difference(found, expected)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            work.step(compiled)
+        report["triton"] = sum(event.count for event in profile.key_averages() if event.key.startswith("triton_"))
+        stats = fxpool.stats()
+        report |= {name: stats[name] for name in ("compiles", "fallbacks", "bypasses")}
+        report["background"] = stats["background"]
+        report["graphs"] = [(g["outcome"], g["stage"], g["seconds"]) for g in stats["graphs"]]
+    print(json.dumps(report | {"lowerings": counter.count}), flush=True)
+
+
+def run(asked: dict[str, Any], root: str) -> dict[str, Any]:
+    places = {"TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t", "FXPOOL_CACHE_DIR": "c"}
+    with tempfile.TemporaryDirectory(prefix="fresh-", dir=root, ignore_cleanup_errors=True) as fresh:
+        environment = {
+            **os.environ,
+            **{name: f"{fresh}/{place}" for name, place in places.items()},
+            "FXPOOL_RUNTIME_DIR": f"{root}/r",
+            "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
+        }
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", json.dumps(asked)],
+            capture_output=True, text=True, env=environment, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    print(json.dumps(asked), done.stdout.strip().splitlines()[-1], flush=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--what", choices=["infer", "train"], default="infer")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    if options.child:
+        return child(json.loads(options.child))
+    import torch
+
+    failures: list[str] = []
+    firsts: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    asked = {"what": options.what, "layers": options.layers, "mode": "async+subprocess", "until": False}
+    with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
+        for _ in range(options.pairs):
+            for backend in BACKENDS:
+                found = run({**asked, "backend": backend}, root)
+                firsts[backend].append(found["first"])
+                if backend == "fxpool" and (found["difference"] or found["lowerings"]):
+                    failures.append(f"the first step is not eager's: {found}")
+        modes = ("async+subprocess", "progressive+async+subprocess")
+        longer = {mode: run({**asked, "backend": "fxpool", "mode": mode, "until": True}, root) for mode in modes}
+    for mode, found in longer.items():
+        failures += [f"{mode}: {text}" for text in check(found)]
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.what}, first steps, caches empty")
+    for backend in BACKENDS:
+        print(f"  {backend:9} median {statistics.median(firsts[backend]):.2f} s")
+    for rival in ("eager", "inductor"):
+        ratios = [a / b for a, b in zip(firsts["fxpool"], firsts[rival], strict=True)]
+        print(f"  fxpool / {rival}: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"firsts": firsts, "longer": longer}, file, indent=1)
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(bool(failures))
+
+
+def check(found: dict[str, Any]) -> list[str]:
+    failures = []
+    if found["difference"] or found["lowerings"]:
+        failures.append("the first step is not eager's, or a graph was lowered in the process")
+    if found["later_difference"] > 2e-2:
+        failures.append(f"compiled code differs from eager by {found['later_difference']:.3g}")
+    if not found["triton"]:
+        failures.append("no Triton kernel was seen at work")
+    if found["fallbacks"] or found["compiles"]["in_process"]:
+        failures.append(f"steps down: {found['fallbacks']}, {found['compiles']}")
+    if any(one["state"] != "ready" for one in found["background"]):
+        failures.append(f"not in use: {found['background']}")
+    return failures
+
+
+if __name__ == "__main__":
+    main()

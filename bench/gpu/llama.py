@@ -1,0 +1,208 @@
+"""Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
+
+    python bench/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5 [--states warm,known,server,bare]]
+                              [--out results.json]
+
+Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
+a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
+something that must hold does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from workload import Llama, parts, save, saved_difference
+
+#: Modules that a hit has no use for.
+COMPILER = (
+    "torch._inductor.compile_fx", "torch._inductor.graph", "torch._inductor.lowering", "torch._inductor.scheduler",
+    "torch._inductor.select_algorithm", "torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics",
+)  # fmt: skip
+
+
+def child(asked: dict[str, Any]) -> None:
+    counter = None
+    if asked["backend"] == "fxpool":
+        from fxpool.demo.child import LoweringCounter
+
+        counter = LoweringCounter()
+        counter.install()
+    work = Llama(asked["layers"], asked["what"] == "train")
+    import torch
+
+    if asked.get("server"):
+        from fxpool.lowering.core.runtime import runtime
+        from fxpool.pool import JobSpec
+
+        runtime.pool().start(wait=True)
+        time.sleep(0.5)  # it begins to warm up when nobody asks for anything
+        runtime.pool().submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
+    before = set(sys.modules)
+    started = time.perf_counter()
+    compiled = torch.compile(work.model, backend=asked["backend"])
+    found = work.step(compiled)
+    first = time.perf_counter() - started
+    imported = [name for name in COMPILER if name in sys.modules and name not in before]
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        work.step(compiled)
+        times.append(time.perf_counter() - begun)
+    save(found, asked["save"])
+    report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count if counter else 0}
+    if asked["backend"] == "fxpool":
+        import fxpool
+
+        stats = fxpool.stats()
+        report["compiler"] = imported
+        report |= {k: stats[k] for k in ("hits", "misses", "compiles", "fallbacks", "bypasses", "entries_written")}
+        report["graphs"] = [(g["outcome"], g["level"], g["seconds"]) for g in stats["graphs"]]
+        report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
+    print(json.dumps(report))
+
+
+def run(asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(asked)],
+        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--what", choices=["infer", "train"], action="append")
+    parser.add_argument("--pairs", type=int, default=1, help="rounds of first calls, each back end in turn")
+    parser.add_argument("--states", default="warm", help="warm, known (to the host, the graph is not), server, bare")
+    parser.add_argument("--only-rounds", action="store_true", help="begin with the rounds; not for warm")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    if options.child:
+        return child(json.loads(options.child))
+    import torch
+
+    failures: list[str] = []
+    rows: list[dict[str, Any]] = []
+    again: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
+        for what in options.what or ("infer", "train"):
+            for backend in ("eager", "inductor", "fxpool") if not options.only_rounds else ():
+                place = {
+                    "TORCHINDUCTOR_CACHE_DIR": f"{root}/{backend}-{what}/i",
+                    "TRITON_CACHE_DIR": f"{root}/{backend}-{what}/t",
+                    "FXPOOL_CACHE_DIR": f"{root}/{backend}-{what}/c",
+                    "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                    "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
+                }
+                for state in ("cold", "warm"):
+                    if backend == "eager" and state == "warm":
+                        continue
+                    if backend == "fxpool" and state == "warm":
+                        # Nothing but the store is kept: what an entry needs must be in it.
+                        place["TORCHINDUCTOR_CACHE_DIR"] += "2"
+                        place["TRITON_CACHE_DIR"] += "2"
+                    save = f"{root}/{backend}-{what}-{state}.pt"
+                    asked = {"backend": backend, "what": what, "layers": options.layers, "save": save}
+                    row = {"what": what, "backend": backend, "state": state, **run(asked, place)}
+                    if backend == "fxpool":
+                        row["difference"] = saved_difference(save, f"{root}/inductor-{what}-cold.pt")
+                        row["inductor_warm_difference"] = saved_difference(
+                            f"{root}/inductor-{what}-warm.pt", f"{root}/inductor-{what}-cold.pt"
+                        )
+                        check(row, failures)
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+            for state in options.states.split(",") if options.pairs > 1 else ():
+                again[what, state] = rounds(root, what, options.layers, options.pairs, state)
+                print(what, state, json.dumps(again[what, state]), flush=True)
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama of {options.layers} layers, bf16\n")
+    print("| | back end | state | first call, s | per call, ms | difference from Inductor |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        shown = f"{row['difference']:.2e}" if "difference" in row else ""
+        print(
+            f"| {row['what']} | {row['backend']} | {row['state']} | {row['first']:.2f} | {row['call'] * 1e3:.2f} "
+            f"| {shown} |"
+        )
+    for (what, state), found in again.items():
+        for rival, kind in (("inductor", "first"), ("eager", "first"), ("inductor", "call")):
+            sides = {side: [one[kind] for one in found[side]] for side in ("fxpool", rival)}
+            ratios = [mine / theirs for mine, theirs in zip(*sides.values(), strict=True)]
+            medians = ", ".join(f"{side} {statistics.median(times):.4g} s" for side, times in sides.items())
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+            print(f"{what}, {state}, {kind} call, median of {options.pairs} pairs: {medians}, ratio {spread}")
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(
+                {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "rows": rows}, file, indent=1
+            )
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(bool(failures))
+
+
+def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[str, list[dict[str, Any]]]:
+    """First and later calls of each back end in turn. fxpool's Inductor and Triton directories are empty each time.
+
+    Unless it is `warm`, so are stock's, and fxpool's store: it knows the host's tool chain in the states `known` and
+    `server` (which has a server running before the clock starts), and nothing where it is `bare`.
+    """
+    found: dict[str, list[dict[str, Any]]] = {"eager": [], "inductor": [], "fxpool": []}
+    for number in range(pairs):
+        for backend, rows in found.items():
+            kept = f"{root}/{backend}-{what}"
+            mine = f"{kept}-{state}-{number}" if state != "warm" or backend == "fxpool" else kept
+            store = f"{kept}/c" if state == "warm" else f"{mine}/c"
+            if backend == "fxpool" and state in ("known", "server") and os.path.isdir(f"{kept}/c/toolchain"):
+                shutil.copytree(f"{kept}/c/toolchain", f"{store}/toolchain")
+                os.chmod(store, 0o700)
+            place = {
+                "TORCHINDUCTOR_CACHE_DIR": f"{mine}/i", "TRITON_CACHE_DIR": f"{mine}/t", "FXPOOL_CACHE_DIR": store,
+                "FXPOOL_RUNTIME_DIR": f"{root}/r",
+                "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
+            }  # fmt: skip
+            asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
+            place["FXPOOL_TRACE"] = f"{root}/trace-{what}-{state}-{number}.json" if backend == "fxpool" else ""
+            row = run({**asked, "server": state == "server" and backend == "fxpool"}, place)
+            rows.append({name: row[name] for name in ("first", "call") if name in row})
+            if backend == "fxpool":
+                rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
+                shutil.copytree(f"{store}/toolchain", f"{kept}/c/toolchain", dirs_exist_ok=True)
+            print(what, state, backend, json.dumps(rows[-1]), flush=True)
+    return found
+
+
+def check(row: dict[str, Any], failures: list[str]) -> None:
+    name = f"{row['what']} {row['state']}"
+    # bf16: two runs of one compiled program may differ by as much where atomics are used.
+    allowed = max(2e-2, 2 * row["inductor_warm_difference"])
+    if row["difference"] > allowed:
+        failures.append(f"{name}: differs from stock Inductor by {row['difference']:.3g} (allowed {allowed:.3g})")
+    if row["lowerings"]:
+        failures.append(f"{name}: {row['lowerings']} GraphLowering constructions in the parent")
+    if row["fallbacks"]:
+        failures.append(f"{name}: steps down {row['fallbacks']}")
+    if row["state"] == "warm" and row["compiler"]:
+        failures.append(f"{name}: a hit imported {row['compiler']}")
+    if row["state"] == "cold" and (row["compiles"]["worker"] != row["misses"] or row["compiles"]["in_process"]):
+        failures.append(f"{name}: not every graph was compiled by a worker: {row['compiles']}")
+    if row["state"] == "warm" and (row["misses"] or not row["hits"] or any(row["compiles"].values())):
+        failures.append(f"{name}: not served from the cache: {row}")
+
+
+if __name__ == "__main__":
+    main()

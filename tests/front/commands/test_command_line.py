@@ -1,0 +1,179 @@
+"""What all commands have in common: exit statuses, one prefix, streams that break, `status --watch` in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fxpool.commands import output, server
+from fxpool.commands.main import main
+
+COMMANDS = [["stats"], ["stats", "--json"], ["cache", "ls"], ["status"], ["cache", "verify"], ["--help"], ["--version"]]
+
+
+def start(python: str, *arguments: str, **kwargs: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([python, "-m", "fxpool", *arguments], text=True, **kwargs)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_full_output_is_said_in_a_line(python: str, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full, start(python, *arguments, stdout=full, stderr=subprocess.PIPE) as running:
+        _, said = running.communicate()
+    assert said == "fxpool: the output can't be written: No space left on device\n"
+    assert running.returncode == 1
+
+
+def test_nothing_can_be_said_where_errors_are_full_too(python: str) -> None:
+    with open("/dev/full", "w") as full, start(python, "stats", stdout=full, stderr=full) as running:
+        pass
+    assert running.returncode == 1
+
+
+def test_without_streams_a_command_works(python: str) -> None:
+    for closed in ("0", "1", "2"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m fxpool cache ls {closed}>&-', python], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["status", "--watch"], ["status", "--watch", "--json"]], ids=" ".join)
+def test_who_stops_reading_ends_it_in_silence(python: str, arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "r" / "host-x.socket").symlink_to("nowhere")  # a server that is gone: something is said of it
+    try:
+        with start(python, *arguments, "--interval", "10ms", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert running.stdout is not None and running.stderr is not None
+            assert running.stdout.readline()
+            running.stdout.close()
+            said = running.stderr.read()
+        assert (running.returncode, said) == (141, "")
+    finally:
+        (tmp_path / "r" / "host-x.socket").unlink()
+
+
+def test_watching_in_a_pipe_is_lines_without_control_sequences(python: str) -> None:
+    with start(
+        python, "status", "--watch", "--interval", "0.05s", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        lines = [running.stdout.readline() for _ in range(6)]
+        running.send_signal(signal.SIGINT)
+        rest = running.stdout.read()
+        assert running.stderr.read() == ""
+    text = "".join(lines) + rest
+    assert "\x1b" not in text and "\r" not in text
+    assert [bool(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", line)) for line in lines] == [True, False] * 3
+    assert all("no server" in line for line in lines[1::2])
+    assert running.returncode == 0
+
+
+@pytest.mark.parametrize("interval", ["-1", "0", "nan", "soon", ""])
+def test_an_interval_is_a_time(interval: str) -> None:
+    result = CliRunner().invoke(main, ["status", "--watch", "--interval", interval])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("fxpool: ") and f"{interval!r} is not a time of more than 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command 'nothing'"),
+        (["stats", "--nothing"], "No such option"),
+        (["cache", "show"], "Missing argument"),
+        (["demo", "--backends", ","], "name at least one backend"),
+    ],
+)
+def test_mistakes_have_one_prefix(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("fxpool: ") and said in result.stderr
+    assert "--help` says what can be given" in result.stderr and "Usage" not in result.stderr
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: Path) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "_shown", stopped)
+    result = CliRunner().invoke(main, ["status"])
+    assert result.exit_code == 130 and result.stderr.strip() == "fxpool: stopped"
+
+
+def on_a_terminal(python: str, *arguments: str, **environment: str) -> str:
+    ours, theirs = pty.openpty()
+    read = bytearray()
+
+    def drain() -> None:
+        try:
+            while data := os.read(ours, 4096):
+                read.extend(data)
+        except OSError:
+            pass  # the other end is closed
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+    with start(
+        python, *arguments, stdout=theirs, stdin=theirs, stderr=theirs, env={**kept, "TERM": "xterm", **environment}
+    ) as running:
+        if "--watch" in arguments:
+            while b"no server" not in read:
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    return read.decode()
+
+
+def test_colours_are_for_terminals_that_want_them(python: str) -> None:
+    colour = re.compile(r"\x1b\[(?:[0-9]+;)*[34][0-7]m")
+    for arguments in (["stats"], ["status"], ["status", "--watch"]):
+        assert not colour.search(on_a_terminal(python, *arguments, NO_COLOR="1"))
+
+
+def test_a_dumb_terminal_is_not_drawn_on(python: str) -> None:
+    assert "\x1b" not in on_a_terminal(python, "status", "--watch", TERM="dumb")
+    assert "\x1b" in on_a_terminal(python, "status", "--watch")
+
+
+def test_the_mark_is_not_said_to_be_passed_where_it_is_not() -> None:
+    """The server looked a moment before: what it found then, and what is so now, are two things."""
+
+    def said(used: float, pressed: bool) -> str:
+        return server._mark({"host_used": used, "host_mark": 0.9, "pressed": pressed})
+
+    assert said(0.08, False) == "no job is begun above 90%"
+    assert "more than" not in said(0.08, True) and "was above 90% a moment ago" in said(0.08, True)
+    assert said(0.95, True).startswith("above 90%: no job is begun")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_text_is_wrapped_between_words(columns: int) -> None:
+    lines = output.wrapped("head       ", "word " * 40, columns).splitlines()
+    assert max(map(len, lines)) <= columns and " ".join(" ".join(lines).split()).count("word") == 40
+    parts = ["one two", "three four five", "x" * 5]
+    assert output.filled("key  ", parts, None) == "key  one two  three four five  xxxxx"
+    filled = output.filled("key  ", parts, columns)
+    assert max(map(len, filled.splitlines())) <= columns and all(part in filled for part in parts)
+
+
+def test_statuses_are_in_the_manual() -> None:
+    manual = Path(__file__).parents[3] / "docs" / "fxpool.1.md"
+    section = manual.read_text().split("## Exit status")[1].split("\n## ")[0]
+    documented = {int(row.split("|")[1]) for row in section.splitlines() if re.match(r"\| \d", row)}
+    assert documented == {0, output.FOUND_WRONG, output.MISTAKE, output.INTERRUPTED, 141}
+    text = manual.read_text()
+    for name in main.commands:
+        assert f"`{name}" in text
+    assert "docs/fxpool.1.md" in (manual.parents[1] / "README.md").read_text()

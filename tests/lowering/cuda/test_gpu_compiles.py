@@ -1,0 +1,117 @@
+"""Graphs compiled for GPUs where there is none, by ordinary workers: entries with binaries, from facts of the devices.
+
+There is no GPU to run them on; bench/gpu has what takes one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from processes import HERE, run_python
+from triton_place import path_with_triton
+
+from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.device_facts import DeviceFacts
+
+A100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"
+TARGETS = {A100: 80, H200: 90, B200: 100}
+EVERYWHERE = [f"{model}@{device}" for model in ("convolution", "attention") for device in TARGETS]
+LANGUAGE = [f"gpt2@{H200}", f"llama@{A100}", f"bert@{B200}"]
+REST = [
+    f"{model}@{device}"
+    for model in ("gpt2", "llama", "bert")
+    for device in TARGETS
+    if f"{model}@{device}" not in LANGUAGE
+]
+
+
+def _report(wanted: list[str], **environment: str) -> dict[str, Any]:
+    environment |= {"PYTHONPATH": path_with_triton(), "FXPOOL_POOL": "embedded"}
+    printed = run_python([str(HERE / "gpu_child.py"), *wanted], 900, **environment)
+    report: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return report
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """With a compiler that only ``CXX`` names: processes that do not know of it would take another."""
+    compiler = tmp_path_factory.mktemp("compiler") / "g++-of-ours"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "g++ of ours 1.0"; exit; }\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    return _report([*EVERYWHERE, *LANGUAGE, f"product@{H200}", f"constants@{H200}"], CXX=str(compiler))
+
+
+def _is_compiled(found: dict[str, Any], name: str) -> None:
+    assert found["graphs"] == 2, "forward and backward"
+    assert found["kernels"]
+    assert found["targets"] == [TARGETS[name.split("@")[1]]], "binaries say in their headers what they are for"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*EVERYWHERE, *LANGUAGE])
+def test_forward_and_backward_for_a_gpu_that_is_not_here(name: str, compiled: dict[str, Any]) -> None:
+    if not torch.cuda.is_available():
+        assert not compiled["cuda"]
+    _is_compiled(compiled[name], name)
+
+
+@pytest.mark.timeout(900)
+def test_all_models_for_all_gpus() -> None:
+    report = _report(REST)
+    for name in REST:
+        _is_compiled(report[name], name)
+
+
+def test_a_convolution_is_cudnns(compiled: dict[str, Any]) -> None:
+    assert {"convolution", "convolution_backward"} <= set(compiled[f"convolution@{H200}"]["calls"])
+
+
+def test_attention_is_that_of_the_device(compiled: dict[str, Any]) -> None:
+    """Half types, no mask: flash attention. Made of ordinary operators it would be none of these calls."""
+    calls = compiled[f"attention@{H200}"]["calls"]
+    assert "_scaled_dot_product_flash_attention" in calls
+    assert "_scaled_dot_product_flash_attention_backward" in calls
+
+
+def test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry(compiled: dict[str, Any]) -> None:
+    found = compiled[f"product@{H200}"]
+    (question,) = found["questions"]
+    assert question[0] == "mm"
+    assert question[1][:2] == [[4095, 4095], [4095, 1]]
+    assert found["measured"] == [[question, True]]
+    assert len(found["kernels"]) == 2, "padded, as the answer was: a kernel that pads, and one that takes it off again"
+
+
+def test_tensors_made_of_numbers_in_the_graph(compiled: dict[str, Any]) -> None:
+    """Tracing computes what follows from them, on their device where there is one."""
+    _is_compiled(compiled[f"constants@{H200}"], f"constants@{H200}")
+
+
+def test_what_nobody_captured_is_named_and_not_guessed(compiled: dict[str, Any]) -> None:
+    assert compiled["unanswered"] == "a device's properties for multi_processor_count"
+
+
+def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
+    """By who asks, in this case; workers find it."""
+    assert len([name for name in compiled[f"bert@{B200}"]["ambient"] if name.endswith(".so")]) == 1
+
+
+# ------------------------------------------------------------------------------ facts
+
+
+@pytest.mark.parametrize("facts", COMMON.values(), ids=str)
+def test_facts_travel(facts: DeviceFacts) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=DeviceFacts) == facts
+    assert facts.target in ("sm_80", "sm_90", "sm_100")
+
+
+def test_two_of_a_kind_are_described_equally() -> None:
+    one = COMMON[H200]
+    other = msgspec.structs.replace(one, properties={**one.properties, "uuid": "GPU-7", "pci_bus_id": 3})
+    assert one.described() == other.described()
+    assert one.described() != COMMON["NVIDIA H100 80GB HBM3"].described()
+    assert one.described() != msgspec.structs.replace(one, cudnn=90000).described()

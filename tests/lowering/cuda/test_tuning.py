@@ -1,0 +1,133 @@
+"""Templates chosen by time, where there is no GPU: what is asked, who is asked, and what becomes of the answer.
+
+Times are made up here (`tuning_jobs`); everything else is real, the candidates' binaries included. On a GPU:
+bench/gpu/tuned.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from processes import HERE, run_python
+from triton_place import path_with_triton
+
+from fxpool.lowering.artifact.content import Decisions
+from fxpool.torch_compat.state import configs
+from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
+
+SMALL = "BLOCK_M : tl.constexpr = 64"
+LARGE = "BLOCK_M : tl.constexpr = 128"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    wanted = ["none", f"template={SMALL}", "deadly", f"convolution={LARGE}"]
+    environment = {"PYTHONPATH": path_with_triton(), "FXPOOL_POOL": "embedded"}
+    printed = run_python([str(HERE / "tuning_child.py"), *wanted], 500, **environment)
+    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_without_a_device_to_ask_torch_s_own_product_is_taken_and_that_is_recorded(compiled: dict[str, Any]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a device to ask")
+    (found,) = compiled["none"]
+    assert found["calls"] == ["extern_kernels.mm("]
+    assert [row[1] for row in found["tuned"]] == ["not timed"] * 3
+    assert found["guessed"] and not compiled["template"][0]["guessed"]
+
+
+def test_the_fastest_is_compiled_and_fused_with_what_follows(compiled: dict[str, Any]) -> None:
+    found = compiled["template"][0]
+    assert found["calls"] == ["triton_tem_fused_mm_relu_0.run("]
+    assert found["kernels"] == ["triton_tem_fused_mm_relu_0"], "one kernel: the product with the rest in it"
+    assert SMALL in found["blocks"]
+    assert found["targets"] == [90]
+    (described, count, best, milliseconds), *fused = found["tuned"]
+    assert described == "mm 512x512 512x512 bfloat16"
+    assert count > 5 and best.startswith("triton_mm-") and milliseconds == 0.01
+    assert len(found["told"]) == 3 and found["told"][0] == f"0.0100 ms, {best}, of {count}"
+    assert len(fused) == 2, "what follows alone, and fused with the fastest"
+
+
+def test_what_was_timed_is_kept_and_not_asked_again(compiled: dict[str, Any]) -> None:
+    first, second = compiled["template"]
+    assert second == first
+
+
+def test_a_candidate_that_kills_who_times_it_is_found_and_left_out(compiled: dict[str, Any]) -> None:
+    (found,) = compiled["deadly"]
+    described, count, _, milliseconds = found["tuned"][0]
+    assert described.startswith("mm 512x512") and count > 5
+    assert milliseconds == 0.5, "the last one; those beside the deadly one were timed, too"
+    assert found["kernels"]
+
+
+def test_convolutions_have_templates_too(compiled: dict[str, Any]) -> None:
+    (found,) = compiled["convolution"]
+    assert any(name.startswith("triton_tem") for name in found["kernels"])
+    assert LARGE in found["blocks"]
+
+
+# ------------------------------------------------------------------------------ when
+
+
+@pytest.mark.parametrize("option", ["max_autotune", "max_autotune_gemm"])
+def test_templates_that_are_timed_need_no_worker_with_a_device(option: str) -> None:
+    with configs.patched({option: True}):
+        assert configs.times_templates()
+        assert configs.measures() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_autotune_gemm_backends", "ATEN,CUTLASS"), ("max_autotune_conv_backends", "CUTLASS"),
+        ("benchmark_epilogue_fusion", False), ("pipeline_max_autotune_gemm", True),
+    ],
+)  # fmt: skip
+def test_what_is_timed_in_other_ways_does(name: str, value: Any) -> None:
+    with configs.patched({name: value}):
+        assert configs.measures() == "", "nothing is timed"
+        with configs.patched({"max_autotune": True}):
+            assert configs.measures() == name
+
+
+def test_times_are_those_of_sizes_types_and_candidates() -> None:
+    value = Value("a", 0, "bfloat16", (4, 4), (4, 1), 0, (4, 4))
+    one = Selection("mm", [value], value, [Choice("x", b"1")])
+    same = Selection("mm", [value], value, [Choice("x", b"another pickle")])
+    assert (one.identity(), one.candidates()) == (same.identity(), same.candidates())
+    renamed = msgspec.structs.replace(value, name="b")
+    assert Selection("mm", [renamed], renamed, [Choice("x", b"1")]).identity() == one.identity(), "the next layer's"
+    assert Selection("mm", [value], renamed, [Choice("x", b"1")]).identity() != one.identity(), "not the same buffer"
+    for other in (
+        Selection("bmm", [value], value, [Choice("x", b"1")]),
+        Selection("mm", [value, value], value, [Choice("x", b"1")]),
+        Selection("mm", [value], value, [Choice("y", b"1")]),
+        Selection("mm", [value], value, [Choice("x", b"1"), Choice("y", b"1")]),
+    ):
+        assert (other.identity(), other.candidates()) != (one.identity(), one.candidates())
+
+
+def test_an_entry_tells_people_what_was_decided_by_time() -> None:
+    measured = [
+        [["mm", [[4095, 4095], [4095, 1], "bfloat16", False], [[4095, 8], [8, 1], "bfloat16", True], None], True]
+    ]
+    tuned = [
+        ["mm 4x4 4x4 bfloat16", 3, "triton_mm-c1", 0.25],
+        ["a fused kernel", 1, "", None],
+        ["bmm 2x4x4", "not timed"],
+    ]
+    assert Decisions(measured=measured, tuned=tuned).described() == {
+        "decided 1, padding mm 4095x4095 4095x8": "pays",
+        "decided 2, mm 4x4 4x4 bfloat16": "0.2500 ms, triton_mm-c1, of 3",
+        "decided 3, a fused kernel": "none runs",
+        "decided 4, bmm 2x4x4": "not timed",
+    }
+    assert Decisions().described() == {}
