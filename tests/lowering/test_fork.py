@@ -11,7 +11,7 @@ from processes import run_python
 PROGRAM = """
 import json, os, select, signal, time
 import torch, fxpool
-from fxpool import statistics
+from fxpool import counters
 x = torch.ones(6, 8)
 run = torch.compile(lambda x: (x @ x.T).softmax(-1).sin(), backend="fxpool")
 run(x)
@@ -19,7 +19,7 @@ run(x)  # now its thread begins
 
 def child():
     from fxpool.lowering.core.runtime import runtime
-    statistics.count("hits")
+    counters.count("hits")
     runtime.store()
     runtime.pool()
     fxpool.wait(0)

@@ -26,9 +26,9 @@ def graph(x):
 x = torch.randn(8)
 torch.testing.assert_close(torch.compile(graph, backend="fxpool")(x), graph(x))
 import fxpool
-from fxpool import statistics
+from fxpool import counters
 from fxpool.watch import events
-found = statistics.snapshot()
+found = counters.snapshot()
 with open(said, "w") as file:
     json.dump([found["compiles"]["worker"], found["hits"], found["fallbacks"], found["bypasses"]], file)
 """
@@ -73,10 +73,10 @@ def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(shared_poo
     program = """
 import warnings, torch, fxpool
 from fxpool.errors import WorkerDiedError
-from fxpool.lowering.fallback import chain
+from fxpool.lowering.fallback import remote
 def dies(*_):
     raise WorkerDiedError("graph 0", worker=7, signal=9, attempts=2)
-chain._asked = dies
+remote._submit = dies
 warnings.simplefilter("error")
 x = torch.randn(8)
 torch.testing.assert_close(torch.compile(torch.sin, backend="fxpool")(x), x.sin())
