@@ -3,7 +3,7 @@
 #   make demo        fxpool doctor, then GPT-2 and BERT beside stock Inductor, a few minutes
 #   make doctor      whether all that fxpool needs is here, ten seconds
 #   make test        the quick tests           make test-slow   all of them
-#   make lint        ruff, and mypy --strict on the installed package, the tests, benchmarks and examples
+#   make lint        ruff, and mypy --strict on package, tests, benchmarks, docs/ and examples
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
@@ -86,7 +86,7 @@ test-slow: $(INSTALLED) $(TRITON)
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
 # and tests/hunt are packages below tests.
 CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" \
-  tests/lowering tests/pool bench examples
+  tests/lowering tests/pool "bench docs" examples
 
 # mypy sees the installed package, because only there are the rooms where their import names say.
 lint: $(LINTERS)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -30,8 +31,8 @@ def count_lowerings() -> None:
     import importlib.abc
     import importlib.machinery
 
-    def watch(module: object) -> None:
-        cls = module.GraphLowering  # type: ignore[attr-defined]
+    def watch(module: ModuleType) -> None:
+        cls = module.GraphLowering
         original = cls.__init__
 
         def counted(self: object, *args: object, **kwargs: object) -> None:
@@ -67,12 +68,12 @@ def count_lowerings() -> None:
     sys.meta_path.insert(0, Finder())
 
 
-def compiled_calls(run) -> tuple[int, list[str]]:  # type: ignore[no-untyped-def]
-    """(calls of Inductor's compiled graphs, names of operators) that a profiler sees while `run` runs."""
+def compiled_calls(run: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], int, list[str]]:
+    """(what `run` gives, calls of Inductor's compiled graphs and names of operators that a profiler sees meanwhile)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run()
+        found = run()
     names = [event.name for event in profile.events()]
-    return sum(n.startswith("## Call CompiledFxGraph") for n in names), sorted(set(names))
+    return found, sum(n.startswith("## Call CompiledFxGraph") for n in names), sorted(set(names))
 
 
 # A process that is served from the cache needs none of them.
@@ -134,8 +135,7 @@ def main(arguments: list[str]) -> None:
         outputs[what] = zoo.step(compiled, batch, what)
     watched = watch.end()
     for what in asked["what"]:
-        again: list[torch.Tensor] = []
-        calls[what], operators[what] = compiled_calls(lambda w=what, a=again: a.extend(zoo.step(compiled, batch, w)))
+        again, calls[what], operators[what] = compiled_calls(partial(zoo.step, compiled, batch, what))
         if asked["model"] != "resnet":  # running statistics move with every training step
             torch.testing.assert_close(again, outputs[what])
     if asked.get("save"):

@@ -224,8 +224,12 @@ def unsent() -> dict[str, Any]:
     import torch
 
     said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(f"{record.getMessage()}{record.exc_info or ''}")  # type: ignore
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(f"{record.getMessage()}{record.exc_info or ''}")
+
+    handler = Handler(logging.WARNING)
     for name in ("torch._inductor", "fxpool"):
         logging.getLogger(name).addHandler(handler)
     fxpool.install()

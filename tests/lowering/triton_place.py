@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-BESIDE = Path(sys.prefix) / "triton"
+# Read once: a test's own environment has no settings of fxpool's.
+BESIDE = os.environ.get("FXPOOL_TEST_TRITON", str(Path(sys.prefix) / "triton"))
 
 
 def path_with_triton(*more: str) -> str:
@@ -22,7 +23,6 @@ def _place_of_triton() -> str:
         importlib.metadata.version("triton")
         return ""
     except importlib.metadata.PackageNotFoundError:
-        found = os.environ.get("FXPOOL_TEST_TRITON", str(BESIDE))
-        if os.path.isdir(os.path.join(found, "triton")):
-            return found
+        if os.path.isdir(os.path.join(BESIDE, "triton")):
+            return BESIDE
         pytest.skip(f"no Triton in {BESIDE}; `make test` puts it there")

@@ -10,13 +10,13 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import WorkerDiedError
-from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool import Job, JobSpec, PoolClient
 from fxpool.pool import messages as m
 
 Make = Callable[..., PoolClient]
 
 
-def watched(client: PoolClient, function: str, payload: bytes, **settings: Any) -> tuple[list[m.JobEvent], object]:
+def watched(client: PoolClient, function: str, payload: bytes, **settings: Any) -> tuple[list[m.JobEvent], Job]:
     steps: list[m.JobEvent] = []
     job = client.submit(function, payload, JobSpec(label="seen", **settings), on_event=steps.append)
     return steps, job
@@ -29,14 +29,14 @@ def test_a_job_and_its_sub_jobs(make_client: Make, place: Place) -> None:
     mark = place.mark("mark-seen")
     place.mark("mark-seen-go").touch()
     steps, job = watched(client, "pool_jobs:wait_for_a_sub_job", str(mark).encode())
-    assert job.result(timeout=60) == b"the sub-job is done"  # type: ignore[attr-defined]
+    assert job.result(timeout=60) == b"the sub-job is done"
     own = [step for step in steps if step.part == 0]
     assert [step.what for step in own if step.what != "phase"] == ["queued", "begun", "ended"]
     assert {step.label for step in own} == {"seen"}
-    assert {step.worker for step in own[1:]} == {job.worker_pid}  # type: ignore[attr-defined]
+    assert {step.worker for step in own[1:]} == {job.worker_pid}
     others = [step for step in steps if step.part]
     assert [step.what for step in others] == ["queued", "begun", "ended"]
-    assert others[1].worker not in (None, job.worker_pid)  # type: ignore[attr-defined]
+    assert others[1].worker not in (None, job.worker_pid)
     # On the asker's own clock, in the order in which it happened.
     times = [step.at for step in steps]
     assert before <= times[0] and times == sorted(times) and times[-1] <= time.monotonic()
@@ -50,7 +50,7 @@ def test_one_that_joins_is_told_what_goes_on(make_client: Make, place: Place) ->
     steps, job = watched(second, "pool_jobs:wait_for_a_mark", str(mark).encode(), flight="f")
     assert until(lambda: any(step.what == "begun" for step in steps))
     place.mark("mark-joined-go").touch()
-    assert job.result(timeout=60) == unwatched.result(timeout=60)  # type: ignore[attr-defined]
+    assert job.result(timeout=60) == unwatched.result(timeout=60)
     own = [step for step in steps if step.part == 0]
     assert [step.what for step in own] == ["queued", "begun", "ended"]
     assert own[1].worker == unwatched.worker_pid
@@ -64,7 +64,7 @@ def test_a_job_that_dies_is_seen_to_end_and_begin_again(make_client: Make) -> No
     client = make_client()
     steps, job = watched(client, "pool_jobs:die", b"")
     with pytest.raises(WorkerDiedError):
-        job.result(timeout=60)  # type: ignore[attr-defined]
+        job.result(timeout=60)
     assert [(step.what, step.name) for step in steps] == [
         ("queued", ""), ("begun", ""), ("ended", "its worker died"), ("begun", ""), ("ended", "its worker died"),
     ]  # fmt: skip

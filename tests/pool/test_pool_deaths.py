@@ -41,7 +41,7 @@ def test_a_killed_worker_costs_one_retry(client: PoolClient, caplog: pytest.LogC
     job = run(client, "die_once", label="graph 5")
     assert job.result() == b"attempt 2"
     assert job.attempts == 2
-    (record,) = [r for r in caplog.records if r.name == "fxpool.pool"]
+    (record,) = [r for r in caplog.records if r.name == "fxpool.pool.job"]
     assert record.levelno == logging.WARNING
     assert "graph 5" in record.getMessage()
     assert "signal 9" in record.getMessage()
@@ -266,11 +266,11 @@ def script(place: Place, body: str) -> Iterator[subprocess.Popen[str]]:
     code = f"""
 import os, signal, sys, threading, time
 sys.path.insert(0, {str(HERE)!r})
-from fxpool.pool import PoolClient, PoolConfig
+from fxpool.pool import JobSpec, PoolClient, PoolConfig
 client = PoolClient(PoolConfig(workers=2, environment={place.environment!r}, sys_path=({str(HERE)!r},),
                                runtime_dir={str(place.runtime)!r}))
 def run(function, data=b""):
-    return client.submit("pool_jobs:" + function, data, label=function)
+    return client.submit("pool_jobs:" + function, data, JobSpec(label=function))
 mark = {str(place.mark("mark-sleep"))!r}
 def wait():
     while not os.path.exists(mark):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from collections.abc import Callable
 
 import pool_jobs
 import pytest
@@ -14,9 +15,9 @@ from fxpool.pool import RemoteError, exceptions
 from fxpool.pool import messages as m
 
 
-def raised(function: object, data: bytes = b"x") -> BaseException:
+def raised(function: Callable[[bytes], object], data: bytes = b"x") -> BaseException:
     try:
-        function(data)  # type: ignore[operator]
+        function(data)
     except BaseException as error:
         return error
     raise AssertionError("nothing was raised")

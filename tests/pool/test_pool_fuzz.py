@@ -22,6 +22,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -427,14 +428,15 @@ def test_a_client_that_reads_nothing(client: PoolClient, place: Place) -> None:
         for number in range(5):
             with greeted(watch.client) as channel:
                 channel.send(m.Submit(job=number, function="pool_jobs:echo", label="much"), bytes(4 << 20))
-                assert until(lambda sock=channel.sock: unread(sock) > 100_000)  # type: ignore[misc]
+                assert until(partial(_is_unread, channel.sock, 100_000))
                 channel.sock.sendall(b"garbage that is long enough for a header")
     assert watch.log().count("not a frame of fxpool") == 5
 
 
-def unread(sock: socket.socket) -> int:
-    """How many bytes wait to be read."""
-    return struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, b"\0" * 4))[0]
+def _is_unread(sock: socket.socket, more_than: int) -> bool:
+    """Whether more bytes than that wait to be read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, b"\0" * 4))
+    return bool(count > more_than)
 
 
 @contextlib.contextmanager

@@ -100,10 +100,10 @@ def test_those_who_start_it_at_once_get_one(place: Place, join: Make) -> None:
     config = {"environment": place.environment, "sys_path": (str(HERE),), "runtime_dir": str(place.runtime)}
     program = f"""
         import sys
-        from fxpool.pool import PoolClient, PoolConfig
+        from fxpool.pool import JobSpec, PoolClient, PoolConfig
         client = PoolClient(PoolConfig(host="env", workers=2, **{config!r}))
         sys.stdin.readline()
-        job = client.submit("pool_jobs:worker_pid_slowly", b"", label="same", flight="f")
+        job = client.submit("pool_jobs:worker_pid_slowly", b"", JobSpec(label="same", flight="f"))
         print(client.server_pid or job.result() and client.server_pid, job.result().decode(), flush=True)
         sys.stdin.readline()
     """
@@ -256,9 +256,9 @@ def test_a_client_that_is_killed_leaves_the_others_alone(join: Make, place: Plac
     config = {"environment": place.environment, "sys_path": (str(HERE),), "runtime_dir": str(place.runtime)}
     program = f"""
         import time
-        from fxpool.pool import PoolClient, PoolConfig
+        from fxpool.pool import JobSpec, PoolClient, PoolConfig
         client = PoolClient(PoolConfig(host="env", workers=2, **{config!r}))
-        job = client.submit("pool_jobs:sleep", {str(place.mark("mark-killed"))!r}.encode(), label="sleeping")
+        job = client.submit("pool_jobs:sleep", {str(place.mark("mark-killed"))!r}.encode(), JobSpec(label="sleeping"))
         time.sleep(600)
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, **place.environment})

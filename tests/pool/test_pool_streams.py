@@ -13,15 +13,15 @@ from pool_place import HERE, Place
 
 _PROGRAM = """
 import json, os, sys
-from fxpool.pool import PoolClient, PoolConfig
+from fxpool.pool import JobSpec, PoolClient, PoolConfig
 from fxpool.pool import launch
 
 settings = json.loads(sys.argv[1])
 with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as pool:
-    answers = [pool.submit("pool_jobs:echo", b"x", label="echo").result(timeout=40)]
+    answers = [pool.submit("pool_jobs:echo", b"x", JobSpec(label="echo")).result(timeout=40)]
     if settings.get("host"):  # and once more, to the server that is found
         with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as other:
-            answers.append(other.submit("pool_jobs:echo", b"y", label="echo").result(timeout=40))
+            answers.append(other.submit("pool_jobs:echo", b"y", JobSpec(label="echo")).result(timeout=40))
     numbers = sorted(sock.fileno() for sock in launch.sockets)
 with open(sys.argv[3], "w") as file:
     json.dump([[bytes(answer).decode() for answer in answers], numbers], file)

@@ -33,10 +33,15 @@ def result(backend: str, seconds: float, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def said_to(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def text_of(rows: list[tuple[demonstration.Run, Mapping[str, Any]]]) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(demonstration.table(rows))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return said_to(console)
 
 
 def test_the_plan_has_every_combination_once_and_cold_before_warm() -> None:
@@ -70,8 +75,8 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
     ]
     console = Console(file=io.StringIO(), width=80)
     console.print(shown)
-    assert "from the cache" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "from the cache" in said_to(console)
+    assert "…" not in said_to(console)
 
 
 def test_the_table_does_not_hide_what_was_lowered_in_the_process_or_why() -> None:
@@ -134,7 +139,7 @@ def test_the_status_says_whether_a_child_failed_or_was_wrong(monkeypatch: pytest
         monkeypatch.setattr(demonstration, "Loader", loader)
         console = Console(file=io.StringIO(), width=200)
         assert demonstration.run_demo(console, ["eager"]) == status
-        assert word in console.file.getvalue()  # type: ignore[attr-defined]
+        assert word in said_to(console)
 
 
 def canned_loader(run: Any) -> Any:
@@ -146,7 +151,7 @@ def test_a_terminal_gets_the_same_outcomes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(demonstration, "Loader", canned_loader(lambda *arguments: result("eager", 1.0)))
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     assert demonstration.run_demo(console, ["eager"]) == 0
-    assert "GPT-2 inference, eager: first call 1.0 s" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "GPT-2 inference, eager: first call 1.0 s" in said_to(console)
 
 
 @pytest.fixture

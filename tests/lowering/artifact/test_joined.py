@@ -16,7 +16,7 @@ from fxpool.lowering.artifact import effects, lookup
 from fxpool.lowering.artifact.entry_parts import Reference
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
-from fxpool.pool import Job
+from fxpool.pool import Job, JobSpec
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -122,9 +122,9 @@ def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkey
     named: list[str] = []
     submit = runtime.pool().submit
 
-    def seen(*args: Any, **more: Any) -> Job:
-        named.append(args[2].flight)
-        return submit(*args, **more)
+    def seen(function: str, payload: bytes, spec: JobSpec, **more: Any) -> Job:
+        named.append(spec.flight)
+        return submit(function, payload, spec, **more)
 
     monkeypatch.setattr(runtime.pool(), "submit", seen)
     run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,9 @@ def add_in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a * b
 
 
-def run(function: object, layout: Slices) -> tuple[torch.Tensor, torch.Tensor]:
+def run(function: Callable[..., torch.Tensor], layout: Slices) -> tuple[torch.Tensor, torch.Tensor]:
     buffer = torch.arange(16.0)
-    return function(buffer[layout[0]], buffer[layout[1]]), buffer  # type: ignore[operator]
+    return function(buffer[layout[0]], buffer[layout[1]]), buffer
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
