@@ -64,7 +64,7 @@ def own_background(nothing_lowered_here: None, monkeypatch: pytest.MonkeyPatch) 
     from fxpool.lowering.background import compiles
 
     # What another test's graphs left is of no interest (a failure's traceback may hold them).
-    monkeypatch.setattr(compiles, "_swaps", weakref.WeakSet())
+    monkeypatch.setattr(compiles._background(), "swaps", weakref.WeakSet())
     torch._dynamo.reset()
     yield
     fxpool.wait(60)
