@@ -23,7 +23,7 @@ SHORT = (
     "registered_again_by_another_module", "added_backward", "rule_added_by_another_module", "comment_and_names",
     "ambient_autocast_default_dtype", "ambient_grad_mode", "ambient_default_dtype", "switched_deterministic",
     "input_strides", "input_scalar_type", "next_requires_grad", "next_global_tensor_in_place", "use_decomposition",
-    "live_slots", "use_substitute_in_graph", "pass_with_the_same_uuid",
+    "live_slots", "use_substitute_in_graph", "pass_with_the_same_uuid", "tensor_method_patched", "read_npy_at_call",
 )  # fmt: skip
 
 
