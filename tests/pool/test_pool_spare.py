@@ -10,6 +10,7 @@ from test_pool_scheduler import ready, start
 
 from fxpool.pool import Job, JobSpec, PoolClient, hosts
 from fxpool.pool.decisions import Answered, Deliver, Fork
+from fxpool.pool.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
 
@@ -17,7 +18,7 @@ Make = Callable[..., PoolClient]
 def test_with_few_slots_it_waits_for_quiet() -> None:
     scheduler = ready(2)
     worker = start(scheduler, 1)
-    assert scheduler.submit(2, owner="a", spare=True) == []
+    assert scheduler.submit(2, Wishes(spare=True), owner="a") == []
     assert scheduler.quiet() == [] and not scheduler.waits_for_quiet  # somebody compiles
     scheduler.answered(worker, None)
     assert scheduler.exited(worker, None) == []
@@ -33,17 +34,17 @@ def test_with_few_slots_it_waits_for_quiet() -> None:
 def test_with_many_slots_it_begins_beside_others() -> None:
     scheduler = ready(4)
     start(scheduler, 1)
-    (fork,) = scheduler.submit(2, owner="a", spare=True)
+    (fork,) = scheduler.submit(2, Wishes(spare=True), owner="a")
     assert isinstance(fork, Fork) and fork.job == 2
     start(scheduler, 3)
-    assert scheduler.submit(4, owner="a", spare=True) == []  # half of the slots are for those who wait
+    assert scheduler.submit(4, Wishes(spare=True), owner="a") == []  # half of the slots are for those who wait
 
 
 def test_it_goes_on_without_its_askers() -> None:
     scheduler = ready(4)
-    (fork,) = scheduler.submit(1, owner="a", spare=True, flight="f")
+    (fork,) = scheduler.submit(1, Wishes(spare=True, flight="f"), owner="a")
     assert isinstance(fork, Fork)
-    assert scheduler.submit(2, owner="b", spare=True, flight="f") == []  # the same: it is done once
+    assert scheduler.submit(2, Wishes(spare=True, flight="f"), owner="b") == []  # the same: it is done once
     assert scheduler.owner_left("a") == scheduler.owner_left("b") == []
     scheduler.reached(fork.worker)
     told = scheduler.answered(fork.worker, None)
