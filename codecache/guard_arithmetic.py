@@ -59,7 +59,7 @@ def tidy(value: Any) -> Value:
         return value.numerator
     if isinstance(value, complex):
         return unknown("a complex number")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 CONSTANT_VALUES: dict[Any, float] = {"oo": math.inf, "int_oo": math.inf, "-oo": -math.inf, "-int_oo": -math.inf}
@@ -163,14 +163,14 @@ def _natural_power(base: Value, exponent: Value) -> int:
     base, exponent = _whole(base), _whole(exponent)
     # torch turns values beyond 63 bits into an infinity.
     if exponent < 0 or (abs(base) > 1 and exponent > 63) or abs(power := base**exponent) > sys.maxsize:
-        return unknown("a power outside 63 bits")  # type: ignore[no-any-return]
+        return unknown("a power outside 63 bits")
     return power
 
 
 def _modulo(base: Value, divisor: Value) -> Number:
     base, divisor = _number(base), _number(divisor)
     if isinstance(base, float) or isinstance(divisor, float):
-        return unknown("the remainder of a float")  # type: ignore[no-any-return]
+        return unknown("the remainder of a float")
     return base % divisor
 
 
@@ -208,7 +208,7 @@ def _opaque(name: str) -> Callable[[Value], float]:
 
     def apply(value: Value) -> float:
         number = _double(value)
-        return unknown("a function of infinity") if math.isinf(number) else function(number)  # type: ignore[no-any-return]
+        return unknown("a function of infinity") if math.isinf(number) else function(number)
 
     return apply
 

@@ -99,7 +99,7 @@ def _as_path(value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise _Bad("a path")
     try:
-        path = Path(value).expanduser()  # type: ignore[arg-type]
+        path = Path(value).expanduser()
     except (RuntimeError, TypeError) as error:
         raise _Bad("a path") from error
     # Absolute now, because a worker that reads it may have another working directory.

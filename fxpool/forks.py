@@ -55,7 +55,7 @@ def lock(owner: object, name: str, reset: Callable[[], object] | None = None) ->
 
     `reset` is called in a child that was forked while another thread held it, to repair the data it guards.
     """
-    return _kept(owner, name, threading.Lock, reset)  # type: ignore[no-any-return]
+    return _kept(owner, name, threading.Lock, reset)
 
 
 def rlock(owner: object, name: str, reset: Callable[[], object] | None = None) -> Any:

@@ -163,7 +163,7 @@ def _annotate(error: Exception, failed: m.Failed, label: str) -> None:
     try:
         error.fxpool_job, error.fxpool_worker = label, failed.worker  # type: ignore[attr-defined]
         # `add_note` came with 3.11; tools on 3.10 read the attribute.
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
     except Exception:
         pass  # a type that restricts its attributes
 

@@ -460,7 +460,7 @@ class Scheduler:
         if job.flight is not None:
             del self._flights[job.flight]
         if job.parent in self._workers:
-            self._workers[job.parent].children.pop(job.job, None)  # type: ignore[index]
+            self._workers[job.parent].children.pop(job.job, None)
         for ask in job.asks:
             del self._asks[ask]
             actions.append(Deliver(ask, outcome, job.attempt, job.worker))

@@ -258,7 +258,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def display(to: str | os.PathLike[str] | IO[str] | None = None) -> Lines | Terminal:
     """Return a display on `to`: a path, an open file, or None for standard error, whatever that is at the time."""
     if to is not None and not hasattr(to, "write"):
-        return Lines(Path(to))  # type: ignore[arg-type]
+        return Lines(Path(to))
     file: Any = sys.stderr if to is None else to
     return Terminal(to) if _is_terminal(file) else Lines(to)  # type: ignore[arg-type]
 

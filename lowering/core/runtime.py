@@ -235,7 +235,7 @@ class Runtime:
         if found is None:
             with self._lock:
                 found = self._parts.setdefault(kind, self._parts.get(kind) or kind())
-        return found  # type: ignore[no-any-return]
+        return found
 
     def reset(self) -> None:
         """Forget everything but the pool: settings, counters, stores, and what the parts know. For tests."""

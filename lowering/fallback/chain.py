@@ -126,7 +126,7 @@ def _as_dynamo_made_it(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt:
         if only.stays is None:
             return _by_stages(gm, found, attempt, loader)
     try:
-        return compile_captured(only, attempt, loader(only))  # type: ignore[no-any-return]
+        return compile_captured(only, attempt, loader(only))
     except CannotTravelError as error:
         # A worker's code is not the program's. Here it is, and what is made of it is kept under its key.
         if only.key is None or not _is_of_code(error, only):
@@ -171,7 +171,7 @@ def _by_stages(
     rest = stages[at + 1 :]
     if not rest:
         assert served is not None
-        return served  # type: ignore[no-any-return]
+        return served
     for stage in rest:
         _complete(stage.captured)
     if served is not None:
@@ -261,7 +261,7 @@ def _keeping(
     """
     served = _serve(captured, attempt, load_parts) if not looked_up else None
     if served is not None:
-        return served  # type: ignore[no-any-return]
+        return served
     eager.check(attempt.store(), attempt.key, attempt.label)
     # As in `_through_bytes`.
     from fxpool.lowering.artifact import publishing
@@ -273,7 +273,7 @@ def _keeping(
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
     publishing.publish_if_kept(artifact, captured.request, attempt.store(), attempt.bypass)
-    return load_parts(parts_of_artifact(artifact))  # type: ignore[no-any-return]
+    return load_parts(parts_of_artifact(artifact))
 
 
 def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, cause: BaseException | None) -> Call:

@@ -49,15 +49,15 @@ def collecting(collect: Collect) -> Iterator[None]:
         collect(kernels, not _backward_follows())
 
     original, original_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
-    AsyncCompile.cpp_pybinding = take  # type: ignore[assignment,method-assign]
-    AsyncCompile.wait = wait  # type: ignore[method-assign]
+    AsyncCompile.cpp_pybinding = take
+    AsyncCompile.wait = wait
     try:
         yield
         if found:  # from a module without a call of `wait`
             collect(found, True)
     finally:
-        AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
-        AsyncCompile.wait = original_wait  # type: ignore[method-assign]
+        AsyncCompile.cpp_pybinding = original
+        AsyncCompile.wait = original_wait
 
 
 def _backward_follows() -> bool:

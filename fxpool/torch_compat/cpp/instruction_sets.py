@@ -50,7 +50,7 @@ def instruction_sets_known(known: Sequence[InstructionSet]) -> Iterator[None]:
         for cls in classes:
             if "__bool__" in vars(cls) and cls is not cpu_vec_isa.InvalidVecISA:
                 stack.callback(setattr, cls, "__bool__", vars(cls)["__bool__"])
-                cls.__bool__ = lambda self: str(self) in names  # type: ignore[method-assign]
+                cls.__bool__ = lambda self: str(self) in names
         cpu_vec_isa.valid_vec_isa_list.cache_clear()
         stack.callback(cpu_vec_isa.valid_vec_isa_list.cache_clear)
         for isa in cpu_vec_isa.valid_vec_isa_list():
@@ -81,7 +81,7 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
 
         ask.cache_clear = original.cache_clear  # type: ignore[attr-defined]
         ask.cache_info = original.cache_info  # type: ignore[attr-defined]
-        cpu_vec_isa.valid_vec_isa_list = ask  # type: ignore[assignment]
+        cpu_vec_isa.valid_vec_isa_list = ask
         stack.callback(setattr, cpu_vec_isa, "valid_vec_isa_list", original)
         yield
 

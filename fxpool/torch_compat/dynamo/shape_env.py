@@ -17,7 +17,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # handed on to callers
 
 # Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
 # var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches

@@ -118,11 +118,9 @@ class Builder:
 
         def with_fake(make: Any, device: torch.device | str) -> FakeTensor:
             with no_dispatch():
-                return FakeTensor(self._fake_mode, make(), device)  # type: ignore[arg-type]
+                return FakeTensor(self._fake_mode, make(), device)
 
-        return self._converter.meta_tensor(  # type: ignore[return-value]
-            self._describe(facts), self._fake_mode.shape_env, with_fake, None, None
-        )
+        return self._converter.meta_tensor(self._describe(facts), self._fake_mode.shape_env, with_fake, None, None)
 
     def _describe(self, facts: TensorFacts) -> MetaTensorDesc[Any]:
         fields: dict[str, Any] = {
@@ -142,7 +140,7 @@ class Builder:
             "is_parameter": facts.is_parameter,
             "stride": facts.stride,
             "storage_offset": facts.offset,
-            "storage": MetaStorageDesc(id=facts.storage, size=facts.nbytes, data=None),  # type: ignore[arg-type]
+            "storage": MetaStorageDesc(id=facts.storage, size=facts.nbytes, data=None),
             "base": self._describe(facts.base) if facts.base is not None else None,
             "creation_meta": (
                 torch._C._autograd.CreationMeta(facts.creation_meta) if facts.creation_meta is not None else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch._guards as _guards
-from torch._guards import TracingContext
+from torch._guards import TracingContext as TracingContext  # handed on to callers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 

@@ -218,8 +218,8 @@ def attach_dynamo_metadata(
     gm.meta["dynamo_compile_id"] = torch._guards.CompileContext.current_compile_id()
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for node, source in zip(placeholders, input_sources, strict=True):
-        node._dynamo_source = source  # type: ignore[attr-defined]
-    gm._param_name_to_source = dict(parameter_sources)  # type: ignore[assignment]
+        node._dynamo_source = source
+    gm._param_name_to_source = dict(parameter_sources)
 
 
 def parameters_and_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:

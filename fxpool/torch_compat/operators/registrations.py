@@ -127,7 +127,7 @@ def _users_libraries() -> list[Any]:
     torch keeps no list of them; each has a finalizer, and `weakref` keeps those.
     """
     from torch._library.custom_ops import OPDEF_TO_LIB
-    from torch.library import _del_library  # type: ignore[attr-defined]
+    from torch.library import _del_library
 
     own = set(map(id, OPDEF_TO_LIB.values()))
     found = []

@@ -97,7 +97,7 @@ def _graph(question: TimingQuestion) -> Iterator[None]:
         device = question.output.device
         for value in [*question.inputs, question.output, *(one for c in question.choices for one in c.inputs)]:
             values += [value] if value.base is None else [value.base]
-    with torch.cuda.device(device), V.set_graph_handler(_Graph(values, device)):  # type: ignore[arg-type]
+    with torch.cuda.device(device), V.set_graph_handler(_Graph(values, device)):
         yield
 
 
@@ -108,7 +108,7 @@ def _of_kernel(question: Fused) -> Any:
 
         module = PyCodeCache.load(question.source)
         scheduling = types.SimpleNamespace()
-        return float(TritonScheduling.benchmark_codegened_module(scheduling, module, question.spills)[0])  # type: ignore[arg-type]
+        return float(TritonScheduling.benchmark_codegened_module(scheduling, module, question.spills)[0])
 
     return run
 

@@ -116,15 +116,15 @@ def collecting(collect: Collect) -> Iterator[None]:
         return collect(kernel_name, source_code)
 
     original = AsyncCompile.triton
-    AsyncCompile.triton = take  # type: ignore[method-assign]
+    AsyncCompile.triton = take
     # If it believes that there is a pool, code generation requests a kernel as soon as its text is complete.
     early = codegen.async_compile
-    early.use_process_pool = lambda: True  # type: ignore[method-assign]
+    early.use_process_pool = lambda: True
     try:
         yield
     finally:
-        AsyncCompile.triton = original  # type: ignore[method-assign]
-        del early.use_process_pool  # type: ignore[method-assign]
+        AsyncCompile.triton = original
+        del early.use_process_pool
 
 
 def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 1) -> Compiled:

@@ -27,9 +27,7 @@ class Loaded:
         try:
             with open(place, "wb", closefd=False) as file:
                 file.write(binary)
-            found = torch._C._StaticCudaLauncher._load_kernel(  # type: ignore[attr-defined]
-                f"/proc/self/fd/{place}", symbol, shared, device
-            )
+            found = torch._C._StaticCudaLauncher._load_kernel(f"/proc/self/fd/{place}", symbol, shared, device)
         finally:
             os.close(place)
         # Since torch 2.13 the module's handle comes first.
@@ -40,12 +38,12 @@ class Loaded:
         """Free the binary's memory, in releases that can unload one."""
         module, self._module = self._module, None
         if module is not None:
-            torch._C._StaticCudaLauncher._unload_kernel(module)  # type: ignore[attr-defined]
+            torch._C._StaticCudaLauncher._unload_kernel(module)
 
 
 def launcher() -> Launch:
     """Return torch's launch: ``(function, x, y, z, warps, shared, types, arguments, stream)``."""
-    return torch._C._StaticCudaLauncher._launch_kernel  # type: ignore[attr-defined, no-any-return]
+    return torch._C._StaticCudaLauncher._launch_kernel
 
 
 def current_device() -> int:
@@ -53,7 +51,7 @@ def current_device() -> int:
 
 
 def current_stream() -> int:
-    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())  # type: ignore[attr-defined, no-any-return]
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
 
 
 def device_name() -> str:
