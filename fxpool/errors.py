@@ -32,6 +32,7 @@ import os
 import shutil
 import signal as signals
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class FxpoolError(Exception):
@@ -90,6 +91,29 @@ class ServerLostError(PoolUnavailableError):
     """The server ended, or fell silent, after it had taken the job. Another one may do the job."""
 
 
+@dataclass(frozen=True)
+class LastAttempt:
+    """The last attempt at a job: its worker's process number, its place in the order of attempts, and its traces.
+
+    `phase` names what the worker was compiling, empty if it did not say; its output is in the file `log_path`.
+    """
+
+    worker: int | None = None
+    attempts: int = 1
+    log_path: str | None = None
+    phase: str = ""
+
+    @property
+    def circumstances(self) -> str:
+        """Number of the attempt and phase: ``attempt 2, lowering``."""
+        return f"attempt {self.attempts}, {self.phase}" if self.phase else f"attempt {self.attempts}"
+
+    @property
+    def who(self) -> str:
+        """The worker by its process number, if that is known."""
+        return f"worker {self.worker}" if self.worker is not None else "a worker"
+
+
 _SHORTAGES = {
     "EMFILE": "raise its limit of open files (`ulimit -n`) where the server is started",
     "ENFILE": "the host's table of open files is full (fs.file-max)",
@@ -115,17 +139,15 @@ class NoWorkerError(PoolUnavailableError):
         self,
         job: str,
         reason: str,
+        last: LastAttempt = LastAttempt(),
         *,
         code: str = "",
-        attempts: int = 1,
-        worker: int | None = None,
-        log_path: str | None = None,
     ) -> None:
-        self.job, self.reason, self.code, self.attempts = job, reason, code, attempts
-        self.worker, self.log_path = worker, log_path
-        who = f", the last was process {worker}" if worker is not None else ""
+        self.job, self.reason, self.code = job, reason, code
+        self.worker, self.attempts, self.log_path = last.worker, last.attempts, last.log_path
+        who = f", the last was process {last.worker}" if last.worker is not None else ""
         super().__init__(
-            f"no worker came as far as job {job!r} (tried {attempts} times{who}): {reason}",
+            f"no worker came as far as job {job!r} (tried {last.attempts} times{who}): {reason}",
             remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
         )
 
@@ -162,21 +184,18 @@ class WorkerDiedError(PoolError):
     def __init__(
         self,
         job: str,
+        last: LastAttempt = LastAttempt(),
         *,
-        worker: int | None = None,
         signal: int | None = None,
         exit_code: int | None = None,
-        attempts: int = 1,
-        log_path: str | None = None,
         reason: str = "",
-        phase: str = "",
     ) -> None:
-        self.job, self.worker, self.signal, self.exit_code = job, worker, signal, exit_code
-        self.attempts, self.log_path, self.reason, self.phase = attempts, log_path, reason, phase
-        message = f"{_who(worker)} {_end(signal, exit_code)} while it ran {job!r} ({_circumstances(attempts, phase)})"
+        self.job, self.signal, self.exit_code, self.reason = job, signal, exit_code, reason
+        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
+        message = f"{last.who} {_end(signal, exit_code)} while it ran {job!r} ({last.circumstances})"
         if reason:
             message += f": {reason}"
-        super().__init__(message, remedy=f"its output is in {log_path}" if log_path else "")
+        super().__init__(message, remedy=f"its output is in {last.log_path}" if last.log_path else "")
 
 
 class JobTimeoutError(PoolError):
@@ -186,18 +205,13 @@ class JobTimeoutError(PoolError):
         self,
         job: str,
         seconds: float,
-        *,
-        worker: int | None = None,
-        attempts: int = 1,
-        log_path: str | None = None,
-        phase: str = "",
+        last: LastAttempt = LastAttempt(),
     ) -> None:
-        self.job, self.seconds, self.worker, self.log_path = job, seconds, worker, log_path
-        self.attempts, self.phase = attempts, phase
+        self.job, self.seconds = job, seconds
+        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
         super().__init__(
-            f"job {job!r} in {_who(worker)} was killed after its limit of {seconds:g} s "
-            f"({_circumstances(attempts, phase)})",
-            remedy=_see(log_path, "FXPOOL_JOB_TIMEOUT"),
+            f"job {job!r} in {last.who} was killed after its limit of {seconds:g} s ({last.circumstances})",
+            remedy=_see(last.log_path, "FXPOOL_JOB_TIMEOUT"),
         )
 
 
@@ -209,23 +223,15 @@ class JobMemoryError(PoolError):
         job: str,
         limit: int,
         used: int,
-        *,
-        worker: int | None = None,
-        attempts: int = 1,
-        log_path: str | None = None,
-        phase: str = "",
+        last: LastAttempt = LastAttempt(),
     ) -> None:
-        self.job, self.limit, self.used, self.worker, self.log_path = job, limit, used, worker, log_path
-        self.attempts, self.phase = attempts, phase
+        self.job, self.limit, self.used = job, limit, used
+        self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
         super().__init__(
-            f"job {job!r} in {_who(worker)} was killed when it took {used / 2**20:.0f} MB of memory, "
-            f"over its limit of {limit / 2**20:.0f} MB ({_circumstances(attempts, phase)})",
-            remedy=_see(log_path, "FXPOOL_JOB_MEMORY"),
+            f"job {job!r} in {last.who} was killed when it took {used / 2**20:.0f} MB of memory, "
+            f"over its limit of {limit / 2**20:.0f} MB ({last.circumstances})",
+            remedy=_see(last.log_path, "FXPOOL_JOB_MEMORY"),
         )
-
-
-def _who(worker: int | None) -> str:
-    return f"worker {worker}" if worker is not None else "a worker"
 
 
 def _end(signal: int | None, exit_code: int | None) -> str:
@@ -240,10 +246,6 @@ def signal_name(number: int) -> str:
         return f"signal {number} ({signals.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
-
-
-def _circumstances(attempts: int, phase: str) -> str:
-    return f"attempt {attempts}, {phase}" if phase else f"attempt {attempts}"
 
 
 def _see(log_path: str | None, setting: str) -> str:

@@ -169,5 +169,5 @@ class PoolClient:
             if session is None or not session.alive:
                 if not self._finalizer.alive:
                     raise PoolUnavailableError("the interpreter is shutting down")
-                self._holder.session = session = Session(self.config)
+                self._holder.session = session = Session.start(self.config)
             return session

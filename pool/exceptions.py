@@ -20,6 +20,7 @@ from fxpool.errors import (
     JobCancelledError,
     JobMemoryError,
     JobTimeoutError,
+    LastAttempt,
     NoWorkerError,
     PoolUnavailableError,
     WorkerDiedError,
@@ -127,34 +128,17 @@ def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: s
         error = load(payload)
         _annotate(error, failed, label)
         return error
+    last = LastAttempt(failed.worker, failed.attempts, failed.log_path, failed.phase)
     if failed.kind == "died":
-        return WorkerDiedError(
-            label,
-            worker=failed.worker,
-            signal=failed.signal,
-            exit_code=failed.exit_code,
-            attempts=failed.attempts,
-            log_path=failed.log_path,
-            reason=failed.reason,
-            phase=failed.phase,
-        )
-    limited: dict[str, Any] = {
-        "worker": failed.worker,
-        "attempts": failed.attempts,
-        "log_path": failed.log_path,
-        "phase": failed.phase,
-    }
+        return WorkerDiedError(label, last, signal=failed.signal, exit_code=failed.exit_code, reason=failed.reason)
     if failed.kind == "timeout":
-        return JobTimeoutError(label, failed.limit, **limited)
+        return JobTimeoutError(label, failed.limit, last)
     if failed.kind == "memory":
-        return JobMemoryError(label, int(failed.limit), int(failed.used), **limited)
+        return JobMemoryError(label, int(failed.limit), int(failed.used), last)
     if failed.kind == "cancelled":
         return JobCancelledError(f"job {label!r} was cancelled: {failed.reason}")
     if failed.kind == "no_worker":
-        return NoWorkerError(
-            label, failed.reason, code=failed.code, attempts=failed.attempts, worker=failed.worker,
-            log_path=failed.log_path,
-        )  # fmt: skip
+        return NoWorkerError(label, failed.reason, last, code=failed.code)
     return PoolUnavailableError(f"the pool can't run job {label!r}: {failed.reason}")
 
 

@@ -6,6 +6,7 @@ waits.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import os
 import select
@@ -39,17 +40,35 @@ _PING_SECONDS = 1.0
 _SILENCE_SECONDS = 3.0
 
 
+class _State(enum.Enum):
+    """How far a session is from its end. It never goes back."""
+
+    OPEN = enum.auto()
+    RETIRING = enum.auto()  # the server takes no new jobs, but finishes ours
+    CLOSING_ITSELF = enum.auto()  # closed by its own thread, whose loop has still to tell the server
+    CLOSING = enum.auto()
+
+    @property
+    def closing(self) -> bool:
+        return self in (_State.CLOSING_ITSELF, _State.CLOSING)
+
+
 class Session:
     """A connection to one server; a new server gets a new session. `alive` until the server is gone or `close`.
 
-    A server of this process's own ends with the session; the host's goes on.
-
-    Raises:
-        PoolUnavailableError: no server can be found or started.
+    `Session.start` finds or starts the server. One of this process's own ends with the session; the host's goes on.
     """
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, server: launch.Found, wake: int) -> None:
+        """Take over the connection to `server` and the eventfd `wake`; the caller starts the thread."""
         self.config = config
+        self.sock, self.directory, self.process, self.shared = (
+            server.sock,
+            server.directory,
+            server.process,
+            server.shared,
+        )
+        self.joined = server.process is None
         self.pid = os.getpid()
         self.jobs: dict[int, Job] = {}
         self.replies: dict[int, _Reply] = {}
@@ -62,55 +81,43 @@ class Session:
         self._outbox = Outbox()
         self._welcome: m.Welcome | None = None
         self._decoder: FrameDecoder[m.ToClient] = FrameDecoder(m.ToClient)
-        self._closing = False
+        self._state = _State.OPEN  # written under the lock
         self._pinged: float | None = None
         self._asleep = False  # the thread waits without a timeout
-        self._leave = False
-        self._leaving = False  # the server takes no new jobs, but finishes ours
-        self._deadline = time.monotonic() + config.start_timeout
+        self._deadline = time.monotonic() + config.start_timeout  # of the server's first message
         self._thread = threading.Thread(target=self._serve, name="fxpool-client", daemon=True)
-        self._wake = -1
-        found: launch.Found | None = None
+        self._wake = wake
+
+    @classmethod
+    def start(cls, config: PoolConfig) -> Session:
+        """Find the host's server or start one, as `config` says, and serve the connection in a thread.
+
+        Raises:
+            PoolUnavailableError: no server can be found or started, or no thread.
+        """
+        wake, server = -1, None
         descriptors.keep_standard()  # so that printed text can't get into the connection
         try:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            found = launch.find_or_start(config) if config.host else launch.start(config)
-            self.sock, self.directory, self.process, self.shared = (
-                found.sock,
-                found.directory,
-                found.process,
-                found.shared,
-            )
-            self.joined = found.process is None
-            self._thread.start()
+            wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            server = launch.find_or_start(config) if config.host else launch.start(config)
+            session = cls(config, server, wake)
+            session._thread.start()
         except BaseException as error:
-            self._abandon(found)
+            if wake >= 0:
+                os.close(wake)
+            if server is not None:
+                _abandon(server)
             if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started (any more)
                 raise PoolUnavailableError(f"the server could not be started: {error}") from error
             raise
-
-    def _abandon(self, found: launch.Found | None) -> None:
-        """Undo a start that failed halfway. A server of the host's leaves by itself."""
-        if self._wake >= 0:
-            os.close(self._wake)
-        if found is None:
-            return
-        launch.sockets.discard(found.sock)
-        found.sock.close()
-        if found.process is not None:
-            if not found.shared:
-                found.process.kill()
-            found.process.wait()
-            launch.processes.discard(found.process)
-        if not found.shared:
-            runtime_dir.remove(found.directory)
+        return session
 
     # ------------------------------------------------------------ any thread
 
     @property
     def alive(self) -> bool:
         """True while the session can take jobs."""
-        return self.pid == os.getpid() and self.error is None and not self._closing and not self._leaving
+        return self.pid == os.getpid() and self.error is None and self._state is _State.OPEN
 
     def submit(
         self,
@@ -125,7 +132,7 @@ class Session:
         job = Job(self, number, label, client)
         job.on_event = on_event
         with self._lock:
-            if self.error is not None or self._closing or self._leaving:
+            if self.error is not None or self._state is not _State.OPEN:
                 return None
             self.jobs[number] = job
         if self._asleep:
@@ -185,12 +192,15 @@ class Session:
             return
         if threading.current_thread() is self._thread:
             # From a callback, or as the last reference to the client went. Possibly in the middle of anything, as the
-            # garbage collector calls finalizers wherever it runs: leave the rest to the loop.
-            self._closing = self._leave = True
+            # garbage collector calls finalizers wherever it runs, and with the lock held: leave the rest to the loop.
+            if not self._state.closing:
+                self._state = _State.CLOSING_ITSELF
             self._wake_up()
             return
         with self._lock:
-            first, self._closing = not self._closing, True
+            first = not self._state.closing
+            if first:
+                self._state = _State.CLOSING
         if not first:
             self.over.wait(timeout)
             return
@@ -234,12 +244,12 @@ class Session:
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 timeout = None
-                if self._leaving and not self.jobs:
-                    self._closing = True
-                if self._closing and self.shared:
+                if self._state is _State.RETIRING and not self.jobs:
+                    self._advance(_State.CLOSING)
+                if self._state.closing and self.shared:
                     return PoolUnavailableError("the connection was closed")
-                if self._leave:
-                    self._leave = False
+                if self._state is _State.CLOSING_ITSELF:
+                    self._advance(_State.CLOSING)
                     if self._welcome is None:
                         self._kill()
                     self.send(m.Shutdown())
@@ -273,6 +283,12 @@ class Session:
                         self._pinged = None
                         if not self._read():
                             return PoolUnavailableError("the server ended")
+
+    def _advance(self, state: _State) -> None:
+        """Bring the session nearer to its end; no-op where it is as near already."""
+        with self._lock:
+            if state.value > self._state.value:
+                self._state = state
 
     def _is_silent(self) -> bool:
         """Return whether a server with jobs of ours hangs. Pings it first."""
@@ -324,8 +340,7 @@ class Session:
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
         elif isinstance(message, m.Leaving):
-            with self._lock:
-                self._leaving = True
+            self._advance(_State.RETIRING)
         elif isinstance(message, m.Pong):
             pass  # any message shows that the server lives
         elif isinstance(message, m.ZygoteState):
@@ -347,7 +362,7 @@ class Session:
         os.close(self._wake)
         if not self.shared:  # the host's server removes its own when it leaves
             runtime_dir.remove(self.directory)
-        cancelled = self._closing
+        cancelled = self._state.closing
         for job in jobs.values():
             if cancelled:
                 text = f"the pool was closed while job {job.label!r} ran or waited"
@@ -362,16 +377,16 @@ class Session:
     def _of_our_own(self, error: PoolError) -> PoolError:
         """Make sure that our own server is gone; return the error with how it ended."""
         assert self.process is not None
-        if not self._closing:
+        if not self._state.closing:
             # Its socket has ended: it has ended, too, or is of no use.
             _ended(self.process, 0.5)
-        if self.process.poll() is None and (not self._closing or self._welcome is None):
+        if self.process.poll() is None and (not self._state.closing or self._welcome is None):
             self.process.kill()
         if not _ended(self.process, 5.0):
             self.process.kill()
         code = self.process.wait()
         launch.processes.discard(self.process)
-        if isinstance(error, ProtocolError) or self._closing:
+        if isinstance(error, ProtocolError) or self._state.closing:
             return error
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         kind = ServerLostError if self._welcome is not None else PoolUnavailableError
@@ -381,7 +396,7 @@ class Session:
         if self.process is not None:
             self.process.wait()
             launch.processes.discard(self.process)
-        if isinstance(error, ProtocolError) or self._closing:
+        if isinstance(error, ProtocolError) or self._state.closing:
             return error
         # A server that was found may have been about to leave.
         kind = ServerLostError if self._welcome is not None or self.process is None else PoolUnavailableError
@@ -398,6 +413,19 @@ class Session:
     def _close_socket(self) -> None:
         launch.sockets.discard(self.sock)
         self.sock.close()
+
+
+def _abandon(server: launch.Found) -> None:
+    """Undo a start that failed halfway. A server of the host's leaves by itself."""
+    launch.sockets.discard(server.sock)
+    server.sock.close()
+    if server.process is not None:
+        if not server.shared:
+            server.process.kill()
+        server.process.wait()
+        launch.processes.discard(server.process)
+    if not server.shared:
+        runtime_dir.remove(server.directory)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool.errors import WorkerDiedError
+from fxpool.errors import LastAttempt, WorkerDiedError
 from fxpool.lowering.cuda import autotune
 from fxpool.lowering.worker import jobs
 from fxpool.torch_compat.triton.autotuning import Selection
@@ -67,7 +67,7 @@ def deadly(function: str, payload: bytes, label: str, devices: str = "") -> Futu
     if not _deadly:
         _deadly.extend([identities[2], identities[-1]])
     if _deadly[0] in identities:
-        answer.set_exception(WorkerDiedError(label, worker=1, attempts=1, signal=int(signal.SIGSEGV)))
+        answer.set_exception(WorkerDiedError(label, LastAttempt(1), signal=int(signal.SIGSEGV)))
     else:
         times: list[float | None] = [0.5 if identity == _deadly[1] else 1.0 for identity in identities]
         answer.set_result(msgspec.msgpack.encode(Times(times)))

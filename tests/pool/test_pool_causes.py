@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxpool.errors import JobTimeoutError, WorkerDiedError
+from fxpool.errors import JobTimeoutError, LastAttempt, WorkerDiedError
 from fxpool.pool.causes import sentence
 
 CRASH = """some chatter
@@ -48,5 +48,5 @@ def test_a_long_line_is_cut_between_words() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     for error in (WorkerDiedError("graph 1"), JobTimeoutError("graph 1", 3.0)):
         assert "None" not in str(error) and "worker" in str(error)
-    assert "signal 11 (SIGSEGV)" in str(WorkerDiedError("graph 1", worker=5, signal=11))
-    assert "signal 99 while" in str(WorkerDiedError("graph 1", worker=5, signal=99))
+    assert "signal 11 (SIGSEGV)" in str(WorkerDiedError("graph 1", LastAttempt(5), signal=11))
+    assert "signal 99 while" in str(WorkerDiedError("graph 1", LastAttempt(5), signal=99))

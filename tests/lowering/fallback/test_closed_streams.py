@@ -72,10 +72,10 @@ def test_nobody_sees_and_nothing_fails(shared_pool: Path, cache: Path, tmp_path:
 def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(shared_pool: Path, cache: Path) -> None:
     program = """
 import warnings, torch, fxpool
-from fxpool.errors import WorkerDiedError
+from fxpool.errors import LastAttempt, WorkerDiedError
 from fxpool.lowering.fallback import remote
 def dies(*_):
-    raise WorkerDiedError("graph 0", worker=7, signal=9, attempts=2)
+    raise WorkerDiedError("graph 0", LastAttempt(7, 2), signal=9)
 remote._submit_once = dies
 warnings.simplefilter("error")
 x = torch.randn(8)
