@@ -8,11 +8,15 @@
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #   make docs        the documentation site, in build/site; a broken link is an error
+#   make compat      the quick tests with another torch, in .compat/: make compat TORCH=2.15.0
+#   make compat-report   which private names of torch's are used, and how they differ between the releases in .compat/
 #
 # VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
+# The release that the figures in bench/RESULTS.md were measured with.
+TORCH ?= 2.13.0
 BENCH ?=
 HUNT ?=
 FIRST_DAY ?=
@@ -31,12 +35,12 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unu
 endef
 export COMPILE_BYTECODE
 
-.PHONY: all demo doctor test test-slow lint bench hunt first-day docs clean
+.PHONY: all demo doctor test test-slow lint bench hunt first-day docs compat compat-report clean
 all: demo
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "fxpool needs Python 3.10 to 3.13; choose one with: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "fxpool needs Python 3.10 to 3.14; choose one with: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "python3-venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "making $(VENV)"
@@ -44,7 +48,7 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "installing fxpool and what its tests, demo and benchmarks need into $(VENV); torch is large"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test,bench]' 'torch==$(TORCH)'
 	@$(BIN)/python -c "$$COMPILE_BYTECODE"
 	@touch $@
 
@@ -53,10 +57,11 @@ $(LINTERS): $(INSTALLED)
 	@touch $@
 
 # Beside the environment, not in it: Dynamo imports Triton where it can, and most tests and every measurement here are
-# of machines without a GPU.
+# of machines without a GPU. A torch for GPUs has brought its own.
 $(TRITON): | $(INSTALLED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
 	  --target $(@D) 'triton>=3.6,<3.8'
+	@mkdir -p $(@D)
 	@touch $@
 
 # Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
@@ -119,6 +124,12 @@ docs: $(DOCS)
 	@$(VENV)/docs/bin/python docs/settings_table.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict
 	@echo "the documentation is in build/site/index.html"
+
+compat:
+	$(MAKE) test VENV=.compat/$(TORCH) TORCH=$(TORCH)
+
+compat-report: $(INSTALLED)
+	$(BIN)/python docs/compat_report.py .compat
 
 clean:
 	rm -rf .venv build dist bench/out .mypy_cache .ruff_cache .pytest_cache *.egg-info

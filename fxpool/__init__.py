@@ -31,7 +31,8 @@ Every private name of torch is used in `fxpool.torch_compat` and nowhere else. A
     installed     digests of torch, Triton and sympy     watch       events, progress display, traces
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
     descriptors   closed standard streams                quantities  formats and parses times and sizes
-    version       the version, in its one place          torch_compat
+    version       the version, in its one place          torch_release  is torch supported, or tried?
+    torch_compat  torch's private names
 
 Importing this module imports neither torch nor anything else that takes time: that happens inside functions.
 """

@@ -85,6 +85,8 @@ class Settings:
     """`on`: show the progress of each graph on standard error; a path: write it there, line by line."""
     trace: Path | None
     """File to write a trace of the run to, for Perfetto or chrome://tracing."""
+    untested_torch: bool
+    """Try a torch that is newer than any that fxpool was tested with. What does not fit is compiled by Inductor."""
 
 
 class _Bad(ValueError):
@@ -277,6 +279,7 @@ _TABLE: dict[str, _Row] = {
     "stage_calls": _Row(_as_calls, lambda: 0),
     "progress": _Row(_as_progress, lambda: ""),
     "trace": _Row(_as_path, lambda: None),
+    "untested_torch": _Row(_as_bool, lambda: False),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
 # Variables that the defaults depend on are watched, too.

@@ -16,6 +16,8 @@
 
     entry_point      what torch finds under the name "fxpool" among its backends
     backend          called by Dynamo for each graph
+    compile_graph    the graph's way, with the call's options
+    untested_torch   the same under a torch newer than any tested: what does not fit is Inductor's
     core             options, attempts, the process's pool and stores
     request          from what Dynamo hands over to a request and a key
     cpp              C++ kernels

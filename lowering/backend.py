@@ -8,22 +8,16 @@ it is an error instead.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxpool import torch_release
 from fxpool.errors import UnsupportedTorchError
-from fxpool.lowering.core import options as call_options
-from fxpool.lowering.core.attempt import Attempt, Outcome
-from fxpool.torch_compat import versions
-from fxpool.watch import configured
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["fxpool_backend"]
-
-_numbers = itertools.count()
 
 
 def fxpool_backend(
@@ -42,33 +36,14 @@ def fxpool_backend(
         ConfigurationError: an unknown option or mode.
         NoCompilerError: there is no C++ compiler.
     """
-    refusal = versions.current_refusal()
+    refusal = torch_release.current_refusal()
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
-    from fxpool.lowering.core.runtime import runtime
-    from fxpool.lowering.fallback import chain
-    from fxpool.torch_compat.operators import inductor_registrations
+    if torch_release.is_untested():
+        from fxpool.lowering import untested_torch
 
-    inductor_registrations.watch()
+        return untested_torch.compile_graph(gm, example_inputs, mode, options)
+    from fxpool.lowering.compile_graph import compile_graph
 
-    parsed = call_options.parse(mode, options)
-    if parsed.mode != "subprocess":
-        runtime.end_start_ahead()
-    configured.attach()
-    attempt = Attempt(_label(), parsed)
-    try:
-        with attempt.timed("total"), chain.options_in_force(parsed):
-            return chain.compile_with_fallback(gm, example_inputs, attempt)
-    finally:
-        attempt.record()
-        if attempt.outcome is not Outcome.ASYNC:  # its thread tells
-            attempt.report()
-
-
-def _label() -> str:
-    from fxpool.torch_compat.dynamo import tracing  # as in `fxpool_backend`
-
-    number = next(_numbers)
-    compile_id = tracing.compile_label()
-    return f"graph {number} [{compile_id}]" if compile_id else f"graph {number}"
+    return compile_graph(gm, example_inputs, mode, options)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fxpool import torch_release
 from fxpool.lowering import backend
-from fxpool.torch_compat import versions
 from fxpool.torch_compat.dynamo import backend_table
 
 
@@ -16,13 +16,22 @@ def __getattr__(name: str) -> Any:
     # Asked for in each thread that looks the backend up, and registers next what it gets.
     if name != "fxpool_backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if versions.current_refusal() is None:
-        # Not with an unsupported torch, which may lack names that this needs.
-        from fxpool.lowering.core.runtime import runtime
+    # Not with an unsupported torch, which may lack names that this needs.
+    if torch_release.current_refusal() is None:
+        if torch_release.is_untested():
+            from fxpool.lowering import untested_torch
 
-        runtime.start_ahead(_library_ahead)
+            untested_torch.attempted(_start_ahead)
+        else:
+            _start_ahead()
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
+
+
+def _start_ahead() -> None:
+    from fxpool.lowering.core.runtime import runtime  # late: see the caller
+
+    runtime.start_ahead(_library_ahead)
 
 
 def _library_ahead(toolchain_dir: str | None) -> None:

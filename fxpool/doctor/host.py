@@ -66,19 +66,30 @@ def python() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("torch", FAIL, f"not installed for {sys.executable}", "pip install torch")
         return
-    refused = versions.refusal(version, sys.version_info[:2], sys.platform)
+    host = (sys.version_info[:2], sys.platform)
+    refused = versions.refusal(version, *host)
     where = importlib.util.find_spec("torch")
     place = f" in {os.path.dirname(where.origin)}" if where is not None and where.origin else ""
-    if refused:
-        yield Finding("torch", FAIL, refused, 'use a version in that range, or backend="inductor"')
-    else:
+    if not refused:
         yield Finding("torch", OK, f"{version}{place}")
+    elif versions.refusal(version, *host, untested=True) is None and _tries_untested_torch():
+        yield Finding("torch", WARN, f"{version}{place} is newer than any tested", "compare results with Inductor's")
+    else:
+        yield Finding("torch", FAIL, refused, 'use a version in that range, or backend="inductor"')
+
+
+def _tries_untested_torch() -> bool:
+    try:
+        return config.current().untested_torch
+    except FxpoolError:
+        return False  # `settings` reports it
 
 
 def _platform() -> Iterator[Finding]:
     found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
-    supported = (3, 10) <= sys.version_info[:2] <= (3, 13) and platform.python_implementation() == "CPython"
-    remedy = "" if supported else "use CPython 3.10 to 3.13"
+    oldest, newest = versions.PYTHONS
+    supported = oldest <= sys.version_info[:2] <= newest and platform.python_implementation() == "CPython"
+    remedy = "" if supported else f"use CPython {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
     yield Finding("python", OK if supported else FAIL, found, remedy)
 
 

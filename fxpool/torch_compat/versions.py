@@ -1,12 +1,15 @@
-"""Supported releases of torch and Python, supported platforms, and the message for any other."""
+"""Supported releases of torch and Python, supported platforms, and the message for any other.
+
+A new release of torch: docs/architecture/torch-releases.md says what to read and to run before `NEWEST` is raised.
+"""
 
 from __future__ import annotations
 
-import functools
-import sys
+__all__ = ["NEWEST", "OLDEST", "PYTHONS", "parse", "refusal"]
 
 OLDEST = (2, 11)
-NEWEST = (2, 13)
+NEWEST = (2, 15)
+PYTHONS = ((3, 10), (3, 14))
 
 
 def parse(version: str) -> tuple[int, int]:
@@ -18,25 +21,29 @@ def parse(version: str) -> tuple[int, int]:
     return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
 
 
-def refusal(torch_version: str, python: tuple[int, int], platform: str) -> str | None:
-    """Return why this combination is refused, or None if it is supported."""
-    wanted = f"fxpool supports torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, CPython 3.10 to 3.13, on Linux"
+def refusal(torch_version: str, python: tuple[int, int], platform: str, *, untested: bool = False) -> str | None:
+    """Return why this combination is refused, or None if it is supported.
+
+    `untested` admits releases of torch that are newer than `NEWEST`.
+    """
+    oldest, newest = PYTHONS
+    supported = (
+        f"fxpool supports torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, "
+        f"CPython {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}, on Linux"
+    )
     try:
-        found = parse(torch_version)
+        release = parse(torch_version)
     except ValueError:
-        return f"{wanted}; this is torch {torch_version!r}, which can't be read as a version"
-    if not OLDEST <= found <= NEWEST:
-        return f"{wanted}; this is torch {torch_version}"
-    if not (3, 10) <= python <= (3, 13):
-        return f"{wanted}; this is Python {python[0]}.{python[1]}"
+        return f"{supported}; this is torch {torch_version!r}, which can't be read as a version"
+    if release < OLDEST:
+        return f"{supported}; this is torch {torch_version}"
+    if release > NEWEST and not untested:
+        return (
+            f"{supported}; this is torch {torch_version}, which is newer: "
+            "FXPOOL_UNTESTED_TORCH=1 tries it, and has Inductor compile what does not fit"
+        )
+    if not oldest <= python <= newest:
+        return f"{supported}; this is Python {python[0]}.{python[1]}"
     if platform != "linux":
-        return f"{wanted}; this is {platform}"
+        return f"{supported}; this is {platform}"
     return None
-
-
-@functools.cache
-def current_refusal() -> str | None:
-    """Return `refusal` for this process."""
-    import torch
-
-    return refusal(torch.__version__, sys.version_info[:2], sys.platform)

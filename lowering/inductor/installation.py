@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import atexit
 
-from fxpool import config
+from fxpool import config, torch_release
 from fxpool.errors import UnsupportedTorchError
-from fxpool.lowering.core.runtime import runtime
-from fxpool.torch_compat import versions
 
 __all__ = ["install", "uninstall"]
 
 
 def install() -> None:
     """Do what `fxpool.install` says."""
-    refusal = versions.current_refusal()
+    refusal = torch_release.current_refusal()
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
     config.current()  # what does not parse is said here, not in the middle of a compile
+    if torch_release.is_untested():
+        from fxpool.lowering import untested_torch  # as below
+
+        untested_torch.attempted(_install)
+    else:
+        _install()
+
+
+def _install() -> None:
     # Imported late: an unsupported torch may not have the names these need.
     from fxpool.lowering.backend import fxpool_backend
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.inductor.pools import GraphPool, Interpreter, KernelPool, to_pool
     from fxpool.torch_compat.inductor import hooks
 
@@ -31,6 +39,7 @@ def install() -> None:
 def uninstall() -> None:
     """Do what `fxpool.uninstall` says."""
     # Imported late, as in `install`, and here already if that was called.
+    from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.inductor.pools import Interpreter
     from fxpool.torch_compat.inductor import hooks
 

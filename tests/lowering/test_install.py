@@ -17,10 +17,9 @@ from processes import HERE, run_python
 from triton_place import path_with_triton
 
 import fxpool
-from fxpool import counters
+from fxpool import counters, torch_release
 from fxpool.errors import ConfigurationError, PoolUnavailableError, UnsupportedTorchError
 from fxpool.lowering.inductor import pools
-from fxpool.torch_compat import versions
 from fxpool.torch_compat.inductor import hooks
 
 Run = Callable[..., dict[str, Any]]
@@ -198,7 +197,7 @@ def test_uninstall_puts_everything_back(run: Run) -> None:
 
 
 def test_a_torch_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "current_refusal", lambda: "this is torch 1.0")
+    monkeypatch.setattr(torch_release, "current_refusal", lambda: "this is torch 1.0")
     with pytest.raises(UnsupportedTorchError, match="this is torch"):
         fxpool.install()
     assert not hooks.installed()

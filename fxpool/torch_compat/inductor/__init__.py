@@ -5,5 +5,6 @@ inner          one graph after AOTAutograd through Inductor, and back
 output_code    Inductor's output, and the loading of linked graphs
 importable     paths to a wrapper's objects that need no compiler
 preload        imports before they are needed
+stock          Inductor as its users call it
 hooks          takes over Inductor's own processes
 """

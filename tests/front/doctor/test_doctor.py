@@ -125,6 +125,11 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.13.0")
     _, torch = examine([("", host.python)])
     assert torch.state == FAIL and "1.13.0" in torch.found and torch.remedy
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.0")
+    _, torch = examine([("", host.python)])
+    assert torch.state == FAIL and "FXPOOL_UNTESTED_TORCH=1" in torch.found
+    monkeypatch.setenv("FXPOOL_UNTESTED_TORCH", "1")
+    assert [finding.state for finding in examine([("", host.python)])] == [OK, WARN]
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     assert [finding.state for finding in examine([("", host.python)])] == [FAIL, FAIL]
 

@@ -20,6 +20,7 @@ from compiling import compiled
 from processes import HERE
 
 import fxpool
+from fxpool import torch_release
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import hosts
@@ -273,10 +274,10 @@ def test_errors_are_classes_of_ours() -> None:
 
 
 def test_an_unsupported_torch_is_refused_with_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "current_refusal", lambda: versions.refusal("2.10.1", (3, 11), "linux"))
+    monkeypatch.setattr(torch_release, "current_refusal", lambda: versions.refusal("2.10.1", (3, 11), "linux"))
     error = raised()
     assert isinstance(error, UnsupportedTorchError)
-    assert "2.11 to 2.13" in str(error)
+    assert "2.11 to 2.15" in str(error)
     assert "2.10.1" in str(error)
 
 
@@ -287,16 +288,24 @@ def test_an_unsupported_torch_is_refused_with_the_range(monkeypatch: pytest.Monk
         ("2.11.0+cu130", (3, 12), "linux", False),
         ("2.12.0a0+git123", (3, 10), "linux", False),
         ("2.10.0", (3, 11), "linux", True),
-        ("2.14.0", (3, 11), "linux", True),
+        ("2.15.0", (3, 14), "linux", False),
+        ("2.16.0", (3, 11), "linux", True),
         ("3.0", (3, 11), "linux", True),
         ("2.13.0", (3, 9), "linux", True),
-        ("2.13.0", (3, 14), "linux", True),
+        ("2.15.0", (3, 15), "linux", True),
         ("2.13.0", (3, 11), "darwin", True),
         ("unknown", (3, 11), "linux", True),
     ],
 )
 def test_the_supported_range(version: str, python: tuple[int, int], platform: str, refused: bool) -> None:
     assert (versions.refusal(version, python, platform) is not None) == refused
+
+
+def test_a_newer_torch_is_named_with_the_switch_that_tries_it() -> None:
+    refused = versions.refusal("2.16.0", (3, 11), "linux")
+    assert refused is not None and "FXPOOL_UNTESTED_TORCH=1" in refused
+    assert versions.refusal("2.16.0", (3, 11), "linux", untested=True) is None
+    assert versions.refusal("2.10.0", (3, 11), "linux", untested=True) is not None  # older ones are known not to do
 
 
 def test_an_unknown_option_lists_the_known_ones() -> None:

@@ -1,0 +1,21 @@
+"""Stock Inductor as a backend, with as few of torch's names as can be: those that public documents show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._inductor as inductor
+
+__all__ = ["compile_graph"]
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """Compile as ``backend="inductor"`` does. Modes and options that torch does not know are left out."""
+    known = set(inductor.list_options())
+    patches = dict(inductor.list_mode_options().get(mode, {})) if mode else {}
+    patches.update({name: value for name, value in (options or {}).items() if name.replace("-", "_") in known})
+    return inductor.compile(gm, list(inputs), options=patches)

@@ -1,0 +1,52 @@
+"""One Dynamo graph of ``torch.compile(backend="fxpool")``, from the call's options to its callable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpool.lowering.core import options as call_options
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback import chain
+from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.operators import inductor_registrations
+from fxpool.watch import configured
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["compile_graph"]
+
+_numbers = itertools.count()
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """Return what Dynamo calls in the graph's place: from the cache, a worker, or a step further down.
+
+    Raises:
+        ConfigurationError: an unknown option or mode.
+        NoCompilerError: there is no C++ compiler.
+    """
+    inductor_registrations.watch()
+    parsed = call_options.parse(mode, options)
+    if parsed.mode != "subprocess":
+        runtime.end_start_ahead()
+    configured.attach()
+    attempt = Attempt(_label(), parsed)
+    try:
+        with attempt.timed("total"), chain.options_in_force(parsed):
+            return chain.compile_with_fallback(gm, inputs, attempt)
+    finally:
+        attempt.record()
+        if attempt.outcome is not Outcome.ASYNC:  # its thread tells
+            attempt.report()
+
+
+def _label() -> str:
+    number = next(_numbers)
+    compile_id = tracing.compile_label()
+    return f"graph {number} [{compile_id}]" if compile_id else f"graph {number}"
