@@ -309,7 +309,8 @@ def compiled(place: Path) -> dict[str, Any]:
     try:
         for name in ("several", "differentiable", "dynamic"):
             made = graph(name, module)
-            request = gpu_child.for_device(capturing.complete(made, str(place)), "NVIDIA H200")
+            complete = capturing.complete(made, str(place))
+            request = gpu_child.for_device(complete, "NVIDIA H200")
             report[name] = gpu_child.compiled(request, answers=True)
             assert request.store is not None and request.key is not None
             store = LocalStore(request.store)
@@ -320,9 +321,7 @@ def compiled(place: Path) -> dict[str, Any]:
             report[name]["mutated"] = content_of(entry).effects.mutated_inputs
             report[name]["launches"] = launches([text for _, text in generated_code(entry, store)])
             if name == "differentiable":
-                others = (
-                    gpu_child.for_device(made.request, device) for device in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200")
-                )
+                others = (gpu_child.for_device(complete, device) for device in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200"))
                 report[name]["elsewhere"] = [gpu_child.compiled(other, answers=True)["targets"] for other in others]
     finally:
         fxpool.close()

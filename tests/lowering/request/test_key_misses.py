@@ -178,7 +178,7 @@ def test_keys_are_equal_in_another_process(tmp_path: Path) -> None:
     from processes import run_python
 
     program = (
-        "import torch, sys; sys.path.insert(0, '.'); from capturing import components_of;"
+        "import torch, sys; sys.path[:0] = ['.', 'request']; from capturing import components_of;"
         "import test_key_misses as t; import json; print(json.dumps(components_of(t.attention, t.Q)))"
     )
     import json
