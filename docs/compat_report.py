@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ Facts = dict[str, dict[str, str] | None]
 
 # Runs in each environment: reads names from standard input, prints the release and the facts.
 _ASK = r"""
-import ast, hashlib, importlib, inspect, json, sys, textwrap, warnings
+import ast, hashlib, importlib, inspect, json, re, sys, textwrap, warnings
 warnings.simplefilter("ignore")
 import torch
 try:
@@ -73,7 +74,10 @@ def describe(found):
         return {"kind": "class", "text": "", "digest": body(found)}
     if callable(found):
         try:
-            text = str(inspect.signature(found))
+            signature = inspect.signature(found)
+            bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+            text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+            text = re.sub(r" at 0x[0-9a-f]+", "", text)
         except (ValueError, TypeError):
             text = ""
         return {"kind": "function", "text": text, "digest": body(found)}
@@ -150,7 +154,15 @@ def names_used() -> dict[str, list[str]]:
 
 def ask(python: Path, names: list[str]) -> tuple[str, str | None, Facts]:
     """Return an environment's torch, its Triton and the facts of `names` there."""
-    done = subprocess.run([python, "-c", _ASK], input=json.dumps(names), capture_output=True, text=True, check=True)
+    path = python.parents[1] / "triton"  # where `make test` puts it for a torch that has not brought its own
+    done = subprocess.run(
+        [python, "-c", _ASK],
+        input=json.dumps(names),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(path)},
+    )
     release, triton, facts = json.loads(done.stdout.splitlines()[-1])
     return release, triton, facts
 
@@ -178,11 +190,20 @@ def page(used: dict[str, list[str]], answers: list[tuple[str, str | None, Facts]
         marks, differs = _marks([facts[name] for _, _, facts in answers])
         rows[differs].append(f"| `{name}` | {' | '.join(marks)} | {', '.join(modules)} |")
         signatures += _signatures(name, releases, [facts[name] for _, _, facts in answers])
+    gone = [f"- `{name}`: last in {last}" for name in used if (last := _last_seen(name, releases, answers))]
     head = [f"| name | {' | '.join(releases)} | used in |", "|---|" + "---|" * (len(releases) + 1)]
+    if gone:
+        lines += [f"## Not in {releases[-1]}", "", *gone, ""]
     lines += ["## Names that differ between releases", "", *head, *rows[True], ""]
     lines += ["## Signatures that changed", "", *signatures, ""]
     lines += ["## The same in all of them", "", *head, *rows[False], ""]
     return "\n".join(lines)
+
+
+def _last_seen(name: str, releases: list[str], answers: list[tuple[str, str | None, Facts]]) -> str:
+    """Return the last release that has a name which the newest lacks; empty if the newest has it."""
+    having = [release for release, (_, _, facts) in zip(releases, answers, strict=True) if facts[name] is not None]
+    return having[-1] if having and having[-1] != releases[-1] else ""
 
 
 def _version(release: str) -> tuple[int, ...]:
@@ -216,7 +237,7 @@ def _signatures(name: str, releases: list[str], facts: list[dict[str, str] | Non
 def main(folder: Path) -> None:
     """Write the page. Environments without torch are left out."""
     used = names_used()
-    pythons = [Path(sys.executable), *sorted(path for path in folder.glob("*/bin/python"))]
+    pythons = [Path(sys.executable), *sorted(folder.glob("*/bin/python"))]
     answers: dict[tuple[int, ...], Any] = {}
     for python in pythons:
         try:
