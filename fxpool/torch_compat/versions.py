@@ -22,10 +22,10 @@ def refusal(torch_version: str, python: tuple[int, int], platform: str) -> str |
     """Return why this combination is refused, or None if it is supported."""
     wanted = f"fxpool supports torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, CPython 3.10 to 3.13, on Linux"
     try:
-        found = parse(torch_version)
+        version = parse(torch_version)
     except ValueError:
         return f"{wanted}; this is torch {torch_version!r}, which can't be read as a version"
-    if not OLDEST <= found <= NEWEST:
+    if not OLDEST <= version <= NEWEST:
         return f"{wanted}; this is torch {torch_version}"
     if not (3, 10) <= python <= (3, 13):
         return f"{wanted}; this is Python {python[0]}.{python[1]}"
