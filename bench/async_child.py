@@ -43,10 +43,10 @@ def first(what: str, backend: str, size: str) -> dict[str, Any]:
     tokens = torch.randint(0, 1000, (2, 64))
     reference = copy.deepcopy(model)
     start = time.perf_counter()
-    found = call(compiled(model, backend), tokens, what)
+    result = call(compiled(model, backend), tokens, what)
     seconds = time.perf_counter() - start
     facts = _facts(backend, counter.count)
-    return {"first_call_seconds": seconds, "difference": _apart(found, call(reference, tokens, what))} | facts
+    return {"first_call_seconds": seconds, "difference": _apart(result, call(reference, tokens, what))} | facts
 
 
 def use(backend: str, size: str) -> dict[str, Any]:
@@ -67,15 +67,15 @@ def use(backend: str, size: str) -> dict[str, Any]:
     expected = call(model, tokens, "infer")
     start = time.perf_counter()
     run = compiled(model, backend)
-    found = call(run, tokens, "infer")
+    result = call(run, tokens, "infer")
     if backend == "fxpool":
         # Calls meanwhile would take the cores from the compile: here they are left to it, as by a program that waits.
         fxpool.wait(LIMIT_SECONDS)
-        found = call(run, tokens, "infer")
+        result = call(run, tokens, "infer")
         if not all(one["compiled_calls"] for one in fxpool.wait(0)):
             raise RuntimeError(f"not in use: {fxpool.wait(0)}")
     seconds = time.perf_counter() - start
-    return {"use_seconds": seconds, "difference": _apart(found, expected)} | _facts("fxpool", counter.count)
+    return {"use_seconds": seconds, "difference": _apart(result, expected)} | _facts("fxpool", counter.count)
 
 
 def graphs(backend: str) -> dict[str, Any]:
@@ -100,23 +100,23 @@ def graphs(backend: str) -> dict[str, Any]:
         expected = model(x)
         start = time.perf_counter()
         run = compiled(model, backend)
-        found = run(x)
+        result = run(x)
         if backend == "fxpool":
             import fxpool
 
             fxpool.wait(LIMIT_SECONDS)
-        found = run(x)
+        result = run(x)
         seconds = time.perf_counter() - start
     facts = _facts(backend, counter.count)
     if backend == "fxpool":
         background = facts["stats"]["background"]
         if [one["compiled_calls"] for one in background] != [1] * GRAPHS:
             raise RuntimeError(f"not {GRAPHS} graphs in use: {background}")
-    return {"graphs_seconds": seconds, "difference": _apart(found, expected)} | facts
+    return {"graphs_seconds": seconds, "difference": _apart(result, expected)} | facts
 
 
-def _apart(found: Any, expected: Any) -> float:
-    return float((found - expected).abs().max())
+def _apart(result: Any, expected: Any) -> float:
+    return float((result - expected).abs().max())
 
 
 def _facts(backend: str, lowered: int) -> dict[str, Any]:

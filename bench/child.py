@@ -87,9 +87,9 @@ def inside(backend: str, size: str) -> dict[str, Any]:
 
     def timed(gm: Any, inputs: Any) -> Any:
         start = time.perf_counter()
-        found = torch._dynamo.lookup_backend(backend)(gm, inputs)
+        compiled = torch._dynamo.lookup_backend(backend)(gm, inputs)
         spent.append(time.perf_counter() - start)
-        return found
+        return compiled
 
     with torch.no_grad():
         torch.compile(model, backend=timed)(torch.randint(0, 1000, (2, 64)))
@@ -124,7 +124,7 @@ def hit() -> dict[str, Any]:
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.request import capture
 
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def backend(gm: Any, inputs: Any) -> Any:
         def once() -> Any:
@@ -137,14 +137,14 @@ def hit() -> dict[str, Any]:
 
         seen: list[Any] = []
         once()
-        found["hit_seconds"] = _median(once)
+        report["hit_seconds"] = _median(once)
         assert len(seen) == ROUNDS + 1, "the graph is not in the cache"
 
         def key_alone() -> None:
             assert capture.capture(gm, inputs, label="graph", into=Destination()).key is not None
 
-        found["key_seconds"] = _median(key_alone)
-        found["nodes"] = len(gm.graph.nodes)
+        report["key_seconds"] = _median(key_alone)
+        report["nodes"] = len(gm.graph.nodes)
         return gm.forward
 
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def hit() -> dict[str, Any]:
         torch.compile(model, backend="fxpool")(input_ids=tokens)
         torch._dynamo.reset()
         torch.compile(model, backend=backend)(input_ids=tokens)
-    return found | _witness("fxpool")
+    return report | _witness("fxpool")
 
 
 ROUNDS = 21
@@ -186,8 +186,8 @@ def ready(size: str) -> dict[str, Any]:
     importlib.import_module("transformers.models.bert.modeling_bert")
     gc.collect()
     gc.freeze()
-    found = {name: _in_a_fork(partial(_compiles, names, size)) for name, names in ORDERS.items()}
-    return {"first_over_second": found["first"]["seconds"] / found["second"]["seconds"]} | found["first"] | found
+    orders = {name: _in_a_fork(partial(_compiles, names, size)) for name, names in ORDERS.items()}
+    return {"first_over_second": orders["first"]["seconds"] / orders["second"]["seconds"]} | orders["first"] | orders
 
 
 ORDERS = {"first": ["gpt2"], "second": ["bert", "gpt2"]}
@@ -221,12 +221,12 @@ def _in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             os._exit(0)
     os.close(theirs)
     with os.fdopen(ours) as pipe:
-        found: dict[str, Any] = json.load(pipe)
+        report: dict[str, Any] = json.load(pipe)
     os.waitpid(pid, 0)
     store = runtime.store()
     assert store is not None
     store.clear()
-    return found
+    return report
 
 
 def prime(backend: str) -> dict[str, Any]:

@@ -126,19 +126,19 @@ def fork() -> dict[str, Any]:
         pool.submit("builtins:bytes", b"", JobSpec(label="empty")).result()
         forks.append(pool.status()["fork_seconds"])
 
-    found = _times(call, FORKED_JOBS)
-    return found | {"fork_seconds": statistics.median(forks)}
+    times = _times(call, FORKED_JOBS)
+    return times | {"fork_seconds": statistics.median(forks)}
 
 
 def _times(call: Callable[[], object], count: int) -> dict[str, Any]:
     for _ in range(50):
         call()
-    found = []
+    seconds = []
     for _ in range(count):
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return {"p50_seconds": statistics.median(found), "p99_seconds": statistics.quantiles(found, n=100)[98]}
+        seconds.append(time.perf_counter() - start)
+    return {"p50_seconds": statistics.median(seconds), "p99_seconds": statistics.quantiles(seconds, n=100)[98]}
 
 
 def _settle(pool: Any) -> None:
@@ -222,17 +222,17 @@ def ends() -> dict[str, Any]:
             process.wait()
             return time.perf_counter() - begun
 
-    found: dict[str, list[float]] = {"eager": [], "subprocess": [], "async+subprocess": []}
+    seconds_by_mode: dict[str, list[float]] = {"eager": [], "subprocess": [], "async+subprocess": []}
     for number in range(ENDS):
-        for mode, seconds in found.items():
+        for mode, seconds in seconds_by_mode.items():
             backend = "eager" if mode == "eager" else "fxpool"
             seconds.append(once(number, backend, mode))
     _until_no_server()
-    least = statistics.median(found["eager"])
+    least = statistics.median(seconds_by_mode["eager"])
     return {
-        "exit_seconds": statistics.median(found["subprocess"]) - least,
-        "pending_exit_seconds": statistics.median(found["async+subprocess"]) - least,
-        "each": found,
+        "exit_seconds": statistics.median(seconds_by_mode["subprocess"]) - least,
+        "pending_exit_seconds": statistics.median(seconds_by_mode["async+subprocess"]) - least,
+        "each": seconds_by_mode,
     }
 
 
@@ -243,10 +243,10 @@ def killed(size: str) -> dict[str, Any]:
     os.environ["FXPOOL_IDLE_TIMEOUT"] = "1"
     _first_call_with("nobody", size)  # what this process imports once
     undisturbed = _first_call_with("nobody", size)
-    found = {f"{who}_seconds": _first_call_with(who, size) - undisturbed for who in ("worker", "zygote", "server")}
+    delays = {f"{who}_seconds": _first_call_with(who, size) - undisturbed for who in ("worker", "zygote", "server")}
     runtime.close()
     _until_no_server()
-    return {"undisturbed_seconds": undisturbed} | found
+    return {"undisturbed_seconds": undisturbed} | delays
 
 
 def _first_call_with(who: str, size: str) -> float:

@@ -81,10 +81,10 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
         if not isinstance(owner, torch.fx.Node) or ("example_value" not in owner.meta and "val" not in owner.meta):
             raise Bypass("method_of_unknown", str(node.target))
     elif node.op == "get_attr":
-        found: Any = gm
+        attribute: Any = gm
         for part in str(node.target).split("."):
-            found = getattr(found, part, None)
-        if operators.is_script_object(found):
+            attribute = getattr(attribute, part, None)
+        if operators.is_script_object(attribute):
             raise Bypass("torchbind", str(node.target))
 
 

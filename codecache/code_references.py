@@ -29,10 +29,10 @@ def is_named_by_version(value: Any) -> bool:
     """
     if top_level(value.__module__ or "") not in NAMED_BY_VERSION:
         return False
-    found: Any = sys.modules.get(value.__module__)
+    published: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        published = getattr(published, part, None)
+    return published is value
 
 
 class Named:
@@ -117,10 +117,10 @@ def _owner_of(name: str, value: Any) -> str:
 def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:
     """Follow `path` from module to module; return how much of it is used, and the value it leads to."""
     while used < len(path) and (isinstance(value, types.ModuleType) or process_state.is_environment(value)):
-        owner, found = value, getattr(value, path[used], MISSING)
-        if not isinstance(owner, types.ModuleType) and not process_state.is_environment(found):
+        owner, attribute = value, getattr(value, path[used], MISSING)
+        if not isinstance(owner, types.ModuleType) and not process_state.is_environment(attribute):
             break  # a method of the environment that reads no variable
-        value, used = found, used + 1
+        value, used = attribute, used + 1
         if isinstance(owner, types.ModuleType) and top_level(owner.__name__) in NAMED_OBJECTS and is_instance(value):
             value = Named(f"{owner.__name__}.{path[used - 1]} {version_of(owner.__name__)}")
     return used, value

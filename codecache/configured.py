@@ -27,13 +27,13 @@ def identity(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [identity(name, item) for item in value]
-    found = _uuid(value)
-    if found is None and name.endswith("_class") and callable(value):
-        found = _uuid(value())  # a factory: Inductor asks the object it makes
-    if found is not None:
-        if found[0] is None:
+    uuid = _uuid(value)
+    if uuid is None and name.endswith("_class") and callable(value):
+        uuid = _uuid(value())  # a factory: Inductor asks the object it makes
+    if uuid is not None:
+        if uuid[0] is None:
             raise Bypass("custom_pass_without_uuid", name)
-        return {"uuid": found[0] if isinstance(found[0], _PLAIN) else repr(found[0]), "code": _code_of(value)}
+        return {"uuid": uuid[0] if isinstance(uuid[0], _PLAIN) else repr(uuid[0]), "code": _code_of(value)}
     try:
         return {"content": _content(value)}
     except sources.UndigestableError as error:
@@ -47,16 +47,16 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 
     Raises UndigestableError: a value has neither.
     """
-    found: dict[str, str] = {}
+    digest_by_name: dict[str, str] = {}
     for name, value in values.items():
         try:
-            found[name] = _content(value)
+            digest_by_name[name] = _content(value)
         except sources.UndigestableError as error:
             uuid = _uuid(value)
             if uuid is None or uuid[0] is None:
                 raise sources.UndigestableError(f"{name}: {error.what}") from error
-            found[name] = f"uuid {uuid[0]!r}"
-    return found
+            digest_by_name[name] = f"uuid {uuid[0]!r}"
+    return digest_by_name
 
 
 def _uuid(value: Any) -> tuple[Any] | None:

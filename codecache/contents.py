@@ -67,19 +67,19 @@ class Cleared:
 
 def measure(root: str) -> dict[str, Share]:
     """Return the share of every kind; the directory itself counts as host facts. Raises OSError."""
-    found = {kind: Share() for kind in KINDS}
+    shares = {kind: Share() for kind in KINDS}
     seen: set[tuple[int, int]] = set()
     with contextlib.suppress(FileNotFoundError):
-        found[FACTS].bytes += _blocks(os.lstat(root))
+        shares[FACTS].bytes += _blocks(os.lstat(root))
         for name in os.listdir(root):
             for path, status in _walk(os.path.join(root, name)):
                 if (status.st_dev, status.st_ino) in seen:
                     continue
                 seen.add((status.st_dev, status.st_ino))
-                share = found[_kind(os.path.relpath(path, root))]
+                share = shares[_kind(os.path.relpath(path, root))]
                 share.bytes += _blocks(status)
                 share.files += not stat.S_ISDIR(status.st_mode)
-    return found
+    return shares
 
 
 def clear(root: str) -> Cleared:
@@ -189,11 +189,11 @@ def _clear_headers(directory: str) -> list[str]:
 
 def _command_lines() -> list[str]:
     """Return the command lines of all processes that this one may read."""
-    found = []
+    lines = []
     for number in filter(str.isdigit, _names("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
-            found.append(os.fsdecode(file.read()))
-    return found
+            lines.append(os.fsdecode(file.read()))
+    return lines
 
 
 def _names(directory: str) -> Iterable[str]:

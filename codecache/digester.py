@@ -116,8 +116,8 @@ class Digester:
 
     def met(self, value: Any) -> bool:
         """Return whether a value was met before; if so, write its number."""
-        if found := self._seen.get(id(value)):
-            self.token("again", str(found[0]))
+        if earlier := self._seen.get(id(value)):
+            self.token("again", str(earlier[0]))
             return True
         self._seen[id(value)] = (len(self._seen), value)
         return False
@@ -377,15 +377,15 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    found = list(getattr(value, "__dict__", {}).items())
+    attributes = list(getattr(value, "__dict__", {}).items())
     for base in type(value).__mro__:
         for name in _slots(base):
             mangled = (
                 f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
             )
             if name not in ("__dict__", "__weakref__") and hasattr(value, mangled):
-                found.append((mangled, getattr(value, mangled)))
-    return found
+                attributes.append((mangled, getattr(value, mangled)))
+    return attributes
 
 
 def describe(value: Any) -> str:

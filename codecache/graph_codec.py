@@ -157,11 +157,11 @@ class GraphEncoder:
         """Put a Triton kernel's data in place of its table numbers, in a call's row: tables differ by process."""
         try:
             constants = user_kernels.constants(node)
-            found = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
+            described = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
         except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
             raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
         *before, (tag, *keywords), meta = row
-        return [*before, [tag, *([name, found.get(name, value)] for name, value in keywords)], meta]
+        return [*before, [tag, *([name, described.get(name, value)] for name, value in keywords)], meta]
 
     def _kernel(self, node: torch.fx.Node) -> list[Any]:
         """Return a kernel's row. Its digest travels too: imported elsewhere, the module may make another kernel."""
@@ -228,17 +228,17 @@ class GraphEncoder:
     def _each(self, values: Iterable[Any]) -> list[Any]:
         """Encode each of `values`. Most are nodes and numbers: those are handled without a call."""
         nodes, encoders = self._nodes, _ENCODERS
-        found = []
+        encoded = []
         for value in values:
             kind = type(value)
             if kind is _Node:
-                found.append(nodes[value])
+                encoded.append(nodes[value])
             elif kind in _THEMSELVES or (kind is int and _SMALLEST <= value <= _LARGEST):
-                found.append(value)
+                encoded.append(value)
             else:
                 encode = encoders.get(kind)
-                found.append(encode(self, value) if encode is not None else self._of_other_type(value))
-        return found
+                encoded.append(encode(self, value) if encode is not None else self._of_other_type(value))
+        return encoded
 
     def _sequence(self, tag: str, values: Iterable[Any]) -> list[Any]:
         return [tag, *self._each(values)]
@@ -400,10 +400,10 @@ def _by_name(value: Any) -> Any:
 
 def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
     """Return the attribute that a dotted target names."""
-    found: Any = gm
+    attribute: Any = gm
     for part in path.split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

@@ -54,8 +54,8 @@ class GraphDecoder:
                 placed.add(target)
                 row = nested[target]
                 _place(root, target, self._module(row) if row[0] == "graph" else self.value(row), None)
-            found = target if isinstance(target, str) else self.function(target)
-            node = graph.create_node(op, found, self.value(args), dict(self.value(kwargs)), name)
+            node_target = target if isinstance(target, str) else self.function(target)
+            node = graph.create_node(op, node_target, self.value(args), dict(self.value(kwargs)), name)
             for key, value in node_meta:
                 node.meta[key] = self._bindings(value) if key == "unbacked_bindings" else self.value(value)
             self._nodes.append(node)
@@ -109,10 +109,10 @@ class GraphDecoder:
         if number not in self._kernels:
             try:
                 function = user_kernels.find(description)
-                found = sources.digest_value(function)
+                own_digest = sources.digest_value(function)
             except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
                 raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
-            if found != digest:
+            if own_digest != digest:
                 raise CannotTravelError(
                     "triton_kernel_differs", f"{description[0]}.{description[1]}, imported elsewhere"
                 )

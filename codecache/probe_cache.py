@@ -32,11 +32,11 @@ def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[
         return None
     try:
         check_directory(root)
-        found = json.loads(read_private(_place(root, question, identity))[0])
+        answer = json.loads(read_private(_place(root, question, identity))[0])
     except (OSError, StoreError, ValueError):
         return None
-    sound = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if sound else None
+    sound = isinstance(answer, dict) and all(isinstance(value, str) for value in answer.values())
+    return answer if sound else None
 
 
 def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:

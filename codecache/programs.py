@@ -123,7 +123,7 @@ class _Look:
         text = _COMMENT.sub("", text)
         if _SHELL.match(text):
             text = _without_what_it_writes(text)
-        named = {name for found in _VARIABLES.findall(text) for name in found if name}
+        named = {name for groups in _VARIABLES.findall(text) for name in groups if name}
         self.variables |= named - _OF_THE_SHELL
         words = {os.path.expandvars(os.path.expanduser(word)) for word in _words(text)}
         beside = tuple(dict.fromkeys((os.path.dirname(path), os.path.dirname(real))))
@@ -159,7 +159,7 @@ class _Look:
 
 def _without_what_it_writes(text: str) -> str:
     """Remove the names of output files from a shell script's text: they change each time it runs."""
-    logs = {found[1] for one in _WRITTEN.finditer(text) if (found := _ONE_VARIABLE.match(one["to"]))}
+    logs = {variable[1] for one in _WRITTEN.finditer(text) if (variable := _ONE_VARIABLE.match(one["to"]))}
     text = _WRITTEN.sub(" ", text)
     for name in logs:
         if not re.search(rf"\$\{{?{name}\b", text):
@@ -168,8 +168,8 @@ def _without_what_it_writes(text: str) -> str:
 
 
 def _words(text: str) -> Iterator[str]:
-    for found in _WORDS.finditer(text):
-        word = next((group for group in found.groups() if group is not None), found[0])
+    for match in _WORDS.finditer(text):
+        word = next((group for group in match.groups() if group is not None), match[0])
         yield re.sub(r"\\(.)", r"\1", word)
         yield from re.findall(r"[^\s;|&()<>`'\"=:,{}\[\]]+", word)
 
@@ -252,16 +252,16 @@ def _passes(compiler: str, root: str | None) -> list[str]:
             kept[os.path.basename(library)] = library
         probe_cache.write(root, question, identity, kept)
     _asked[(*question, *identity)] = kept
-    found = {said for said in kept.values() if os.path.isabs(said)}
-    found.update(_as_a_compiler_finds(name, kept.get("places", "").split(os.pathsep)) for name in _PASSES)
-    return sorted(place for place in found if place and os.path.isfile(place))
+    paths = {said for said in kept.values() if os.path.isabs(said)}
+    paths.update(_as_a_compiler_finds(name, kept.get("places", "").split(os.pathsep)) for name in _PASSES)
+    return sorted(place for place in paths if place and os.path.isfile(place))
 
 
 def _places_of_passes(compiler: str) -> list[str]:
     """Return the directories in which a compiler looks for its passes before the path."""
     said = re.search(r"^programs: =(.*)$", _said([compiler, "-print-search-dirs"]), re.M)
-    found = said[1].split(os.pathsep) if said is not None else []
-    return list(dict.fromkeys(os.path.realpath(place) for place in found if place))
+    places = said[1].split(os.pathsep) if said is not None else []
+    return list(dict.fromkeys(os.path.realpath(place) for place in places if place))
 
 
 def _as_a_compiler_finds(name: str, places: list[str]) -> str:

@@ -85,8 +85,8 @@ def scan(root: str) -> Iterator[Record]:
         names = os.listdir(os.path.join(root, _DIRECTORY))
     except OSError:
         return
-    found = [find(root, name[: -len(".json")]) for name in names if name.endswith(".json")]
-    yield from sorted((record for record in found if record is not None), key=lambda record: record.when)
+    records = [find(root, name[: -len(".json")]) for name in names if name.endswith(".json")]
+    yield from sorted((record for record in records if record is not None), key=lambda record: record.when)
 
 
 def release(root: str, key: str) -> bool:

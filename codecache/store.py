@@ -156,14 +156,14 @@ class LocalStore:
         if not self._root_is_safe():
             return []
         directory = self._key_directory(key)
-        found = []
+        dated = []
         for name in _names(directory):
             if name.endswith(ENTRY_SUFFIX):
                 loaded = self._load(key, os.path.join(directory, name))
                 if loaded is not None:
-                    found.append(loaded)
-        found.sort(key=lambda pair: pair[0], reverse=True)
-        return [entry for _, entry in found]
+                    dated.append(loaded)
+        dated.sort(key=lambda pair: pair[0], reverse=True)
+        return [entry for _, entry in dated]
 
     def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
         """Return (time of last use, entry) of a sound record, else None; count failures, set damaged files aside."""

@@ -72,15 +72,15 @@ def _system_facts(root: str | None) -> Facts:
 
 def _assemblers(root: str | None) -> dict[str, str]:
     """Identify by content the tools the environment sets for Triton; one in torch's own tree counts with that."""
-    found = {}
+    digests = {}
     for name in _GIVEN_TO_TRITON:
         path = os.environ.get(name, "")
         if not os.path.isfile(path):
             continue
         if not os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
             program = programs.identify(path, root)
-            found[name.lower()] = program.unknown or program.digest
-    return found
+            digests[name.lower()] = program.unknown or program.digest
+    return digests
 
 
 def _torch_file() -> str:
@@ -169,15 +169,15 @@ def own_source_digest() -> str:
 
 def _sources_of(package: str) -> list[tuple[str, str]]:
     """Return (name below the package, path) of a package's Python files."""
-    found = []
+    sources = []
     spec = importlib.util.find_spec(package)
     for top in (spec.submodule_search_locations or ()) if spec is not None else ():
         for directory, _, names in os.walk(top):
             for name in names:
                 if name.endswith(".py"):
                     path = os.path.join(directory, name)
-                    found.append((os.path.relpath(path, top), path))
-    return found
+                    sources.append((os.path.relpath(path, top), path))
+    return sources
 
 
 # ---------------------------------------------------------------- the machine

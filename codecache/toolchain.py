@@ -112,12 +112,12 @@ def failures_explained(root: str | None = None) -> Iterator[None]:
 
 def _wanted_a_compiler(error: BaseException) -> bool:
     seen: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in seen:
-        if isinstance(found, OSError) or type(found).__name__ == "InvalidCxxCompiler":
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, OSError) or type(cause).__name__ == "InvalidCxxCompiler":
             return True
-        seen.append(found)
-        found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
+        seen.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     return False
 
 
@@ -199,8 +199,8 @@ def _is_such(identity: probe_cache.Identity) -> bool:
 
 
 def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[str, str] | None:
-    found = probe_cache.read(root, ["compiler", name], identity)
-    return (found["version"], found["target"]) if found and found.keys() >= {"version", "target"} else None
+    answer = probe_cache.read(root, ["compiler", name], identity)
+    return (answer["version"], answer["target"]) if answer and answer.keys() >= {"version", "target"} else None
 
 
 def _run(path: str) -> tuple[str, str] | None:

@@ -101,13 +101,13 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
 
     name = operators.pretty_name(op)
     try:
-        found = registrations.registration(op)
+        registered = registrations.registration(op)
     except registrations.NotFoundError as error:
         raise digester.refuse(str(error)) from error
-    if not found.is_known:
+    if not registered.is_known:
         raise digester.refuse(f"the operator {name}, whose registration has no file")
     digests: dict[str, str] = {}
-    for part, (value, runs_later, before_autograd) in sorted(found.parts.items()):
+    for part, (value, runs_later, before_autograd) in sorted(registered.parts.items()):
         if after_autograd and before_autograd:
             continue
         inner = digester.child()
@@ -116,10 +116,10 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
         inner.add(value, f"{part} of the operator {name}")
         digests[f"{LATER if runs_later else ''}{part}"] = inner.hexdigest()
     try:
-        for path in found.files:
+        for path in registered.files:
             # Their imports are not followed; code reached by a computed name is covered.
             digests[f"{LATER}file {os.path.basename(path)}"] = digest_file(path)
-        for path in found.libraries:
+        for path in registered.libraries:
             digests[f"library {os.path.basename(path)}"] = digest_file(path)
     except OSError as error:
         raise digester.refuse(f"the operator {name}: {error}") from error
@@ -146,11 +146,11 @@ def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
 
 def _written(code: types.CodeType) -> set[str]:
     """Return the closure variables that code assigns to."""
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _written(constant)
-    return found
+            names |= _written(constant)
+    return names
 
 
 def _add_held(digester: Digester, value: Any) -> None:

@@ -138,8 +138,8 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
     background = _imported("fxpool.lowering.background.compiles")
-    found: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
-    return found
+    graphs: list[dict[str, Any]] = background.wait(timeout) if background is not None else []
+    return graphs
 
 
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:

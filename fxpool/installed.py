@@ -103,30 +103,30 @@ def facts(kept: Kept | None = None, packages: Sequence[Package] = PACKAGES) -> d
     directory unchanged). Otherwise directories are listed and files that may differ are read: 90 ms, seconds for a
     develop install with its libraries. Packages that are not installed have no facts.
     """
-    found: dict[str, str] = {}
+    fact_by_name: dict[str, str] = {}
     for package in packages:
-        found.update(_facts(package, kept))
-    return found
+        fact_by_name.update(_facts(package, kept))
+    return fact_by_name
 
 
 def _facts(package: Package, kept: Kept | None) -> dict[str, str]:
-    found, records = {}, []
+    fact_by_name, records = {}, []
     for name in package.distributions:
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found[name] = distribution.version
+        fact_by_name[name] = distribution.version
         records.append((name, distribution))
     tree = _Tree(package)
     if not tree.places:
-        return found
+        return fact_by_name
     question = ["installed", package.name]
     identity = (*tree.identity(), *(part for _, record in records for part in _identity(record)))
     answer = kept.read(question, identity) if kept is not None else None
     if answer is not None and tree.load(answer.get("tree", "")) and tree.stamp() == answer.get("stamp"):
-        found.update({name: value for name, value in answer.items() if name not in ("tree", "stamp")})
-        return found
+        fact_by_name.update({name: value for name, value in answer.items() if name not in ("tree", "stamp")})
+        return fact_by_name
     tree.walk()
     stamp = tree.stamp()
     of_package = {}
@@ -138,7 +138,7 @@ def _facts(package: Package, kept: Kept | None) -> dict[str, str]:
         of_package[f"{package.name}_edited"] = hashlib.sha256("\n".join(edited).encode()).hexdigest()
     if kept is not None and tree.is_settled() and tree.stamp() == stamp:
         kept.write(question, identity, {**of_package, "tree": tree.dump(), "stamp": stamp})
-    return {**found, **of_package}
+    return {**fact_by_name, **of_package}
 
 
 def _identity(distribution: importlib.metadata.Distribution) -> Identity:
@@ -304,10 +304,10 @@ def _places(root: str) -> list[str]:
     module = sys.modules.get(root)
     if module is None:
         spec = importlib.util.find_spec(root)
-        found = spec.submodule_search_locations if spec is not None else None
+        places = spec.submodule_search_locations if spec is not None else None
     else:
-        found = getattr(module, "__path__", None)
-    return [os.path.abspath(place) for place in found or ()]
+        places = getattr(module, "__path__", None)
+    return [os.path.abspath(place) for place in places or ()]
 
 
 def _edited(tree: _Tree, recorded: _Recorded, kept: Kept | None) -> Iterator[str]:

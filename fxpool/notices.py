@@ -36,10 +36,10 @@ _NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
 def logger(name: str) -> logging.Logger:
     """Return the logger of a name, shared with all who use the name. Exceptions of its handlers are dropped."""
-    found = logging.getLogger(name)
-    if "handle" not in vars(found):
-        found.handle = functools.partial(_handle, found.handle)  # type: ignore[method-assign]
-    return found
+    shared = logging.getLogger(name)
+    if "handle" not in vars(shared):
+        shared.handle = functools.partial(_handle, shared.handle)  # type: ignore[method-assign]
+    return shared
 
 
 def _handle(handle: Callable[[logging.LogRecord], None], record: logging.LogRecord) -> None:

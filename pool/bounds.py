@@ -54,13 +54,13 @@ class Bounds:
 
     def trees(self) -> list[tuple[Worker, list[int]]]:
         """Return the workers of clients' jobs, each with its own pid and those of its sub-jobs' workers."""
-        found: dict[int, tuple[Worker, list[int]]] = {}
+        workers_by_top: dict[int, tuple[Worker, list[int]]] = {}
         for worker in self._workers.values():
             top = worker.top
             bounded = top.reached is not None and top.exceeded is None and self._asking(top.job)
             if worker.pid is not None and bounded:
-                found.setdefault(top.number, (top, []))[1].append(worker.pid)
-        return list(found.values())
+                workers_by_top.setdefault(top.number, (top, []))[1].append(worker.pid)
+        return list(workers_by_top.values())
 
     def allowed_since(self, worker: Worker) -> bool:
         """Return whether a caller that joined too late allows more than the limit the worker was ended for."""

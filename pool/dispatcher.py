@@ -359,10 +359,10 @@ class Dispatcher:
 
     def _listening(self, job: int) -> list[Work]:
         """Return the clients' jobs that this job is, or is a part of."""
-        found: list[Work] = []
+        jobs: list[Work] = []
         for work in self._asking(job):
-            found += [work] if work.worker is None else self._listening(work.worker.job)
-        return found
+            jobs += [work] if work.worker is None else self._listening(work.worker.job)
+        return jobs
 
     def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
         """Handle the end of a worker's socket: normally because the process ended, which the zygote reports."""

@@ -90,14 +90,14 @@ def find_or_start(config: PoolConfig) -> Found:
     root = runtime_dir.runtime_root(config.runtime_dir)
     link = link_of(root, config.host)
     for _ in range(_ATTEMPTS):
-        found = _find(link, config)
-        if found is not None:
-            return found
+        server = _find(link, config)
+        if server is not None:
+            return server
         with _alone(root, config):
             # Another process may have started one while we waited.
-            found = _find(link, config)
-            if found is not None:
-                return found
+            server = _find(link, config)
+            if server is not None:
+                return server
             before = _directory_of(link)
             started = _start(config, root, link, before)
             _point(link, started.directory)

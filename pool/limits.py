@@ -61,14 +61,14 @@ def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
         mounts = _mounts((Path(proc) / "mountinfo").read_text(), controller)
     except OSError:
         return []
-    found: list[tuple[Path, int]] = []
+    directories: list[tuple[Path, int]] = []
     for line in groups:
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
-            found += _along(mounts.get(2), path)
+            directories += _along(mounts.get(2), path)
         elif controller in controllers.split(","):
-            found += _along(mounts.get(1), path)
-    return found
+            directories += _along(mounts.get(1), path)
+    return directories
 
 
 def _mounts(mountinfo: str, controller: str) -> dict[int, Mount]:

@@ -137,8 +137,8 @@ _USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"mess
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    found = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
-    return found if not found or len(repr(found)) <= 4 * _TEXT_KEPT else {}  # dropped if too large for a message
+    fields = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
+    return fields if not fields or len(repr(fields)) <= 4 * _TEXT_KEPT else {}  # dropped if too large for a message
 
 
 def _plain(value: Any, depth: int = 8) -> Any:
@@ -222,9 +222,9 @@ def _replay_warning(record: m.WarningRecord) -> None:
 def _category(name: str) -> type[Warning]:
     module, _, qualname = name.partition(":")
     try:
-        found: Any = builtins if module == "builtins" else importlib.import_module(module)
+        category: Any = builtins if module == "builtins" else importlib.import_module(module)
         for part in qualname.split("."):
-            found = getattr(found, part)
+            category = getattr(category, part)
     except Exception:
         return UserWarning
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+    return category if isinstance(category, type) and issubclass(category, Warning) else UserWarning

@@ -61,33 +61,33 @@ class Host:
         Cached files count as free: the kernel gives them up first. (0.0, "nothing") if no file can be read, as in a
         process that has no descriptor left.
         """
-        found = []
+        shares = []
         try:
             machine = psutil.virtual_memory()
-            found.append((1.0 - machine.available / machine.total, "the machine's memory"))
+            shares.append((1.0 - machine.available / machine.total, "the machine's memory"))
         except OSError:
             pass
         for group in self.groups:
             used = _used(group, "inactive_file")
             if used is not None:
-                found.append((used / group.limit, f"the memory limit in {group.source}"))
-        return max(found, default=(0.0, "nothing"))
+                shares.append((used / group.limit, f"the memory limit in {group.source}"))
+        return max(shares, default=(0.0, "nothing"))
 
     def room(self) -> tuple[int, str]:
         """Return (bytes that can still be taken, of what), for the tightest limit.
 
         All cached files count as free, recently used ones too: slow is not out of memory.
         """
-        found = []
+        rooms = []
         try:
-            found.append((psutil.virtual_memory().available, "the machine's memory"))
+            rooms.append((psutil.virtual_memory().available, "the machine's memory"))
         except OSError:
             pass
         for group in self.groups:
             used = _used(group, "inactive_file", "active_file")
             if used is not None:
-                found.append((max(0, group.limit - used), f"the memory limit in {group.source}"))
-        return min(found, default=self.total())
+                rooms.append((max(0, group.limit - used), f"the memory limit in {group.source}"))
+        return min(rooms, default=self.total())
 
     def killed(self) -> int:
         """Return how many processes the kernel has killed because one of the groups had no memory left."""
@@ -164,10 +164,10 @@ def tree(pid: int) -> list[int]:
     """Return a process and its living descendants, by pid."""
     if not _LISTS_CHILDREN:
         return [pid, *_descendants(pid)]
-    found, todo = [], [pid]
+    pids, todo = [], [pid]
     while todo:
         pid = todo.pop()
-        found.append(pid)
+        pids.append(pid)
         try:
             threads = os.listdir(f"/proc/{pid}/task")
         except OSError:
@@ -178,7 +178,7 @@ def tree(pid: int) -> list[int]:
                     todo += map(int, file.read().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def _descendants(pid: int) -> list[int]:

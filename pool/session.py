@@ -262,14 +262,14 @@ class Session:
                     timeout = _PING_SECONDS
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
                 selector.modify(self.sock, events)
-                found = selector.select(timeout)
-                if found:
+                ready = selector.select(timeout)
+                if ready:
                     self._asleep = False
                 elif self._welcome is not None and not self.jobs:
                     self._asleep = True  # `submit` checks this after it has added to `jobs`
                 elif self._welcome is not None and self._is_silent():
                     return PoolUnavailableError(f"the server has said nothing for {_SILENCE_SECONDS:g} s")
-                for key, mask in found:
+                for key, mask in ready:
                     if key.fd == self._wake:
                         os.eventfd_read(self._wake)
                         continue

@@ -42,12 +42,12 @@ class Limits:
     def of(job_seconds: float | None, job_bytes: int | None, host_mark: float) -> Limits:
         """Return the configured limits, completed by the host's defaults."""
         host = memory.Host.look()
-        found, rule = memory.default_limit(host)
+        limit, rule = memory.default_limit(host)
         seconds = "the default" if job_seconds == PoolConfig.job_timeout else "configured"
         rules = {"job_seconds": seconds, "job_bytes": rule, "host_mark": host.total()[1]}
         if job_bytes is not None:
-            found, rules["job_bytes"] = job_bytes, "configured"
-        return Limits(job_seconds, found, host_mark, rules, host)
+            limit, rules["job_bytes"] = job_bytes, "configured"
+        return Limits(job_seconds, limit, host_mark, rules, host)
 
     def facts(self) -> dict[str, Any]:
         """Return the limits as plain data, with the rule that set each."""

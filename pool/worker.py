@@ -376,10 +376,10 @@ def _resolve(function: str) -> Callable[[bytes], Any]:
     module, colon, qualname = function.partition(":")
     if not colon:
         raise ValueError(f"{function!r} does not name a function as package.module:qualname")
-    found: Any = importlib.import_module(module)
+    resolved: Any = importlib.import_module(module)
     for part in qualname.split("."):
-        found = getattr(found, part)
-    return found
+        resolved = getattr(resolved, part)
+    return resolved
 
 
 def _flush() -> None:

@@ -140,10 +140,10 @@ class Zygote:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                found = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders go first
-                if not found:
+                ready = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders go first
+                if not ready:
                     self.use_idle_time()
-                for key, _ in found:
+                for key, _ in ready:
                     if key.fd == wake:
                         os.read(wake, 4096)
                         self.reap()
@@ -302,9 +302,9 @@ def _limits_in_force() -> str:
 
 def _descriptors() -> set[int]:
     with os.scandir("/proc/self/fd") as entries:
-        found = {int(entry.name) for entry in entries}
+        numbers = {int(entry.name) for entry in entries}
     # The listing includes scandir's own descriptor, closed by now.
-    return {number for number in found if _is_open(number)}
+    return {number for number in numbers if _is_open(number)}
 
 
 def _is_open(number: int) -> bool:

@@ -36,20 +36,20 @@ def child(asked: dict[str, Any]) -> None:
     started = time.perf_counter()
     options = {"options": {"mode": asked["mode"]}} if asked["backend"] == "fxpool" else {}
     compiled = torch.compile(work.model, backend=asked["backend"], **options)
-    found = work.step(compiled)
+    results = work.step(compiled)
     report: dict[str, Any] = {"first": time.perf_counter() - started}
     expected = work.step(work.model)
-    report["difference"] = difference(found, expected)
+    report["difference"] = difference(results, expected)
     if asked["until"]:
         import fxpool
 
         while any(one["state"] == "pending" for one in fxpool.wait(0)):
             begun = time.perf_counter()
-            found = work.step(compiled)
+            results = work.step(compiled)
             report["longest"] = max(report.get("longest", 0.0), time.perf_counter() - begun)
         report["in_use"] = time.perf_counter() - started
-        found = work.step(compiled)
-        report["later_difference"] = difference(found, expected)
+        results = work.step(compiled)
+        report["later_difference"] = difference(results, expected)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             work.step(compiled)
         report["triton"] = sum(event.count for event in profile.key_averages() if event.key.startswith("triton_"))
@@ -76,8 +76,8 @@ def run(asked: dict[str, Any], root: str) -> dict[str, Any]:
     if done.returncode:
         sys.exit(f"{asked} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
     print(json.dumps(asked), done.stdout.strip().splitlines()[-1], flush=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report
 
 
 def main() -> None:
@@ -98,14 +98,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         for _ in range(options.pairs):
             for backend in BACKENDS:
-                found = run({**asked, "backend": backend}, root)
-                firsts[backend].append(found["first"])
-                if backend == "fxpool" and (found["difference"] or found["lowerings"]):
-                    failures.append(f"the first step is not eager's: {found}")
+                report = run({**asked, "backend": backend}, root)
+                firsts[backend].append(report["first"])
+                if backend == "fxpool" and (report["difference"] or report["lowerings"]):
+                    failures.append(f"the first step is not eager's: {report}")
         modes = ("async+subprocess", "progressive+async+subprocess")
         longer = {mode: run({**asked, "backend": "fxpool", "mode": mode, "until": True}, root) for mode in modes}
-    for mode, found in longer.items():
-        failures += [f"{mode}: {text}" for text in check(found)]
+    for mode, report in longer.items():
+        failures += [f"{mode}: {text}" for text in check(report)]
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.what}, first steps, caches empty")
     for backend in BACKENDS:
         print(f"  {backend:9} median {statistics.median(firsts[backend]):.2f} s")
@@ -120,18 +120,18 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def check(found: dict[str, Any]) -> list[str]:
+def check(report: dict[str, Any]) -> list[str]:
     failures = []
-    if found["difference"] or found["lowerings"]:
+    if report["difference"] or report["lowerings"]:
         failures.append("the first step is not eager's, or a graph was lowered in the process")
-    if found["later_difference"] > 2e-2:
-        failures.append(f"compiled code differs from eager by {found['later_difference']:.3g}")
-    if not found["triton"]:
+    if report["later_difference"] > 2e-2:
+        failures.append(f"compiled code differs from eager by {report['later_difference']:.3g}")
+    if not report["triton"]:
         failures.append("no Triton kernel was seen at work")
-    if found["fallbacks"] or found["compiles"]["in_process"]:
-        failures.append(f"steps down: {found['fallbacks']}, {found['compiles']}")
-    if any(one["state"] != "ready" for one in found["background"]):
-        failures.append(f"not in use: {found['background']}")
+    if report["fallbacks"] or report["compiles"]["in_process"]:
+        failures.append(f"steps down: {report['fallbacks']}, {report['compiles']}")
+    if any(one["state"] != "ready" for one in report["background"]):
+        failures.append(f"not in use: {report['background']}")
     return failures
 
 

@@ -86,17 +86,17 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
     capture.key_parts = key_parts  # type: ignore[assignment]  # any arguments
     for name in models:
         _, loss = build(name, "cpu")
-        found: list[Any] = []
+        captures: list[Any] = []
 
         def backend(gm: Any, inputs: Any) -> Any:
             into = Destination(store=place, toolchain_dir=os.path.join(place, "toolchain"))
-            found.append(capture.capture(gm, inputs, label=name, into=into))  # noqa: B023
+            captures.append(capture.capture(gm, inputs, label=name, into=into))  # noqa: B023
             return gm.forward
 
         torch._dynamo.reset()
         parts.clear()
         torch.compile(loss, backend=backend)().backward()
-        (only,), (mine,) = found, parts
+        (only,), (mine,) = captures, parts
         only.complete()
         request = only.request
         graph, inputs = (
@@ -168,8 +168,8 @@ def child(name: str, backend: str, place: str, save: str) -> None:
     value.backward()
     torch.cuda.synchronize()
     report: dict[str, Any] = {"first": time.perf_counter() - started}
-    found = [value.detach().reshape(1), *(parameter.grad for parameter in model.parameters())]
-    torch.save([tensor.float().cpu() for tensor in found], save)
+    results = [value.detach().reshape(1), *(parameter.grad for parameter in model.parameters())]
+    torch.save([tensor.float().cpu() for tensor in results], save)
     if backend == "fxpool":
         import fxpool
 
@@ -236,10 +236,10 @@ def differences(one: str, other: str, limit: int = 12) -> list[str]:
     """What differs between two descriptions of keys, by path."""
     with open(one) as first, open(other) as second:
         theirs, mine = json.load(first), json.load(second)
-    found: list[str] = []
+    lines: list[str] = []
 
     def walk(a: Any, b: Any, at: str) -> None:
-        if a == b or len(found) >= limit:
+        if a == b or len(lines) >= limit:
             return
         if isinstance(a, dict) and isinstance(b, dict):
             for name in sorted({*a, *b}):
@@ -248,10 +248,10 @@ def differences(one: str, other: str, limit: int = 12) -> list[str]:
             for number, pair in enumerate(zip(a, b, strict=True)):
                 walk(*pair, f"{at}[{number}]")
         else:
-            found.append(f"{at}: {str(a)[:300]} there, {str(b)[:300]} here")
+            lines.append(f"{at}: {str(a)[:300]} there, {str(b)[:300]} here")
 
     walk(theirs, mine, "key")
-    return found
+    return lines
 
 
 def main() -> None:

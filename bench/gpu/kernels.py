@@ -94,16 +94,16 @@ def child(asked: dict[str, Any]) -> None:
     mine = [value.clone().detach().requires_grad_(value.requires_grad) for value in inputs]
     torch.manual_seed(1)
     compiled = torch.compile(function, backend="fxpool")
-    found = compiled(*mine)
+    results = compiled(*mine)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         compiled(*mine)
-    mine_after, after = [*flat(found), *inputs], [*flat(expected), *inputs]
+    mine_after, after = [*flat(results), *inputs], [*flat(expected), *inputs]
     if asked["case"] == "in place":
         torch.manual_seed(1)
         fresh = [value.clone() for value in inputs]
         compiled(*fresh)
-        mine_after, after = [*flat(found), *fresh], [*flat(expected), *copies]
+        mine_after, after = [*flat(results), *fresh], [*flat(expected), *copies]
     stats = fxpool.stats()
     print(json.dumps({
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine_after, after, strict=True)),

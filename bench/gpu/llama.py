@@ -50,7 +50,7 @@ def child(asked: dict[str, Any]) -> None:
     before = set(sys.modules)
     started = time.perf_counter()
     compiled = torch.compile(work.model, backend=asked["backend"])
-    found = work.step(compiled)
+    results = work.step(compiled)
     first = time.perf_counter() - started
     imported = [name for name in COMPILER if name in sys.modules and name not in before]
     times = []
@@ -58,7 +58,7 @@ def child(asked: dict[str, Any]) -> None:
         begun = time.perf_counter()
         work.step(compiled)
         times.append(time.perf_counter() - begun)
-    save(found, asked["save"])
+    save(results, asked["save"])
     report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count if counter else 0}
     if asked["backend"] == "fxpool":
         import fxpool
@@ -138,9 +138,9 @@ def main() -> None:
             f"| {row['what']} | {row['backend']} | {row['state']} | {row['first']:.2f} | {row['call'] * 1e3:.2f} "
             f"| {shown} |"
         )
-    for (what, state), found in again.items():
+    for (what, state), rows_by_backend in again.items():
         for rival, kind in (("inductor", "first"), ("eager", "first"), ("inductor", "call")):
-            sides = {side: [one[kind] for one in found[side]] for side in ("fxpool", rival)}
+            sides = {side: [one[kind] for one in rows_by_backend[side]] for side in ("fxpool", rival)}
             ratios = [mine / theirs for mine, theirs in zip(*sides.values(), strict=True)]
             medians = ", ".join(f"{side} {statistics.median(times):.4g} s" for side, times in sides.items())
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
@@ -161,9 +161,9 @@ def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[st
     Unless it is `warm`, so are stock's, and fxpool's store: it knows the host's tool chain in the states `known` and
     `server` (which has a server running before the clock starts), and nothing where it is `bare`.
     """
-    found: dict[str, list[dict[str, Any]]] = {"eager": [], "inductor": [], "fxpool": []}
+    rows_by_backend: dict[str, list[dict[str, Any]]] = {"eager": [], "inductor": [], "fxpool": []}
     for number in range(pairs):
-        for backend, rows in found.items():
+        for backend, rows in rows_by_backend.items():
             kept = f"{root}/{backend}-{what}"
             mine = f"{kept}-{state}-{number}" if state != "warm" or backend == "fxpool" else kept
             store = f"{kept}/c" if state == "warm" else f"{mine}/c"
@@ -183,7 +183,7 @@ def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[st
                 rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
                 shutil.copytree(f"{store}/toolchain", f"{kept}/c/toolchain", dirs_exist_ok=True)
             print(what, state, backend, json.dumps(rows[-1]), flush=True)
-    return found
+    return rows_by_backend
 
 
 def check(row: dict[str, Any], failures: list[str]) -> None:

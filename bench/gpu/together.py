@@ -36,10 +36,10 @@ def child(asked: dict[str, Any]) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()
-    found = work.step(torch.compile(work.model, backend=asked["backend"]))
+    results = work.step(torch.compile(work.model, backend=asked["backend"]))
     report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count}
     if asked["save"]:
-        save(found, asked["save"])
+        save(results, asked["save"])
     if asked["backend"] == "fxpool":
         import fxpool
 

@@ -48,9 +48,9 @@ class Small:
         import torch
 
         with torch.no_grad():
-            found = [run(*self.inputs)]
+            outputs = [run(*self.inputs)]
         torch.cuda.synchronize()
-        return found
+        return outputs
 
 
 def child(asked: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def child(asked: dict[str, Any]) -> None:
     work = Llama(2, False) if asked["model"] == "llama" else Small(asked["model"])
     compiled = torch.compile(work.model, backend=asked["backend"], options={"max_autotune": True})
     started = time.perf_counter()
-    found = work.step(compiled)
+    results = work.step(compiled)
     report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count if counter else 0}
     times = []
     for _ in range(50):
@@ -73,7 +73,7 @@ def child(asked: dict[str, Any]) -> None:
         work.step(compiled)
         times.append(time.perf_counter() - begun)
     report["call_ms"] = sorted(times)[25] * 1e3
-    save(found, asked["save"])
+    save(results, asked["save"])
     if asked["backend"] == "fxpool":
         import fxpool
         from fxpool.codecache.store import LocalStore
@@ -84,7 +84,7 @@ def child(asked: dict[str, Any]) -> None:
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
         report["graphs"] = [(graph["outcome"], graph["seconds"]) for graph in stats["graphs"]]
         store = LocalStore(os.environ["FXPOOL_CACHE_DIR"])
-        entries = [found.entry for found in store.scan() if found.entry is not None]
+        entries = [listed.entry for listed in store.scan() if listed.entry is not None]
         report["tuned"] = [row for entry in entries for row in content_of(entry).decisions.tuned]
         codes = [text for entry in entries for _, text in generated_code(entry, store)]
         report["templates"] = sorted(set(re.findall(r"\b(triton_tem_\w+)\.run", "".join(codes))))

@@ -54,9 +54,9 @@ def trained(width: int, device: int, *, parallel: bool = False) -> float:
     compiled = torch.compile(module, backend="fxpool")
     differences = []
     for _ in range(2):
-        found = step(compiled, module, x)
-        assert found[0].device.type == "cpu"
-        differences += [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)]
+        results = step(compiled, module, x)
+        assert results[0].device.type == "cpu"
+        differences += [float((a - b).abs().max()) for a, b in zip(results, expected, strict=True)]
     return max(differences)
 
 
@@ -98,11 +98,11 @@ def run(what: str, place: dict[str, str]) -> list[dict[str, Any]]:
         children.append(
             subprocess.Popen(command, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
-    found = []
+    reports = []
     for child in children:
         out, err = child.communicate(timeout=240)
-        found.append(json.loads(out.strip().splitlines()[-1]) if not child.returncode else {"failed": err[-4000:]})
-    return found
+        reports.append(json.loads(out.strip().splitlines()[-1]) if not child.returncode else {"failed": err[-4000:]})
+    return reports
 
 
 def main() -> None:
@@ -117,18 +117,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fxpool-gpu-") as root:
         place = {"FXPOOL_CACHE_DIR": f"{root}/c", "FXPOOL_RUNTIME_DIR": f"{root}/r", "FXPOOL_IDLE_TIMEOUT": "5"}
         for what in ("ranks", "ddp", "both"):
-            found = rows[what] = run(what, place)
-            print(what, json.dumps(found), flush=True)
-            if failed := [one["failed"] for one in found if "failed" in one]:
+            reports = rows[what] = run(what, place)
+            print(what, json.dumps(reports), flush=True)
+            if failed := [one["failed"] for one in reports if "failed" in one]:
                 failures += [f"{what}: {one}" for one in failed]
                 continue
-            compiles = sum(one["compiles"]["worker"] for one in found)
-            if compiles != 1 or any(one["compiles"]["in_process"] for one in found):
+            compiles = sum(one["compiles"]["worker"] for one in reports)
+            if compiles != 1 or any(one["compiles"]["in_process"] for one in reports):
                 failures.append(f"{what}: {compiles} compiles instead of 1")
-            if any(one["difference"] > 1e-4 for one in found):
-                failures.append(f"{what}: differs from eager by {[one['difference'] for one in found]}")
-            if any(one["fallbacks"] for one in found):
-                failures.append(f"{what}: {[one['fallbacks'] for one in found]}")
+            if any(one["difference"] > 1e-4 for one in reports):
+                failures.append(f"{what}: differs from eager by {[one['difference'] for one in reports]}")
+            if any(one["fallbacks"] for one in reports):
+                failures.append(f"{what}: {[one['fallbacks'] for one in reports]}")
         if rows["ranks"][1].get("allocated", [False])[0]:
             failures.append("rank 1 used memory of device 0")
     if options.out:

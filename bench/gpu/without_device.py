@@ -117,9 +117,9 @@ def child(asked: dict[str, Any]) -> None:
         asked["backend"] = "inductor"
     work = Llama(4, name == "llama") if name.startswith("llama") else Small(name, asked["device"])
     started = time.perf_counter()
-    found = work.step(torch.compile(work.model, backend=asked["backend"]))
+    results = work.step(torch.compile(work.model, backend=asked["backend"]))
     report: dict[str, Any] = {"first": time.perf_counter() - started, "lowerings": counter.count if counter else 0}
-    save(found, asked["save"])
+    save(results, asked["save"])
     if how == "install":
         import fxpool
 
@@ -134,7 +134,7 @@ def child(asked: dict[str, Any]) -> None:
         report |= {key: stats[key] for key in ("hits", "misses", "compiles", "fallbacks", "bypasses")}
         report["graphs"] = [(graph["outcome"], graph["level"], graph["seconds"]) for graph in stats["graphs"]]
         store = LocalStore(os.environ["FXPOOL_CACHE_DIR"])
-        entries = [found.entry for found in store.scan() if found.entry is not None]
+        entries = [listed.entry for listed in store.scan() if listed.entry is not None]
         report["measured"] = [content_of(entry).decisions.measured for entry in entries]
         codes += [text for entry in entries for _, text in generated_code(entry, store)]
     report["codes"] = codes

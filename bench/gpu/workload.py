@@ -34,12 +34,12 @@ class Llama:
             self.model.zero_grad()
             loss = module(input_ids=self.tokens, labels=self.tokens).loss
             loss.backward()
-            found = [loss.detach(), *(parameter.grad.clone() for parameter in self.model.parameters())]
+            tensors = [loss.detach(), *(parameter.grad.clone() for parameter in self.model.parameters())]
         else:
             with torch.no_grad():
-                found = [module(input_ids=self.tokens).logits]
+                tensors = [module(input_ids=self.tokens).logits]
         torch.cuda.synchronize()
-        return found
+        return tensors
 
 
 def difference(one: list[Any], other: list[Any]) -> float:
@@ -60,22 +60,22 @@ def parts(trace: str) -> dict[str, float]:
     with open(trace) as file:
         events = json.load(file)
     events = events["traceEvents"] if isinstance(events, dict) else events
-    found: dict[str, float] = {}
+    spent: dict[str, float] = {}
     begun: dict[str, float] = {}
     for event in events:
         name, at = event.get("name", ""), event.get("ts", 0) / 1e6
         if event.get("ph") == "X" and not name.startswith("graph "):
-            found[name] = found.get(name, 0.0) + event["dur"] / 1e6
+            spent[name] = spent.get(name, 0.0) + event["dur"] / 1e6
         elif event.get("ph") == "b" and name.startswith("graph "):
             begun[name] = at
         elif event.get("ph") == "e" and name in begun:
-            found["until there is a worker"] = found.get("until there is a worker", 0.0) + at - begun.pop(name)
+            spent["until there is a worker"] = spent.get("until there is a worker", 0.0) + at - begun.pop(name)
     return {
-        name: round(seconds, 2) for name, seconds in found.items() if seconds >= 0.01 and name[-7:] != "kernels"
-    } | {"kernels, after lowering": round(found.get("kernels", 0.0), 2)}
+        name: round(seconds, 2) for name, seconds in spent.items() if seconds >= 0.01 and name[-7:] != "kernels"
+    } | {"kernels, after lowering": round(spent.get("kernels", 0.0), 2)}
 
 
-def save(found: list[Any], path: str) -> None:
+def save(tensors: list[Any], path: str) -> None:
     import torch
 
-    torch.save([tensor.float().cpu() for tensor in found], path)
+    torch.save([tensor.float().cpu() for tensor in tensors], path)

@@ -51,11 +51,11 @@ def child(number: int, train: bool) -> None:
     compiled = torch.compile(model, backend="fxpool")
     torch.cuda.synchronize()
     started = time.perf_counter()
-    found = step(compiled)
+    results = step(compiled)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - started
     stats = fxpool.stats()
-    differs = max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
+    differs = max(float((one - other).abs().max()) for one, other in zip(results, expected, strict=True))
     report = {"first": seconds, "differs": differs, "stats": stats, "pid": os.getpid()}
     print(json.dumps(report, default=str), flush=True)
 
@@ -111,12 +111,12 @@ def measure(out: str | None) -> list[str]:
     for number, train in ((0, False), (1, False), (0, True), (1, True)):
         command = [sys.executable, __file__, "--child", str(number), *(["--train"] if train else [])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found = {"graph": number, "train": train, **json.loads(done.stdout.splitlines()[-1])}
-        report["calls"].append(found)
-        stats = found["stats"]
+        call = {"graph": number, "train": train, **json.loads(done.stdout.splitlines()[-1])}
+        report["calls"].append(call)
+        stats = call["stats"]
         parts = {name: stats[name] for name in ("hits", "misses", "compiles", "fallbacks", "graphs")}
         what = "training" if train else "inference"
-        print(f"graph {number}, {what}: {found['first']:.2f} s cold, differs by {found['differs']:.2g}; {parts}")
+        print(f"graph {number}, {what}: {call['first']:.2f} s cold, differs by {call['differs']:.2g}; {parts}")
     after = pool.status()
     report["after"], report["log"] = zygote_of(after), log.read_text()
     print("\nthe server's log:\n" + report["log"])
@@ -152,14 +152,14 @@ def zygote_of(facts: dict[str, Any]) -> dict[str, Any]:
 def check(report: dict[str, Any]) -> list[str]:
     failures = []
     for when in ("before", "after"):
-        found = report[when]
+        state = report[when]
         if (
-            found["zygotes"] != 1
-            or len(found["threads"]) != 1
-            or found["driver"]
-            or found["pid"] in found["on_the_gpu"]
+            state["zygotes"] != 1
+            or len(state["threads"]) != 1
+            or state["driver"]
+            or state["pid"] in state["on_the_gpu"]
         ):
-            failures.append(f"{when} the calls: {found}")
+            failures.append(f"{when} the calls: {state}")
     missing = [name for name in CALLS if f"warmup:{name} took" not in report["log"]]
     if missing or "Traceback" in report["log"]:
         failures.append(f"not warmed up to the end: {missing or 'see the traceback'}")

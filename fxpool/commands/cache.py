@@ -38,11 +38,11 @@ def stats(as_json: bool) -> None:
     if store is not None:
         data |= store.sizes()
         shares = contents.measure(store.root)
-        for found in store.scan():
-            if found.entry is None:
+        for listed in store.scan():
+            if listed.entry is None:
                 data["unreadable_entries"] += 1
             else:
-                data["compile_seconds"] += found.entry.metadata.compile_seconds
+                data["compile_seconds"] += listed.entry.metadata.compile_seconds
     data["disk_bytes"] = sum(share.bytes for share in shares.values())
     data["parts"] = {kind: {"files": share.files, "bytes": share.bytes} for kind, share in shares.items()}
     if as_json:
@@ -75,16 +75,16 @@ def cache() -> None:
 def cache_list(as_json: bool) -> None:
     """Each entry with its function and inputs, most recently used first. In a pipe one line per entry."""
     store = _store()
-    found = sorted(store.scan(), key=lambda one: one.used, reverse=True) if store else []
+    entries = sorted(store.scan(), key=lambda one: one.used, reverse=True) if store else []
     if as_json:
-        for one in found:
+        for one in entries:
             click.echo(json.dumps(_summary(one)))
         return
-    if not found:
+    if not entries:
         click.echo(f"no entries in {config.current().cache_dir}")
         return
     columns = width()
-    for one in found:
+    for one in entries:
         click.echo(filled(f"{one.key[:SHORT]}  ", _parts(one), columns))
 
 
@@ -120,21 +120,21 @@ def _inputs(entry: Entry) -> str:
 def cache_show(key: str, as_json: bool, code: bool) -> None:
     """Components, guards, blobs and metadata of the entries whose key begins with KEY."""
     store = _store()
-    found = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
-    keys = sorted({one.key for one in found})
+    entries = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
+    keys = sorted({one.key for one in entries})
     if not keys:
         fail(f"no entry whose key begins with {key!r}\n  `fxpool cache ls` lists them")
     if len(keys) > 1:
         fail(f"{len(keys)} keys begin with {key!r}\n  " + "\n  ".join(name[: SHORT + 8] for name in keys[:8]))
     if as_json:
-        click.echo(json.dumps([_details(one) for one in found]))
+        click.echo(json.dumps([_details(one) for one in entries]))
         return
     if code:
-        for one in found:
+        for one in entries:
             if one.entry is not None and store is not None:
                 _show_code(one.entry, store)
         return
-    for number, one in enumerate(found):
+    for number, one in enumerate(entries):
         if number:
             click.echo()
         _row("key", one.key)
@@ -195,8 +195,8 @@ def cache_verify() -> None:
             sound += 1
         else:
             incomplete.append(one)
-    for kind, found in (("unreadable", unreadable), ("blobs missing or damaged", incomplete)):
-        for one in found:
+    for kind, problems in (("unreadable", unreadable), ("blobs missing or damaged", incomplete)):
+        for one in problems:
             click.echo(f"{one.key[:SHORT]}  {kind}: {one.path}")
     click.echo(f"{sound} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
     raise SystemExit(FOUND_WRONG if unreadable or incomplete else 0)
@@ -211,15 +211,15 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
     from fxpool.codecache import quarantine
 
     store = _store()
-    found = list(quarantine.scan(store.root)) if store is not None else []
+    records = list(quarantine.scan(store.root)) if store is not None else []
     if key is not None or release_all:
-        chosen = [record for record in found if release_all or (key and record.key.startswith(key.lower()))]
+        chosen = [record for record in records if release_all or (key and record.key.startswith(key.lower()))]
         if not chosen and not release_all:
             fail(f"no graph in quarantine has a key that begins with {key!r}")
         released = sum(quarantine.release(store.root, record.key) for record in chosen) if store is not None else 0
         click.echo(f"released {quantities.counted(released, 'graph')}")
         return
-    for record in found:
+    for record in records:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(record)))
             continue
@@ -227,7 +227,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
         if record.log:
             click.echo(f"{'':{SHORT}}  output: {record.log}")  # one line, so that the path can be copied
-    if not found and not as_json:
+    if not records and not as_json:
         click.echo("no graph is in quarantine")
 
 

@@ -38,18 +38,18 @@ def doctor(as_json: bool) -> None:
     # Slow, and independent of the other checks: started first, reported last.
     with compile_trial.Trial() as trial:
         checks = [*host.CHECKS, *trial.checks()]
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if not as_json:
             click.echo(wrapped("", f"fxpool {__version__} on {_host()}", width()))
         for finding in examine(checks):
-            found.append(finding)
+            findings.append(finding)
             if not as_json:
                 _tell(finding)
-    counts = {state: sum(one.state == state for one in found) for state in (OK, WARN, FAIL)}
+    counts = {state: sum(one.state == state for one in findings) for state in (OK, WARN, FAIL)}
     seconds = time.monotonic() - started
     if as_json:
         facts: dict[str, Any] = {"fxpool": __version__, "host": _host(), "seconds": round(seconds, 1), **counts}
-        click.echo(json.dumps({**facts, "checks": [asdict(one) for one in found]}))
+        click.echo(json.dumps({**facts, "checks": [asdict(one) for one in findings]}))
     else:
         warnings = f"{counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}"
         click.echo(f"{counts[OK]} ok, {warnings}, {counts[FAIL]} failed, in {seconds:.0f} s")

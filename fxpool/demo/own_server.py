@@ -34,10 +34,10 @@ def own_server(runtime: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        found = _processes(runtime)
+        processes = _processes(runtime)
         for link in hosts.links(runtime):
             ending.end(link)
-        for process in psutil.wait_procs(found, timeout=ending.PATIENCE)[1]:
+        for process in psutil.wait_procs(processes, timeout=ending.PATIENCE)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -66,19 +66,19 @@ def _processes(runtime: Path) -> list[psutil.Process]:
     """Return the servers under `runtime` and all processes that they started."""
     from fxpool.pool import hosts
 
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for link in hosts.links(runtime):
         with contextlib.suppress(psutil.NoSuchProcess, KeyError):
             server = psutil.Process(hosts.status(link)["server_pid"])
-            found += [server, *server.children(recursive=True)]
-    return found
+            processes += [server, *server.children(recursive=True)]
+    return processes
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
     """Return the CPU seconds of each so far, with its ended children's: compilers that came and went count."""
-    found = {}
+    seconds = {}
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            found[process] = times.user + times.system + times.children_user + times.children_system
-    return found
+            seconds[process] = times.user + times.system + times.children_user + times.children_system
+    return seconds

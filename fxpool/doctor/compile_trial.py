@@ -140,9 +140,9 @@ class _Child:
             return None, f"the process had not ended after {_PATIENCE:.0f} s", self._said()
         lines = _text(self._output).splitlines()
         with contextlib.suppress(IndexError, ValueError):
-            found = json.loads(lines[-1])
-            if isinstance(found, dict) and code == 0:
-                return found, "", self._said()
+            parsed = json.loads(lines[-1])
+            if isinstance(parsed, dict) and code == 0:
+                return parsed, "", self._said()
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return None, f"the process {how}", self._said()
 
@@ -170,19 +170,21 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"], *stats["eager_calls"]])
     worker = stats["compiles"]["worker"] + stats["joined"]
     if not answer["difference"] <= _TOLERANCE:
-        found = f"the result differs from eager's by {answer['difference']:.1e}"
-        yield Finding("compile", FAIL, found, "please report it", output)
+        summary = f"the result differs from eager's by {answer['difference']:.1e}"
+        yield Finding("compile", FAIL, summary, "please report it", output)
     elif not worker or answer["lowered"]:
-        found = f"no worker compiled the graph ({reasons or 'no reason was counted'})" + (f": {said}" if said else "")
+        summary = f"no worker compiled the graph ({reasons or 'no reason was counted'})" + (f": {said}" if said else "")
         remedy = "see what is wrong above; FXPOOL_STRICT=1 turns it into an error that says more"
-        yield Finding("compile", FAIL, found, remedy, output)
+        yield Finding("compile", FAIL, summary, remedy, output)
     elif not stats["entries_kept"]:
-        found = f"a worker compiled the graph, and it was not kept ({reasons})" + (f": {said}" if said else "")
-        yield Finding("compile", FAIL, found, "see `tmp` and `settings` above", output)
+        summary = f"a worker compiled the graph, and it was not kept ({reasons})" + (f": {said}" if said else "")
+        yield Finding("compile", FAIL, summary, "see `tmp` and `settings` above", output)
     else:
-        found = f"a worker compiled a graph in {answer['seconds']:.1f} s, torch {answer['torch']}; nothing was lowered "
-        found += "in the process that asked"
-        yield Finding("compile", WARN if said else OK, found + (f". It warned: {said}" if said else ""), "", output)
+        summary = (
+            f"a worker compiled a graph in {answer['seconds']:.1f} s, torch {answer['torch']}; nothing was lowered "
+        )
+        summary += "in the process that asked"
+        yield Finding("compile", WARN if said else OK, summary + (f". It warned: {said}" if said else ""), "", output)
 
 
 def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
@@ -198,8 +200,10 @@ def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[
         yield Finding("hit", OK, f"another process had it from the cache in {answer['seconds']:.1f} s")
         return
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"]])
-    found = f"another process did not find it in the cache: {stats['hits']} hits, {stats['misses']} misses ({reasons})"
-    yield Finding("hit", FAIL, found, "`cache` and `tmp` above may say why; else please report it", output)
+    summary = (
+        f"another process did not find it in the cache: {stats['hits']} hits, {stats['misses']} misses ({reasons})"
+    )
+    yield Finding("hit", FAIL, summary, "`cache` and `tmp` above may say why; else please report it", output)
 
 
 def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: bool) -> Iterator[Finding]:
@@ -209,15 +213,15 @@ def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: b
         return
     devices = answer["devices"]
     if not devices and driver:
-        found = "there is an NVIDIA driver, and torch sees no GPU" + (f": {answer['said']}" if answer["said"] else "")
-        yield Finding("gpu", WARN, found, "look at nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version", output)
+        summary = "there is an NVIDIA driver, and torch sees no GPU" + (f": {answer['said']}" if answer["said"] else "")
+        yield Finding("gpu", WARN, summary, "look at nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version", output)
     elif not devices:
         yield Finding("gpu", OK, "torch sees none; graphs for the CPU need none")
     for device in devices:
         named = f"{device['index']}: {device['name']}"
         if device["error"]:
-            found = f"{named}: its facts can't be told: {device['error']}"
-            yield Finding("gpu", WARN, found, "please report it", output)
+            summary = f"{named}: its facts can't be told: {device['error']}"
+            yield Finding("gpu", WARN, summary, "please report it", output)
         else:
             yield Finding("gpu", OK, f"{named}, {device['facts']}")
     if devices and not answer["triton"]:
@@ -261,7 +265,7 @@ def _try_compile() -> dict[str, Any]:
         warnings.simplefilter("always")
         started = time.perf_counter()
         try:
-            found = torch.compile(graph, backend="fxpool")(x)
+            result = torch.compile(graph, backend="fxpool")(x)
         except Exception as error:
             traceback.print_exc()  # for --json
             return {**common, **_why(error)}
@@ -272,7 +276,7 @@ def _try_compile() -> dict[str, Any]:
     return {
         **common,
         "seconds": seconds,
-        "difference": float((found - expected).abs().max()),
+        "difference": float((result - expected).abs().max()),
         "lowered": counter.count,
         "stats": {**{name: stats[name] for name in wanted}, "entries_kept": store.get("entries", 0)},
         "said": [*heard, *(str(one.message).splitlines()[0] for one in warned if "fxpool" in str(one.message))],

@@ -86,11 +86,18 @@ def _tries_untested_torch() -> bool:
 
 
 def _platform() -> Iterator[Finding]:
+<<<<<<< HEAD
     found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
     oldest, newest = versions.PYTHONS
     supported = oldest <= sys.version_info[:2] <= newest and platform.python_implementation() == "CPython"
     remedy = "" if supported else f"use CPython {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
     yield Finding("python", OK if supported else FAIL, found, remedy)
+=======
+    version = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 13) and platform.python_implementation() == "CPython"
+    remedy = "" if supported else "use CPython 3.10 to 3.13"
+    yield Finding("python", OK if supported else FAIL, version, remedy)
+>>>>>>> main
 
 
 def settings() -> Iterator[Finding]:
@@ -195,8 +202,8 @@ def header() -> Iterator[Finding]:
             yield Finding("header", WARN, f"the compiler refuses it: {said[0] if said else 'without a word'}", remedy)
             return
         if stale or half:
-            found = f"{stale} out of date, {half} being made or half made"
-            yield Finding("header", WARN, found, "the next compile makes one; `fxpool cache clear` removes the rest")
+            counts = f"{stale} out of date, {half} being made or half made"
+            yield Finding("header", WARN, counts, "the next compile makes one; `fxpool cache clear` removes the rest")
             return
     yield Finding("header", OK, "none is precompiled yet: it is made beside the first compile, once per host")
 
@@ -279,20 +286,20 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
     real = os.path.realpath(there)
     what += f" -> {real}" if real != str(there) else ""
     free = disk.f_bavail * disk.f_frsize
-    found = f"{what}, of {owner}, mode {mode}, {quantities.size(free)} free"
+    facts = f"{what}, of {owner}, mode {mode}, {quantities.size(free)} free"
     if not stat.S_ISDIR(status.st_mode):
         return Finding(name, FAIL, f"{there} is no directory", remedy)
     if disk.f_flag & os.ST_RDONLY:
-        return Finding(name, FAIL, f"{found}; its disk is read-only", remedy)
+        return Finding(name, FAIL, f"{facts}; its disk is read-only", remedy)
     if not os.access(there, os.W_OK | os.X_OK):
-        return Finding(name, FAIL, f"{found}; it can't be written by {directories.user_name(os.geteuid())}", remedy)
+        return Finding(name, FAIL, f"{facts}; it can't be written by {directories.user_name(os.geteuid())}", remedy)
     if runs and disk.f_flag & os.ST_NOEXEC:
-        return Finding(name, FAIL, f"{found}; its disk is mounted noexec: no kernel can be loaded from it", remedy)
+        return Finding(name, FAIL, f"{facts}; its disk is mounted noexec: no kernel can be loaded from it", remedy)
     if free < room:
-        return Finding(name, WARN, f"{found}: less than {quantities.size(room)}", f"make room, or {remedy}")
+        return Finding(name, WARN, f"{facts}: less than {quantities.size(room)}", f"make room, or {remedy}")
     if disk.f_files and disk.f_favail < _INODES:
-        return Finding(name, WARN, f"{found}; only {disk.f_favail} files can be made", f"make room, or {remedy}")
-    return Finding(name, OK, found)
+        return Finding(name, WARN, f"{facts}; only {disk.f_favail} files can be made", f"make room, or {remedy}")
+    return Finding(name, OK, facts)
 
 
 def processors() -> Iterator[Finding]:
@@ -314,17 +321,17 @@ def memory() -> Iterator[Finding]:
     used, of = host.used()
     known = config.current()
     job = known.job_memory or looked.default_limit(host)[0]
-    found = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may take {quantities.size(job)}"
+    usage = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may take {quantities.size(job)}"
     if used > known.memory_high_watermark:
         remedy = "end something, or raise FXPOOL_MEMORY_HIGH_WATERMARK"
         yield Finding(
-            "memory", WARN, f"{found}; above {known.memory_high_watermark:.0%} one job runs at a time", remedy
+            "memory", WARN, f"{usage}; above {known.memory_high_watermark:.0%} one job runs at a time", remedy
         )
     elif total < _MEMORY_LEAST:
         remedy = f"allow {quantities.size(_MEMORY_LEAST)} and more, or set FXPOOL_POOL=off"
-        yield Finding("memory", WARN, f"{found}: workers may be killed", remedy)
+        yield Finding("memory", WARN, f"{usage}: workers may be killed", remedy)
     else:
-        yield Finding("memory", OK, found)
+        yield Finding("memory", OK, usage)
 
 
 def limits_of_processes() -> Iterator[Finding]:
@@ -337,10 +344,10 @@ def limits_of_processes() -> Iterator[Finding]:
         yield Finding("open files", OK, f"{_number(files)} at most")
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     group = _pids()
-    found = f"{_number(processes)} by ulimit" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
+    counts = f"{_number(processes)} by ulimit" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
     short = 0 <= processes < _PROCESSES_LEAST or (group is not None and group[1] - group[0] < _PROCESSES_LEAST)
     remedy = "raise `ulimit -u`, or pids.max of the cgroup" if short else ""
-    yield Finding("processes", WARN if short else OK, found, remedy)
+    yield Finding("processes", WARN if short else OK, counts, remedy)
     for name, number in _OTHER_LIMITS.items():
         allowed = resource.getrlimit(number)[0]
         if allowed != resource.RLIM_INFINITY:
@@ -354,7 +361,7 @@ def _number(limit: int) -> str:
 
 def _pids() -> tuple[int, int] | None:
     """Return (current, allowed) processes and threads of the cgroup with the least room left; None without a limit."""
-    found = []
+    groups = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -363,8 +370,8 @@ def _pids() -> tuple[int, int] | None:
                 for group in (Path(root + path), Path(root)):
                     with contextlib.suppress(OSError, ValueError):
                         allowed = int((group / "pids.max").read_text())  # "max" is no number
-                        found.append((int((group / "pids.current").read_text()), allowed))
-    return min(found, key=lambda pair: pair[1] - pair[0], default=None)
+                        groups.append((int((group / "pids.current").read_text()), allowed))
+    return min(groups, key=lambda pair: pair[1] - pair[0], default=None)
 
 
 CHECKS: list[Check] = [

@@ -202,15 +202,15 @@ class Summary:
         return told
 
     def _long(self, now: float) -> list[str]:
-        found = [one for one in self._under_way.values() if one.due <= now]
-        for one in found:
+        due = [one for one in self._under_way.values() if one.due <= now]
+        for one in due:
             while one.due <= now:
                 one.due = one.since + 2 * (one.due - one.since)
-        if len(found) <= _SEPARATE:
-            return [f"{one.event.graph}: {_told(one.event)}, {now - one.since:.0f} s so far" for one in found]
-        counts = Counter(one.event.state for one in found)
+        if len(due) <= _SEPARATE:
+            return [f"{one.event.graph}: {_told(one.event)}, {now - one.since:.0f} s so far" for one in due]
+        counts = Counter(one.event.state for one in due)
         states = ", ".join(f"{counts[state]} {state}" for state in _UNDER_WAY if counts[state])
-        return [f"{len(found)} graphs: {states}, the first for {now - min(one.since for one in found):.0f} s so far"]
+        return [f"{len(due)} graphs: {states}, the first for {now - min(one.since for one in due):.0f} s so far"]
 
 
 def _told(event: State) -> str:

@@ -145,22 +145,22 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     content = content_of(entry)
 
     def result() -> bytes:
-        found = store.read_blob(entry.blobs[RESULT])
-        if found is None:
+        data = store.read_blob(entry.blobs[RESULT])
+        if data is None:
             raise CorruptEntryError(f"the result of entry {entry.key[:12]} is gone or damaged")
-        return found
+        return data
 
     def file() -> contextlib.AbstractContextManager[str]:
-        found = store.blob_path(entry.blobs[LIBRARY])
-        if found is None:
+        path = store.blob_path(entry.blobs[LIBRARY])
+        if path is None:
             raise CorruptEntryError(f"the kernel library of entry {entry.key[:12]} is gone or damaged")
-        return contextlib.nullcontext(found)
+        return contextlib.nullcontext(path)
 
     def triton() -> TritonLibrary:
-        found = store.read_blob(entry.blobs[TRITON])
-        if found is None:
+        data = store.read_blob(entry.blobs[TRITON])
+        if data is None:
             raise CorruptEntryError(f"the Triton kernels of entry {entry.key[:12]} are gone or damaged")
-        return _triton_library(found, content.choices, lambda made: _keep_choices(entry, store, made))
+        return _triton_library(data, content.choices, lambda made: _keep_choices(entry, store, made))
 
     library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
     return Parts(

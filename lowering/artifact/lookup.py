@@ -39,9 +39,9 @@ def serve(
     if captured.key is None or not stores:
         return None
     values = captured.values()
-    found = False
+    has_candidates = False
     for store, entry in _candidates(captured, stores):
-        found = True
+        has_candidates = True
         if not effects.guards_hold(entry.guards, values):
             continue
         if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
@@ -56,7 +56,7 @@ def serve(
         if store.root == captured.request.store:  # of others a worker's own look knows nothing
             captured.reject(entry.name)
     if misses:
-        counters.count("guard_misses" if found else "misses")
+        counters.count("guard_misses" if has_candidates else "misses")
     return None
 
 
@@ -87,18 +87,18 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
     One that was made for somebody with another store is copied into this one.
     """
     if reference.store == store.root:
-        found = _named(store, reference)
-        return found if found is not None and store.complete(found) else None
+        entry = _named(store, reference)
+        return entry if entry is not None and store.complete(entry) else None
     try:
         theirs = LocalStore(reference.store)
-        found = _named(theirs, reference)
-        if found is None:
+        entry = _named(theirs, reference)
+        if entry is None:
             return None
-        blobs = {role: theirs.read_blob(ref) for role, ref in found.blobs.items()}
+        blobs = {role: theirs.read_blob(ref) for role, ref in entry.blobs.items()}
         if any(content is None for content in blobs.values()):
             return None
         return store.publish(
-            msgspec.structs.replace(found, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
+            msgspec.structs.replace(entry, blobs={}), {role: blob for role, blob in blobs.items() if blob is not None}
         )
     except StoreError as error:
         switched_off.say_not_kept(error)

@@ -183,11 +183,11 @@ class _Work:
 
     def _next_from(self, position: int) -> int:
         """Bring one stage into use, the best that is there or that of `position`; the position of the one after it."""
-        for found in range(len(self._stages) - 1, position, -1):
-            if self._one(self._stages[found], self._compiler.find):
-                for skipped in self._stages[position:found]:
+        for better in range(len(self._stages) - 1, position, -1):
+            if self._one(self._stages[better], self._compiler.find):
+                for skipped in self._stages[position:better]:
                     self._swap.stages[skipped.number] = "skipped"
-                return found + 1
+                return better + 1
         self._one(self._stages[position], self._compiler.compile)
         return position + 1
 
@@ -309,7 +309,7 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 
 def report() -> list[dict[str, Any]]:
     """Return what `wait` returns, without waiting."""
-    found = [
+    rows = [
         {
             "label": swap.label,
             "state": swap.state,
@@ -320,7 +320,7 @@ def report() -> list[dict[str, Any]]:
         }
         for swap in list(_background().swaps)
     ]
-    return sorted(found, key=lambda one: str(one["label"]))
+    return sorted(rows, key=lambda one: str(one["label"]))
 
 
 def _message(error: BaseException) -> str:

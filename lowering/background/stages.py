@@ -29,22 +29,22 @@ def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[St
     Raises CannotTravelError: the first stage has no form for another process.
     """
     options = attempt.options.stages or ({},)
-    found: list[Stage] = []
+    stages: list[Stage] = []
     keys: list[str] = []  # of all stages so far, those that are left out among them
     for number, wanted in enumerate(options):
         try:
             with configs.patched(wanted):
                 captured = capture()
         except CannotTravelError as error:
-            if not found:
+            if not stages:
                 raise
             attempt.step_down(f"stage:{error.reason}", error)
             continue
         if not _known_to_be_slower(captured, keys, store):
-            found.append(Stage(number, captured, _marker(captured, keys[-1:], store)))
+            stages.append(Stage(number, captured, _marker(captured, keys[-1:], store)))
         if captured.key is not None:
             keys.append(captured.key.digest)
-    return found
+    return stages
 
 
 def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalStore | None) -> bool:

@@ -104,12 +104,12 @@ def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any])
     Raises:
         ConfigurationError: an unknown option or mode, or a value of a wrong type.
     """
-    found: list[dict[str, Any]] = []
+    distinct: list[dict[str, Any]] = []
     for number, stage in enumerate(stages):
         options = {**common, **_checked(stage, f"stage {number}")}
-        if not found or options != found[-1]:
-            found.append(options)
-    return tuple(found)
+        if not distinct or options != distinct[-1]:
+            distinct.append(options)
+    return tuple(distinct)
 
 
 def _checked(stage: str | Mapping[str, Any], where: str) -> dict[str, Any]:

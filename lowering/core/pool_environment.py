@@ -28,19 +28,19 @@ _OF_THE_STARTER = ("PATH", "HOME")
 
 def zygote_environment() -> dict[str, str]:
     """The variables that a server and its zygote are started with."""
-    found = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    variables = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     # One thread while it is only importing: forking needs that.
-    found.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    variables.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     # A GPU that is looked for is found through NVML (a CUDA call would mark the process as one that
     # can't be forked), and is not seen while the zygote imports: NVML's first call starts a thread.
-    found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    found.update(dict.fromkeys(DEVICES, ""))
+    variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    variables.update(dict.fromkeys(DEVICES, ""))
     # Where Triton is installed, importing Inductor starts a compile pool of its own, and threads with it.
-    found.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
+    variables.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
     path = _import_path_of_libraries()
     if path:
-        found["PYTHONPATH"] = os.pathsep.join(path)
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(path)
+    return variables
 
 
 def _import_path_of_libraries() -> list[str]:
@@ -73,8 +73,12 @@ def _import_path_of_libraries() -> list[str]:
         real = os.path.realpath(place)
         return order.index(real) if real in order else len(order)
 
-    found = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
-    return sorted(found, key=rank)
+    directories = [p for p in dict.fromkeys(map(os.path.abspath, wanted)) if os.path.realpath(p) not in own]
+    return sorted(directories, key=rank)
+
+
+# As `site` reads these files: comments, and lines that are executed.
+_NO_PATH = ("#", "import ", "import\t")
 
 
 def _named_by(sites: list[str]) -> list[str]:
@@ -82,13 +86,13 @@ def _named_by(sites: list[str]) -> list[str]:
 
     In front of its own they would change which of two modules of one name is found.
     """
-    found = []
+    places = []
     for place in sites:
         for path in sorted(glob.glob(os.path.join(glob.escape(place), "*.pth"))):
             with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
                 lines = [line.strip() for line in file]
-                found += [os.path.join(place, line) for line in lines if line and not line.startswith(("#", "import"))]
-    return found
+                places += [os.path.join(place, line) for line in lines if line and not line.startswith(_NO_PATH)]
+    return places
 
 
 def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
@@ -110,10 +114,10 @@ def import_path() -> tuple[str, ...]:
 def working_directory() -> str | None:
     """None for one that a worker can't be told of, or that was removed under us."""
     try:
-        found = os.getcwd()
+        path = os.getcwd()
     except OSError:
         return None
-    return found if is_text(found) else None
+    return path if is_text(path) else None
 
 
 def is_text(path: str) -> bool:

@@ -231,11 +231,11 @@ class Runtime:
 
     def part(self, kind: type[P]) -> P:
         """The process's one object of a class, made when it is first asked for."""
-        found = self._parts.get(kind)
-        if found is None:
+        instance = self._parts.get(kind)
+        if instance is None:
             with self._lock:
-                found = self._parts.setdefault(kind, self._parts.get(kind) or kind())
-        return found
+                instance = self._parts.setdefault(kind, self._parts.get(kind) or kind())
+        return instance
 
     def reset(self) -> None:
         """Forget everything but the pool: settings, counters, stores, and what the parts know. For tests."""

@@ -45,9 +45,9 @@ def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
             yield False
         return
     path = _path(toolchain_dir)
-    found = _kept(path)
-    if found is not None:
-        with instruction_sets.instruction_sets_known(found):
+    kept = _kept(path)
+    if kept is not None:
+        with instruction_sets.instruction_sets_known(kept):
             yield False
     elif instruction_sets.was_probed():
         yield False
@@ -77,16 +77,16 @@ def find(toolchain_dir: str | None) -> list[InstructionSet] | None:
     toolchain.settle(toolchain_dir)
     path = _path(toolchain_dir)
     with _alone(toolchain_dir):
-        found = _kept(path)
-        if found is None:
-            found = _probe(toolchain_dir)
-            if found is None:
+        usable = _kept(path)
+        if usable is None:
+            usable = _probe(toolchain_dir)
+            if usable is None:
                 log.info("Inductor's own probes decide which instruction sets can be used")
-                found = instruction_sets.usable_instruction_sets()
+                usable = instruction_sets.usable_instruction_sets()
             if path is not None:
                 with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
-                    blobs.write_private(path, json.dumps(found).encode())
-    return found
+                    blobs.write_private(path, json.dumps(usable).encode())
+    return usable
 
 
 @contextlib.contextmanager
@@ -139,8 +139,8 @@ def _kept(path: str | None) -> list[InstructionSet] | None:
     if path is None:
         return None
     try:
-        found = json.loads(blobs.read_private(path)[0])
-        return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in found]
+        rows = json.loads(blobs.read_private(path)[0])
+        return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in rows]
     except (OSError, StoreError, ValueError, TypeError, AttributeError):
         return None
 

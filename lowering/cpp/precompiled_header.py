@@ -133,8 +133,8 @@ def _is_current(header: str) -> bool:
 
 
 def _state(path: str) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_mtime_ns]
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _build(header: str, content: str, wanted: commands.Command) -> None:
@@ -166,8 +166,8 @@ def prerequisites(rule: str) -> list[str]:
     ``$`` is; quotes mean nothing.
     """
 
-    def plain(found: re.Match[str]) -> str:
-        return found[3] or found[1][::2] + found[2]
+    def plain(match: re.Match[str]) -> str:
+        return match[3] or match[1][::2] + match[2]
 
     words = _WORD.findall(rule.partition(":")[2].replace("\\\n", " "))
     return [_ESCAPED.sub(plain, word) for word in words]
@@ -176,8 +176,8 @@ def prerequisites(rule: str) -> list[str]:
 def _sweep(directory: str, held: str) -> None:
     """Remove headers that were last used long ago, and what a killed process left. The lock of `held` is ours."""
     now = time.time()
-    with os.scandir(directory) as found:
-        entries = list(found)
+    with os.scandir(directory) as listing:
+        entries = list(listing)
     for entry in entries:
         with contextlib.suppress(OSError):
             if entry.name.startswith(_BUILDING):

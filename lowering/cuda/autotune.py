@@ -125,7 +125,7 @@ class Tuning:
             some = left[:step]
             part = _part(question, some)
             try:
-                found = self._ask(part)
+                answer = self._ask(part)
             except WorkerDiedError as error:
                 if step > 1:  # one of them is deadly; which one is found by asking for each alone
                     step = 1
@@ -134,11 +134,11 @@ class Tuning:
                     times[some[0]] = math.inf
                     left = left[1:]
                 continue
-            if not found.device:
+            if not answer.device:
                 log.warning("templates are not timed: the pool's workers see no device %s", self._devices)
                 self._devices = None
                 return None
-            for number, milliseconds in zip(some, found.milliseconds, strict=True):
+            for number, milliseconds in zip(some, answer.milliseconds, strict=True):
                 times[number] = milliseconds
             left = [number for number in left if times[number] is None]
         return [math.inf if one is None else one for one in times]
@@ -204,8 +204,8 @@ def time_candidates(payload: bytes) -> bytes:
     preload.settle_assembler()
     state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
     with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices():
-        found = benchmarks.times(asked.question)
+        times = benchmarks.times(asked.question)
     job = current_job()
-    if found.tainted and job is not None:
+    if times.tainted and job is not None:
         job.spoil()
-    return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode(times)

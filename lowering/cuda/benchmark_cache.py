@@ -72,7 +72,7 @@ def measure(
     questions: Iterable[PaddingQuestion], facts: DeviceFacts, index: int, toolchain_dir: str | None
 ) -> Measured:
     """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
-    found = []
+    answers = []
     with runtime.part(_Measuring).lock, _alone(toolchain_dir):
         for question in questions:
             answer = _kept(toolchain_dir, facts, question)
@@ -80,8 +80,8 @@ def measure(
                 answer = padding.measure(question, index)
                 log.info("padding %s is %s", question, "faster" if answer else "no faster")
                 keep(toolchain_dir, facts, question, b"1" if answer else b"0")
-            found.append((question, answer))
-    return found
+            answers.append((question, answer))
+    return answers
 
 
 @contextlib.contextmanager
@@ -125,5 +125,5 @@ def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: byte
 
 
 def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: PaddingQuestion) -> bool | None:
-    found = kept(toolchain_dir, facts, question)
-    return {b"1": True, b"0": False}.get(found) if found is not None else None
+    content = kept(toolchain_dir, facts, question)
+    return {b"1": True, b"0": False}.get(content) if content is not None else None

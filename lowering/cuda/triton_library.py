@@ -58,8 +58,8 @@ class TritonLibrary:
 
     def source_of(self, name: str) -> str | None:
         """The text of a kernel."""
-        found = (triton_compile.source_of(text, name) for text in self.texts)
-        return next((source for source in found if source is not None), None)
+        sources = (triton_compile.source_of(text, name) for text in self.texts)
+        return next((source for source in sources if source is not None), None)
 
 
 class LaunchedKernel:

@@ -89,10 +89,10 @@ def _compile_one(
     toolchain_dir = runtime.toolchain_directory(attempt.store())
     with toolchain.failures_explained(toolchain_dir):
         toolchain.settle(toolchain_dir)
-        found = inner.compile_as_torch_does(graph, inputs, arguments)
+        compiled = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:
         failed_levels.remember(part, cause)
-    return found
+    return compiled
 
 
 def _travel(

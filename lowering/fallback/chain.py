@@ -121,10 +121,10 @@ def _as_dynamo_made_it(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt:
         from fxpool.lowering.background import stages  # threads and swaps: not in plain modes
 
         with attempt.timed("capture"):
-            found = stages.of_call(attempt, captured, attempt.store())
-        only = found[0].captured
+            call_stages = stages.of_call(attempt, captured, attempt.store())
+        only = call_stages[0].captured
         if only.stays is None:
-            return _by_stages(gm, found, attempt, loader)
+            return _by_stages(gm, call_stages, attempt, loader)
     try:
         return compile_captured(only, attempt, loader(only))
     except CannotTravelError as error:

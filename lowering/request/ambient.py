@@ -76,8 +76,8 @@ class AmbientState:
 
     def with_variables(self, variables: Mapping[str, str | None]) -> AmbientState:
         """With variables of the environment that a program's code reads while it is traced."""
-        found = {name: value for name, value in variables.items() if value is not None}
-        return dataclasses.replace(self, environment={**self.environment, **found}) if found else self
+        present = {name: value for name, value in variables.items() if value is not None}
+        return dataclasses.replace(self, environment={**self.environment, **present}) if present else self
 
 
 def without_index(device: str | None) -> str | None:

@@ -110,14 +110,14 @@ class CompileRequest:
     @staticmethod
     def load(data: bytes) -> CompileRequest:
         """The request of `dump`. Raises TypeError for bytes that hold something else."""
-        found = pickle.loads(data)
-        if not isinstance(found, _Travelling):
-            raise TypeError(f"not a compile request: {type(found).__name__}")
-        sources = tracing.load_sources(found.sources)
+        travelling = pickle.loads(data)
+        if not isinstance(travelling, _Travelling):
+            raise TypeError(f"not a compile request: {type(travelling).__name__}")
+        sources = tracing.load_sources(travelling.sources)
         return dataclasses.replace(
-            found.request,
-            sources=sources[: found.inputs],
-            parameter_sources=dict(zip(found.parameters, sources[found.inputs :], strict=True)),
+            travelling.request,
+            sources=sources[: travelling.inputs],
+            parameter_sources=dict(zip(travelling.parameters, sources[travelling.inputs :], strict=True)),
         )
 
 

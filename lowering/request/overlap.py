@@ -45,7 +45,7 @@ def layout(inputs: Sequence[Any], written: Sequence[int] | None = None) -> Layou
 
 def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[int] | None) -> Layout:
     spans.sort(key=lambda span: span[:3])
-    found: list[tuple[int, int, int, int, int]] = []
+    pairs: list[tuple[int, int, int, int, int]] = []
     active: list[tuple[int, int, int, torch.Tensor]] = []
     for span in spans:
         active = [other for other in active if other[1] > span[0]]
@@ -54,7 +54,7 @@ def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[i
             if other[3].device != span[3].device:
                 continue  # addresses of different memories
             if written is None or first[2] in written or second[2] in written:
-                found.append(
+                pairs.append(
                     (
                         first[2],
                         second[2],
@@ -64,8 +64,8 @@ def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[i
                     )
                 )
         active.append(span)
-    found.sort()
-    return tuple(found)
+    pairs.sort()
+    return tuple(pairs)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -95,7 +95,7 @@ def _compile(
         phase("kernels")
         linked = triton.part()
         result, recorded = made.pack(context, _name(request), linking.names, linked, range(len(request.devices)))
-        found = effects.encoded_guards(env, set(request.symbols))
+        guards = effects.encoded_guards(env, set(request.symbols))
         try:
             library = linking.library()
         except kernels.CppCompileError as error:
@@ -109,7 +109,7 @@ def _compile(
         result=result,
         library=library,
         triton=linked.encoded(),
-        guards=found,
+        guards=guards,
         effects=recorded,
         seconds=ended - started,
         unkept=unkept,
@@ -305,7 +305,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
             return _restart(request, asked, started)
         indices = captured.placement.indices
         result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton(), indices)
-        found = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
+        guards = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
         unkept = _why_unkept(request, library)
     seconds = time.perf_counter() - started
@@ -313,7 +313,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         level=request.level,
         result=result,
         library=library,
-        guards=found,
+        guards=guards,
         effects=recorded,
         seconds=seconds,
         unkept=unkept,

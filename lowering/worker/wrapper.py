@@ -173,7 +173,7 @@ class _Linker(ast.NodeTransformer):
     def definitions(self) -> list[ast.stmt]:
         if not self._resolved:
             return []
-        return [*ast.parse("import torch").body, *(s for found in self._resolved.values() for s in found)]
+        return [*ast.parse("import torch").body, *(s for statements in self._resolved.values() for s in statements)]
 
 
 def _definition(name: str, value: Any) -> list[ast.stmt] | None:

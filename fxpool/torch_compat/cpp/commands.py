@@ -35,17 +35,17 @@ def collecting(collect: Collect) -> Iterator[None]:
     """Let Inductor generate C++ kernels without compiling them: `collect` gets those of each generated module."""
     from torch._inductor.async_compile import AsyncCompile
 
-    found: list[CollectedKernel] = []
+    collected: list[CollectedKernel] = []
 
     def take(self: Any, argument_types: Sequence[str], source: str) -> CollectedKernel:
         kernel = CollectedKernel(argument_types, source)
-        found.append(kernel)
+        collected.append(kernel)
         return kernel
 
     def wait(self: Any, scope: dict[str, Any]) -> None:
         original_wait(self, scope)
-        kernels = found.copy()
-        found.clear()
+        kernels = collected.copy()
+        collected.clear()
         collect(kernels, not _backward_follows())
 
     original, original_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
@@ -53,8 +53,8 @@ def collecting(collect: Collect) -> Iterator[None]:
     AsyncCompile.wait = wait
     try:
         yield
-        if found:  # from a module without a call of `wait`
-            collect(found, True)
+        if collected:  # from a module without a call of `wait`
+            collect(collected, True)
     finally:
         AsyncCompile.cpp_pybinding = original
         AsyncCompile.wait = original_wait

@@ -49,10 +49,10 @@ def settle(compiler: Hashable) -> None:
 
 def _cached_in(module: ModuleType) -> list[Any]:
     """Return the functions of a module, and of its classes, that cache their results."""
-    found = []
+    functions = []
     for value in vars(module).values():
         if getattr(value, "__module__", None) != module.__name__:
             continue
         members = list(vars(value).values()) if isinstance(value, type) else [value]
-        found += [member for member in members if isinstance(member, _CACHED)]
-    return found
+        functions += [member for member in members if isinstance(member, _CACHED)]
+    return functions

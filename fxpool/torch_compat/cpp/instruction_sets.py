@@ -24,12 +24,12 @@ def usable_instruction_sets() -> list[InstructionSet]:
     """
     from torch._inductor import cpu_vec_isa
 
-    found: list[InstructionSet] = []
+    usable: list[InstructionSet] = []
     for isa in cpu_vec_isa.valid_vec_isa_list():
         if isa:
             extra = {name: value for name, value in vars(isa).items() if name.startswith("_is_")}
-            found.append((str(isa), extra))
-    return found
+            usable.append((str(isa), extra))
+    return usable
 
 
 def was_probed() -> bool:
@@ -74,9 +74,9 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
 
         def ask() -> Any:
             cpu_vec_isa.valid_vec_isa_list = original
-            found = find()
-            if found is not None:
-                stack.enter_context(instruction_sets_known(found))
+            usable = find()
+            if usable is not None:
+                stack.enter_context(instruction_sets_known(usable))
             return original()
 
         ask.cache_clear = original.cache_clear  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def candidates() -> list[InstructionSet]:
     from torch._inductor import cpu_vec_isa
 
     flags = set(cpu_vec_isa.x86_isa_checker())
-    found: list[InstructionSet] = []
+    reported: list[InstructionSet] = []
     for isa in cpu_vec_isa.supported_vec_isa_list:
         if flags and all(flag in flags for flag in str(isa).split()):
             extra = {}
@@ -103,8 +103,8 @@ def candidates() -> list[InstructionSet]:
                 extra["_is_avx512_bf16_supported"] = True
             if hasattr(isa, "_is_amx_fp16_supported") and torch.cpu._is_amx_fp16_supported():
                 extra["_is_amx_fp16_supported"] = True
-            found.append((str(isa), extra))
-    return found
+            reported.append((str(isa), extra))
+    return reported
 
 
 _CHECKS = (  # attribute with a test program, and the instruction sets or extensions it belongs to

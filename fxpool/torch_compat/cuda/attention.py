@@ -78,9 +78,9 @@ def _values(data: Any) -> tuple[Any, bool]:
         nonlocal known
         if not isinstance(argument, torch.fx.Node):
             return argument
-        found = argument.meta.get("example_value")
-        known = known and found is not None
-        return found
+        example = argument.meta.get("example_value")
+        known = known and example is not None
+        return example
 
     return torch.fx.node.map_arg(data, value), known
 

@@ -50,14 +50,14 @@ _NO_DEVICE = ("CUDA error", "CUDA driver", "NVIDIA driver", "No CUDA GPUs", "'CU
 def unanswered(error: BaseException) -> str:
     """Return the unanswered question behind an error; "" if there is none."""
     seen: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in seen:
-        if isinstance(found, UnansweredError):
-            return str(found)
-        if isinstance(found, RuntimeError | AssertionError) and any(words in str(found) for words in _NO_DEVICE):
-            return f"torch's C++, which found none: {str(found).partition('For debugging')[0].strip()}"
-        seen.append(found)
-        found = getattr(found, "inner_exception", None) or found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, UnansweredError):
+            return str(cause)
+        if isinstance(cause, RuntimeError | AssertionError) and any(words in str(cause) for words in _NO_DEVICE):
+            return f"torch's C++, which found none: {str(cause).partition('For debugging')[0].strip()}"
+        seen.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     return ""
 
 

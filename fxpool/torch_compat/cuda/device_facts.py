@@ -99,9 +99,9 @@ def _driver_properties(index: int) -> dict[str, int]:
     device, value = ctypes.c_int(), ctypes.c_int()
     if driver.cuDeviceGet(ctypes.byref(device), index) != 0:
         raise RuntimeError(f"CUDA's driver does not know device {index}")
-    found = {}
+    properties = {}
     for name, attribute in _ATTRIBUTES.items():
         if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
             raise RuntimeError(f"CUDA's driver does not tell {name} of device {index}")
-        found[name] = value.value
-    return found
+        properties[name] = value.value
+    return properties

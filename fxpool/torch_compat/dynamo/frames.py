@@ -120,7 +120,9 @@ def shown_inputs(values: Sequence[Any], sources: Sequence[Any | None]) -> tuple[
 
 def _of_a_module(source: Any | None) -> bool:
     """Return whether a source is an attribute of a module that is traced."""
-    found = getattr(source, "guard_source", None)
-    found = found() if callable(found) else found  # a property since 2.12
-    of_module = (getattr(found, name, None) for name in ("is_unspecialized_nn_module", "is_specialized_nn_module"))
+    guard_source = getattr(source, "guard_source", None)
+    guard_source = guard_source() if callable(guard_source) else guard_source  # a property since 2.12
+    of_module = (
+        getattr(guard_source, name, None) for name in ("is_unspecialized_nn_module", "is_specialized_nn_module")
+    )
     return any(is_it() for is_it in of_module if is_it is not None)

@@ -138,11 +138,11 @@ class Place:
 
 def places(fakes: Sequence[Any]) -> dict[str, Place]:
     """Return by name where each symbol can be read from the arguments that `fakes` are the fake twins of."""
-    found: dict[str, Place] = {}
+    place_by_name: dict[str, Place] = {}
 
     def note(value: Any, place: Place) -> None:
         if isinstance(value, (torch.SymInt, torch.SymFloat)) and isinstance(value.node.expr, sympy.Symbol):
-            found.setdefault(value.node.expr.name, place)
+            place_by_name.setdefault(value.node.expr.name, place)
 
     for position, fake in enumerate(fakes):
         note(fake, Place(position, "value"))
@@ -152,7 +152,7 @@ def places(fakes: Sequence[Any]) -> dict[str, Place]:
             for index, stride in enumerate(fake.stride()):
                 note(stride, Place(position, "stride", index))
             note(fake.storage_offset(), Place(position, "storage_offset"))
-    return found
+    return place_by_name
 
 
 def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:

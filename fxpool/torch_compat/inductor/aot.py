@@ -155,10 +155,10 @@ def load_result(data: bytes) -> Any:
 
 def graphs_of(result: Any) -> list[Any]:
     """Return Inductor's output in a bundled result: forward, then backward if there is one."""
-    found = [result.compiled_fw.result]
+    graphs = [result.compiled_fw.result]
     if result.compiled_bw is not None:
-        found.append(result.compiled_bw.result)
-    return found
+        graphs.append(result.compiled_bw.result)
+    return graphs
 
 
 def mutated_inputs(result: Any) -> list[int] | None:

@@ -258,12 +258,12 @@ _sent = threading.local()
 
 def operators_of(gm: torch.nn.Module) -> dict[str, Any]:
     """Return operators that are not torch's in a graph after AOTAutograd, nested graphs included, by name."""
-    found: dict[str, Any] = {}
+    custom: dict[str, Any] = {}
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if operators.is_overload(node.target) and not operators.is_builtin(node.target):
-                found[f"operator:{operators.overload_name(node.target)}"] = node.target
-    return found
+                custom[f"operator:{operators.overload_name(node.target)}"] = node.target
+    return custom
 
 
 def _take_background(begin: Begin) -> None:

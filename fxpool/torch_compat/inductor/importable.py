@@ -39,8 +39,8 @@ def is_light(module: str) -> bool:
 
 def resolve(module: str, name: str) -> Any:
     """Return the object that ``from module import name`` finds. Raises ImportError or AttributeError."""
-    found = __import__(module, fromlist=[name])
-    return getattr(found, name)
+    imported = __import__(module, fromlist=[name])
+    return getattr(imported, name)
 
 
 def extern_kernel(name: str) -> Any | None:
@@ -60,19 +60,19 @@ def path_of(value: Any) -> str | None:
     if not isinstance(name, str):
         return None
     for home in _HOMES:
-        found = _checked(f"{home}.{name}", value)
-        if found is not None:
-            return found
+        path = _checked(f"{home}.{name}", value)
+        if path is not None:
+            return path
     return None
 
 
 def _checked(path: str, value: Any) -> str | None:
-    found: Any = torch
+    resolved: Any = torch
     for part in path.split(".")[1:]:
         if not part.isidentifier():
             return None
-        found = getattr(found, part, None)
-    return path if found is value else None
+        resolved = getattr(resolved, part, None)
+    return path if resolved is value else None
 
 
 def operators_in(tree: ast.AST) -> Iterator[str]:
@@ -126,7 +126,7 @@ def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
     definition = tree.body[0] if len(tree.body) == 1 else None
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         return None
-    found = PlainFunction(definition)
+    function = PlainFunction(definition)
     _drop_annotations(definition)
     local = {a.arg for a in ast.walk(definition) if isinstance(a, ast.arg)}
     local |= {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -135,11 +135,11 @@ def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
         return None
     for name in {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)} - local:
         if name in value.__globals__:
-            if not _add(found, name, value.__globals__[name], depth):
+            if not _add(function, name, value.__globals__[name], depth):
                 return None
         elif not hasattr(builtins, name):
             return None
-    return found
+    return function
 
 
 def _drop_annotations(definition: ast.FunctionDef) -> None:
@@ -150,17 +150,17 @@ def _drop_annotations(definition: ast.FunctionDef) -> None:
             node.annotation = None
 
 
-def _add(found: PlainFunction, name: str, value: Any, depth: int) -> bool:
+def _add(into: PlainFunction, name: str, value: Any, depth: int) -> bool:
     if value is torch:
-        found.paths[name] = "torch"
+        into.paths[name] = "torch"
     elif isinstance(value, (int, float, str, bool, type(None))):
-        found.values[name] = value
+        into.values[name] = value
     elif isinstance(value, types.ModuleType):
         return False
     elif (path := _namespace(value) or path_of(value)) is not None:
-        found.paths[name] = path
+        into.paths[name] = path
     elif (function := plain_function(value, depth + 1)) is not None:
-        found.functions[name] = function
+        into.functions[name] = function
     else:
         return False
     return True

@@ -75,8 +75,8 @@ def python_places(op: OpOverload, key: str) -> set[str]:
 
 def defined_at(op: OpOverload) -> str:
     """Return the Python file in which an operator was defined; "" if C++ defines it."""
-    found = re.search(r"^debug: registered at (.+):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
-    return found.group(1) if found and _is_python(found.group(1)) else ""
+    match = re.search(r"^debug: registered at (.+):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
+    return match.group(1) if match and _is_python(match.group(1)) else ""
 
 
 def _rows(op: OpOverload) -> Iterator[tuple[str, str, str, str]]:
@@ -138,8 +138,8 @@ def _function_of(frame: types.FrameType) -> tuple[types.FunctionType, dict[str, 
     function = types.FunctionType(code, frame.f_globals, code.co_name, None, closure)
     # Values gathered by *args and **kwargs are the operator's arguments, as are tensors and key sets.
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found = [name for name in named if name in values and not isinstance(values[name], _STAND_IN_TYPES)]
-    others = {name: values[name] for name in found}
+    other_names = [name for name in named if name in values and not isinstance(values[name], _STAND_IN_TYPES)]
+    others = {name: values[name] for name in other_names}
     return function, others
 
 

@@ -133,10 +133,10 @@ def _patterns() -> Iterator[tuple[str, Any]]:
         if not module_name.startswith(_PASSES):
             continue
         for attribute, value in sorted(vars(module).items()):
-            for place, found in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
-                if id(found) not in seen:
-                    seen.add(id(found))
-                    yield from _entries(place, found)
+            for place, matcher_pass in _passes_in(value, kind, f"{module_name.removeprefix(_PASSES)}.{attribute}"):
+                if id(matcher_pass) not in seen:
+                    seen.add(id(matcher_pass))
+                    yield from _entries(place, matcher_pass)
 
 
 def _passes_in(value: Any, kind: type, place: str) -> Iterator[tuple[str, Any]]:
@@ -206,15 +206,15 @@ class Tables:
     def disagreements(self) -> list[Otherwise]:
         """Return operators that the tables would have compiled differently than this process's."""
         lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
-        found = []
+        differing = []
         for name in self.fallbacks:
             # An operator that has neither here becomes a fallback when it is met.
             if name not in fallbacks and (name in decomposed or name in lowered):
                 what = f"the fallback for {name}"
-                found += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
+                differing += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
         for name in sorted(decomposed - set(self.decomposed)) if self.decomposed is not None else ():
-            found.append(Otherwise(DECOMPOSED, name, f"the decomposition of {name}, which was taken away"))
-        return found
+            differing.append(Otherwise(DECOMPOSED, name, f"the decomposition of {name}, which was taken away"))
+        return differing
 
 
 def tables() -> Tables | None:

@@ -30,19 +30,19 @@ def that_contain(sources: Iterable[str], operator: str) -> list[str]:
     Raises NotFoundError: there is none, or one is no longer the file that was mapped.
     """
     candidates = {path for path in _mapped(operator) if _holds(path, b"libc10")}
-    found: set[str] = set()
+    paths: set[str] = set()
     for source in sorted(sources):
         holders = {path for path in candidates if _holds(path, source.encode())}
-        found |= holders or candidates
+        paths |= holders or candidates
     while more := {
         other
-        for other in candidates - found
-        if any(_holds(path, os.path.basename(other).encode() + b"\0") for path in found)
+        for other in candidates - paths
+        if any(_holds(path, os.path.basename(other).encode() + b"\0") for path in paths)
     }:
-        found |= more
-    if not found:
+        paths |= more
+    if not paths:
         raise NotFoundError(f"the library that registered {operator}: none is mapped that is not torch's")
-    return sorted(found)
+    return sorted(paths)
 
 
 def _mapped(operator: str) -> set[str]:

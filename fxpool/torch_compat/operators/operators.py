@@ -93,10 +93,10 @@ def load_library(path: str) -> None:
 
 def resolve(module: str, qualified: str) -> Any:
     """Return the object `qualified` of `module`. Raises ImportError or AttributeError."""
-    found: Any = importlib.import_module(module)
+    resolved: Any = importlib.import_module(module)
     for part in qualified.split("."):
-        found = getattr(found, part)
-    return found
+        resolved = getattr(resolved, part)
+    return resolved
 
 
 def torch_function_is_cacheable(function: Any) -> bool:

@@ -96,13 +96,13 @@ def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
 
 def _found(operator: str) -> Any:
     """Return the operator of a name like ``aten.sin.default``; None if this process has none."""
-    found: Any = torch.ops
+    resolved: Any = torch.ops
     for part in operator.split("."):
         try:
-            found = getattr(found, part)
+            resolved = getattr(resolved, part)
         except (AttributeError, RuntimeError):
             return None
-    return found
+    return resolved
 
 
 def forget_what_was_gathered() -> None:

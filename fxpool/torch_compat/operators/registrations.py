@@ -69,35 +69,35 @@ def registration(target: Any) -> Registration:
     Raises NotFoundError: a kernel's code or library can't be found.
     """
     overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
-    found = Registration(overload_name(target) if isinstance(target, OpOverload) else packet_name(target))
+    result = Registration(overload_name(target) if isinstance(target, OpOverload) else packet_name(target))
     files: set[str] = set()
     needed: set[str] = set()
     for overload in overloads:
         qualified = overload.name()
         before = f"{qualified} " if len(overloads) > 1 else ""
-        found.parts[f"{before}schema"] = Part(str(overload._schema))
-        found.parts[f"{before}tags"] = Part(sorted(str(tag) for tag in overload.tags))
+        result.parts[f"{before}schema"] = Part(str(overload._schema))
+        result.parts[f"{before}tags"] = Part(sorted(str(tag) for tag in overload.tags))
         definition = _custom_op(qualified.split(".")[0])
         if definition is not None:
-            found.parts.update({f"{before}{name}": part for name, part in _parts_of(definition)})
-        found.parts.update({f"{before}{name}": part for name, part in _registry_parts(qualified)})
+            result.parts.update({f"{before}{name}": part for name, part in _parts_of(definition)})
+        result.parts.update({f"{before}{name}": part for name, part in _registry_parts(qualified)})
         for key, kernel in getattr(overload, "py_kernels", {}).items():
-            found.parts[f"{before}Python kernel for {_key_name(key)}"] = Part(kernel)
+            result.parts[f"{before}Python kernel for {_key_name(key)}"] = Part(kernel)
         for key, function, others in dispatch_probe.python_kernels(overload):
             above = key.startswith(_ABOVE) and _of_torch(function)
             part = Part((function, others), key in _COMPUTE or _computes(function), above)
-            found.parts[f"{before}kernel for {key}"] = part
+            result.parts[f"{before}kernel for {key}"] = part
         sources = dispatch_probe.foreign_sources(overload)
         if sources:
             needed |= set(libraries.that_contain(sources, qualified))
         files.add(dispatch_probe.defined_at(overload))
     for position, kernel in enumerate(triton_kernels_of(target)):
-        found.parts[f"Triton kernel {position}"] = Part(kernel)
-    for part in found.parts.values():
+        result.parts[f"Triton kernel {position}"] = Part(kernel)
+    for part in result.parts.values():
         files |= set(_files_of(part.value))
-    found.files = sorted(os.path.abspath(path) for path in files if _is_users_file(path))
-    found.libraries = sorted(needed)
-    return found
+    result.files = sorted(os.path.abspath(path) for path in files if _is_users_file(path))
+    result.libraries = sorted(needed)
+    return result
 
 
 def overridden() -> Iterator[tuple[str, Part]]:
@@ -130,7 +130,7 @@ def _users_libraries() -> list[Any]:
     from torch.library import _del_library
 
     own = set(map(id, OPDEF_TO_LIB.values()))
-    found = []
+    of_users = []
     for finalizer, info in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
         if info.func is not _del_library:
             continue
@@ -142,8 +142,8 @@ def _users_libraries() -> list[Any]:
         if known is None or known[0] != len(library._op_impls):
             known = _verdicts[library] = len(library._op_impls), _is_users_library(library)
         if known[1]:
-            found.append(library)
-    return found
+            of_users.append(library)
+    return of_users
 
 
 def _is_users_library(library: Any) -> bool:

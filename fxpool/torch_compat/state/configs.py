@@ -23,11 +23,11 @@ from fxpool.torch_compat.state.config_decisions import DIRECTORIES, MODULES, ONL
 
 
 def _modules() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
     for name, path in MODULES.items():
         with contextlib.suppress(ImportError):  # a release without it
-            found[name] = importlib.import_module(path)
-    return found
+            modules[name] = importlib.import_module(path)
+    return modules
 
 
 _MODULES = _modules()
@@ -139,16 +139,16 @@ def _choices_handler() -> Any:
 
 def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the part of `capture` that affects generated code."""
-    found: dict[str, dict[str, Any]] = {}
+    by_module: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
-        found[name] = kept = dict(values)
+        by_module[name] = kept = dict(values)
         for key in ONLY_TRAVELS[name]:
             kept.pop(key, None)
     config = inductor_config._config
     for key in DIRECTORIES:
-        if key in config and found["inductor"].get(key) == config[key].default:
-            found["inductor"][key] = None  # torch's place does not count
-    return found
+        if key in config and by_module["inductor"].get(key) == config[key].default:
+            by_module["inductor"][key] = None  # torch's place does not count
+    return by_module
 
 
 @contextlib.contextmanager

@@ -78,8 +78,8 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
 
     def numbers(**names: tuple[str, str]) -> None:
         for name, (getter, setter) in names.items():
-            if (found := _enumerated(core, getter, setter)) is not None:
-                table[name] = found
+            if (accessors := _enumerated(core, getter, setter)) is not None:
+                table[name] = accessors
 
     table["default_dtype"] = (
         lambda: _dtype_name(torch.get_default_dtype()),

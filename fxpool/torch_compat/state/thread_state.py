@@ -10,11 +10,11 @@ import torch
 
 def _mask(*names: str) -> int:
     """Return the bits of those dispatch keys that this release has."""
-    found = 0
+    bits = 0
     for name in names:
         with contextlib.suppress(RuntimeError):  # this release has no such key
-            found |= torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name)).raw_repr()
-    return found
+            bits |= torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name)).raw_repr()
+    return bits
 
 
 # Keys that follow from state captured or refused by another name: autocast's, modes', functorch's.

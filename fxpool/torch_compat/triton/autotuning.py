@@ -264,8 +264,8 @@ def _value(node: Any, hint: int | None) -> Value:
     strides = getattr(select_algorithm, "get_strides_with_layout_constraints", lambda one: one.get_stride())
 
     def hints(sizes: Any) -> tuple[int, ...]:
-        found = V.graph.sizevars.optimization_hints_with_override(sizes, hint_override=hint)
-        return tuple(int(size) for size in found)
+        values = V.graph.sizevars.optimization_hints_with_override(sizes, hint_override=hint)
+        return tuple(int(size) for size in values)
 
     base = node.unwrap_view() if isinstance(node, ir.BaseView) else None
     whole = node if base is None else base

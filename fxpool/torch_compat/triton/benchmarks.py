@@ -48,23 +48,23 @@ def times(question: TimingQuestion) -> Times:
     count = len(question.choices) if isinstance(question, Selection) else 1
     if not torch.cuda.is_available():
         return Times([None] * count, device=False)
-    found: list[float | None] = []
+    milliseconds: list[float | None] = []
     tainted = False
     with _graph(question):
         runs = _of_selection(question) if isinstance(question, Selection) else iter([_of_kernel(question)])
         for run in runs:
             try:
-                found.append(float(run()))
+                milliseconds.append(float(run()))
             except Exception as error:  # any error of one candidate among many
                 log.info("%s: a candidate does not run: %s", question.describe(), error)
-                found.append(math.inf)
+                milliseconds.append(math.inf)
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 log.warning("%s: a candidate broke the CUDA context: %s", question.describe(), error)
-                found[-1], tainted = math.inf, True
+                milliseconds[-1], tainted = math.inf, True
                 break
-    return Times(found + [None] * (count - len(found)), tainted=tainted)
+    return Times(milliseconds + [None] * (count - len(milliseconds)), tainted=tainted)
 
 
 class _Graph:

@@ -357,7 +357,7 @@ def _source_pattern() -> re.Pattern[str]:
 
 def source_of(text: str, name: str) -> str | None:
     """Return the source of a kernel in the text of a generated module, or None."""
-    for found in _source_pattern().finditer(text):
-        if found["name"] == name:
-            return found["source"]
+    for match in _source_pattern().finditer(text):
+        if match["name"] == name:
+            return match["source"]
     return None

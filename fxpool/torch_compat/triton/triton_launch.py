@@ -27,12 +27,12 @@ class Loaded:
         try:
             with open(place, "wb", closefd=False) as file:
                 file.write(binary)
-            found = torch._C._StaticCudaLauncher._load_kernel(f"/proc/self/fd/{place}", symbol, shared, device)
+            loaded = torch._C._StaticCudaLauncher._load_kernel(f"/proc/self/fd/{place}", symbol, shared, device)
         finally:
             os.close(place)
         # Since torch 2.13 the module's handle comes first.
-        self._module: int | None = found[0] if len(found) == 4 else None
-        self.function, self.registers, self.spills = found[-3:]
+        self._module: int | None = loaded[0] if len(loaded) == 4 else None
+        self.function, self.registers, self.spills = loaded[-3:]
 
     def unload(self) -> None:
         """Free the binary's memory, in releases that can unload one."""

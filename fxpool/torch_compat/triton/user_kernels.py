@@ -65,9 +65,9 @@ def describe(call: torch.fx.Node) -> Description:
 
 def place(call: torch.fx.Node) -> int:
     """Return the index of the kernel that a node calls, in this process's table."""
-    found = call.kwargs["kernel_idx"]
-    assert isinstance(found, int)
-    return found
+    index = call.kwargs["kernel_idx"]
+    assert isinstance(index, int)
+    return index
 
 
 def constants(call: torch.fx.Node) -> Any:
@@ -100,10 +100,10 @@ def _place(function: Any) -> tuple[str, str]:
 
 
 def _found(module: str, qualified: str) -> Any | None:
-    found = sys.modules.get(module)
+    resolved = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
-    return _innermost(found)
+        resolved = getattr(resolved, part, None)
+    return _innermost(resolved)
 
 
 def _innermost(value: Any) -> Any | None:
