@@ -86,18 +86,11 @@ def _tries_untested_torch() -> bool:
 
 
 def _platform() -> Iterator[Finding]:
-<<<<<<< HEAD
-    found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    version = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
     oldest, newest = versions.PYTHONS
     supported = oldest <= sys.version_info[:2] <= newest and platform.python_implementation() == "CPython"
     remedy = "" if supported else f"use CPython {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    yield Finding("python", OK if supported else FAIL, found, remedy)
-=======
-    version = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
-    supported = (3, 10) <= sys.version_info[:2] <= (3, 13) and platform.python_implementation() == "CPython"
-    remedy = "" if supported else "use CPython 3.10 to 3.13"
     yield Finding("python", OK if supported else FAIL, version, remedy)
->>>>>>> main
 
 
 def settings() -> Iterator[Finding]:
