@@ -11,10 +11,13 @@
 #   make compat      the quick tests with another torch, in .compat/: make compat TORCH=2.15.0
 #   make compat-report   which private names of torch's are used, and how they differ between the releases in .compat/
 #
-# VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
+# VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with, JOBS=1 runs the
+# tests one after another.
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test processes at once; most tests wait for a compile in another process for half of their time.
+JOBS ?= 2
 # The release that the figures in bench/RESULTS.md were measured with.
 TORCH ?= 2.13.0
 BENCH ?=
@@ -34,6 +37,9 @@ unused = re.compile(r"/tests?/|/testing/|/transformers/models/(?!auto|bert|gpt2|
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unused)
 endef
 export COMPILE_BYTECODE
+
+# A file's tests share a pool, so they stay together; in the order of collection, which has the long ones early.
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: all demo doctor test test-slow lint bench hunt first-day docs compat compat-report clean
 all: demo
@@ -83,10 +89,10 @@ doctor: $(INSTALLED)
 	@$(BIN)/python -m fxpool doctor
 
 test: $(INSTALLED) $(TRITON)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-slow: $(INSTALLED) $(TRITON)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
 # and tests/hunt are packages below tests.

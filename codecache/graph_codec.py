@@ -43,7 +43,7 @@ _DEBUG_META = frozenset(
     ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
      "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
      "steal_arg", "unbacked_bindings", "desc", "output_stack_traces", "numeric_debug_handle", "arg_kwarg_vals",
-     "original_output_strides", "mod_stack", "dynamo_source", "autograd_backward")
+     "mod_stack", "dynamo_source", "autograd_backward")
 )  # fmt: skip
 
 # Of these, metadata that is kept in part.

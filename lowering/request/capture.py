@@ -165,6 +165,8 @@ def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into
         raise CannotTravelError("no_tracing_context", "the backend was called outside Dynamo")
     if tracing.real_inputs_expected(context):
         raise CannotTravelError("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+    if aot.asks_other_ranks():
+        raise CannotTravelError("cross_rank_decisions", "AOTAutograd asks the other ranks while it compiles")
     if configs.freezing() and not torch.is_grad_enabled():
         raise CannotTravelError("freezing", "parameters' values are folded after AOTAutograd has run")
     env = fake_mode.shape_env

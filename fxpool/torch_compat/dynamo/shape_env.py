@@ -36,6 +36,7 @@ _STATE = (
     "var_to_hint_override",
     "source_to_var",
     "source_to_symbol",
+    "name_to_symbol",  # since 2.15: what torch reads symbolic strides with
     "replacements",
     "unbacked_renamings",
     "divisible",

@@ -61,6 +61,21 @@ def copy_of(gm: torch.fx.GraphModule) -> Any:
     return made
 
 
+def asks_other_ranks() -> bool:
+    """Return whether AOTAutograd, as configured, agrees with the other ranks on what it does.
+
+    It then runs collectives while it compiles, which hang unless every rank comes to them.
+    """
+    from torch._functorch import config
+
+    # The second is new in 2.15: whether all ranks hit upstream's cache.
+    asking = ("_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks")
+    if not any(getattr(config, name, False) for name in asking):
+        return False
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+
+
 class Compiled:
     """The outcome of one compile: the callable of this process, and the result that can travel."""
 

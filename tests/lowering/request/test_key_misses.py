@@ -13,6 +13,10 @@ import torch
 from capturing import captured, components_of, key_of
 from circumstances import attention, import_operator, setting, states
 
+from fxpool.codecache import graph_codec
+from fxpool.torch_compat.dynamo import shape_env
+from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
+from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 
 X = torch.ones(4, 8)
@@ -195,3 +199,42 @@ def test_configuration_that_says_how_to_run_is_not_in_the_key() -> None:
     plain = configs.key_values(configs.capture())
     with torch._inductor.config.patch(compile_threads=3, fx_graph_cache=False):
         assert configs.key_values(configs.capture()) == plain
+
+
+def test_strides_that_upstream_noted_for_outputs_are_described() -> None:
+    """Since torch 2.14 they are noted before padding changes them, and Inductor lays outputs out by them."""
+
+    def described(strides: list[tuple[int, ...] | None]) -> Any:
+        graph = torch.fx.symbolic_trace(torch.nn.Identity())
+        (output,) = graph.graph.find_nodes(op="output")
+        output.meta["original_output_strides"] = strides
+        return graph_codec.GraphEncoder().encode(graph).description
+
+    assert described([(8, 1)]) == described([(8, 1)])
+    assert len({repr(described(strides)) for strides in ([(8, 1)], [(16, 1)], [None])}) == 3
+
+
+def test_decisions_that_all_ranks_take_together_are_not_taken_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch import config as functorch_config
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    with functorch_config.patch(_sync_decision_cross_ranks=True):
+        key_of(function, X)  # with one rank there is nobody to ask
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *group: 2)
+        assert aot.asks_other_ranks()
+        with pytest.raises(Exception, match="cross_rank_decisions"):
+            captured(function, X)
+    assert not aot.asks_other_ranks()
+
+
+@pytest.mark.skipif(not hasattr(ShapeEnv(), "name_to_symbol"), reason="new in torch 2.15")
+def test_a_shape_environment_finds_its_symbols_by_name_in_a_worker() -> None:
+    (one,) = captured(lambda x: x.softmax(-1), torch.ones(4, 8), dynamic=True)
+    assert one.request.shapes is not None
+    env = shape_env.load(one.request.shapes, one.request.hints)
+    assert set(env.name_to_symbol) >= set(shape_env.values(env))
+    for name in shape_env.values(env):
+        assert str(env.deserialize_symexpr(name)) == name
