@@ -115,6 +115,8 @@ class GraphEncoder:
         )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
+        if gm.meta.get("nested_region_config") is not None:
+            raise CannotTravelError("region_options", "a nested_compile_region has options of its own")
         codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
         if codegen is not torch.fx.graph.CodeGen:
             raise CannotTravelError("calling_convention", codegen.__name__)

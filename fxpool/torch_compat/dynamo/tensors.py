@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch._subclasses.fake_tensor as fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.meta_utils import (
     MetaConverter,
@@ -151,8 +152,13 @@ class Builder:
         return MetaTensorDesc(**{name: value for name, value in fields.items() if name in known})
 
 
+# Since 2.14: knows fake tensors that have no class of their own in Python, too.
+_is_fake_tensor = getattr(fake_tensor, "is_fake_tensor", None)
+
+
 def is_fake(value: Any) -> bool:
-    return isinstance(value, FakeTensor)
+    """Return whether a value is a tensor without contents."""
+    return isinstance(value, FakeTensor) or (_is_fake_tensor is not None and _is_fake_tensor(value))
 
 
 def new_fake_mode(shape_env: Any) -> FakeTensorMode:

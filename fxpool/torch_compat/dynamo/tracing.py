@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch._guards as _guards
 from torch._guards import TracingContext as TracingContext  # handed on to callers
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxpool.torch_compat.dynamo import tensors
 
 
 def current_context() -> TracingContext | None:
@@ -38,7 +40,7 @@ def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any
     Dynamo has fakified its inputs already, so this reads the fake mode's memo; for other tensors the
     symbolic context decides which sizes are dynamic.
     """
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+    if not isinstance(value, torch.Tensor) or tensors.is_fake(value):
         return value
     symbolic_context = None
     if context is not None:

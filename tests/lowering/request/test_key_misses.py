@@ -14,6 +14,7 @@ from capturing import captured, components_of, key_of
 from circumstances import attention, import_operator, setting, states
 
 from fxpool.codecache import graph_codec
+from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.dynamo import shape_env
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.inductor import aot
@@ -238,3 +239,10 @@ def test_a_shape_environment_finds_its_symbols_by_name_in_a_worker() -> None:
     assert set(env.name_to_symbol) >= set(shape_env.values(env))
     for name in shape_env.values(env):
         assert str(env.deserialize_symexpr(name)) == name
+
+
+def test_a_region_with_options_of_its_own_does_not_travel() -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Identity())
+    graph.meta["nested_region_config"] = object()
+    with pytest.raises(CannotTravelError, match="region_options"):
+        graph_codec.GraphEncoder().encode(graph)
