@@ -88,7 +88,9 @@ demo: doctor
 doctor: $(INSTALLED)
 	@$(BIN)/python -m fxpool doctor
 
+# Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 test: $(INSTALLED) $(TRITON)
+	@$(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-slow: $(INSTALLED) $(TRITON)
