@@ -136,7 +136,7 @@ def hit() -> dict[str, Any]:
             return captured
 
         seen: list[Any] = []
-        once()
+        held = once()  # Dynamo holds the fake tensors of a graph's inputs for as long as its backend runs
         report["hit_seconds"] = _median(once)
         assert len(seen) == ROUNDS + 1, "the graph is not in the cache"
 
@@ -145,6 +145,7 @@ def hit() -> dict[str, Any]:
 
         report["key_seconds"] = _median(key_alone)
         report["nodes"] = len(gm.graph.nodes)
+        del held
         return gm.forward
 
     torch.manual_seed(0)
