@@ -37,6 +37,13 @@ def doubled(a, n, xnumel, XBLOCK: tl.constexpr):
     at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
     tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)
 """
+# Descriptors that are made on the device lie in scratch memory.
+DESCRIBED = POINTWISE.replace(
+    "    tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)\n",
+    """    described = tl.make_tensor_descriptor(a, [xnumel], [1], [XBLOCK])
+    described.store([tl.program_id(0) * XBLOCK], described.load([tl.program_id(0) * XBLOCK]) * n)
+""",
+)
 TILED = """
 @triton_heuristics.pointwise(
     size_hints={'y': 1024, 'x': 1024}, filename=__file__,
@@ -82,6 +89,7 @@ KERNELS = {"doubled": kernel(POINTWISE), "turned": kernel(TILED), "summed": kern
 TRITONS = {
     "coordinate_descent_tuning": kernel(POINTWISE, meta=", 'coordinate_descent_tuning': True"),
     "launch_attributes": kernel(POINTWISE, launch=", 'launch_pdl': True"),
+    "scratch": kernel(DESCRIBED),
 }
 NUMBERS = (1, 31, 1024, 70_001, 9_000_000)
 

@@ -273,6 +273,9 @@ def _static(autotuner: Any, result: Any) -> Any:
     compiled = result.kernel
     if getattr(compiled.metadata, "launch_pdl", False) or getattr(compiled.metadata, "launch_cooperative_grid", False):
         raise NotLaunchableError("launch_attributes")
+    # Since 2.15 torch's launcher takes scratch memory, and allocates it by Triton; a launch here passes none.
+    if any(getattr(compiled.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        raise NotLaunchableError("scratch")
     compiled._cubin_path = None
     try:
         kernel = StaticallyLaunchedCudaKernel(compiled)
