@@ -81,8 +81,8 @@ ADDS
 ).replace("ALL", " + ".join(f"tl.sum(s{i}, 1)[:, None]" for i in range(16)))  # fmt: skip
 
 
-def kernel(text: str, launch: str = "", meta: str = "") -> str:
-    return HEAD + text.replace("DEVICE", DEVICE).replace("LAUNCH", launch).replace("META", meta)
+def kernel(text: str, launch: str = "", meta: str = "", device: str = DEVICE) -> str:
+    return HEAD + text.replace("DEVICE", device).replace("LAUNCH", launch).replace("META", meta)
 
 
 KERNELS = {"doubled": kernel(POINTWISE), "turned": kernel(TILED), "summed": kernel(REDUCTION)}
@@ -90,6 +90,7 @@ TRITONS = {
     "coordinate_descent_tuning": kernel(POINTWISE, meta=", 'coordinate_descent_tuning': True"),
     "launch_attributes": kernel(POINTWISE, launch=", 'launch_pdl': True"),
     "scratch": kernel(DESCRIBED),
+    "device_agnostic": kernel(POINTWISE, device=DEVICE.replace("index=0", "index=None")),
 }
 NUMBERS = (1, 31, 1024, 70_001, 9_000_000)
 
