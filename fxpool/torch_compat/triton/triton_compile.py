@@ -58,6 +58,8 @@ class Candidate:
             if scratch:
                 self.types += "O"
                 self.arguments.append(None)
+        if len(self.types) != len(self.arguments):  # a descriptor is several arguments of the binary
+            raise NotLaunchableError("arguments")
         grid = GridExpr.from_meta(result.inductor_meta, result.config)
         self.prefix: list[str] = list(grid.prefix)
         self.grid = [str(size) for size in (grid.x_grid, grid.y_grid, grid.z_grid)]
@@ -256,6 +258,8 @@ def _keeps_triton(autotuner: Any) -> str | None:
     for setting in ("coordinate_descent_tuning", "combo_tuning_groups", "incremental_autotune", "store_cubin"):
         if meta.get(setting):
             return setting
+    if meta.get("host_tma_descriptor_args"):  # since 2.14: the launcher makes descriptors of tensors
+        return "host_tma"
     if type(autotuner).__name__ != "CachingAutotuner":
         return "autotuner"
     if autotuner.device_props.type != "cuda":
