@@ -6,6 +6,7 @@ There is no GPU to run them on; bench/gpu has what takes one.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -100,7 +101,41 @@ def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, An
     assert len([name for name in compiled[f"bert@{B200}"]["ambient"] if name.endswith(".so")]) == 1
 
 
+ESTIMATES = """
+import inspect, json, sys
+import msgspec, torch
+from torch._inductor import utils
+from fxpool.lowering.cuda import devices
+from fxpool.torch_compat.cuda.common_devices import COMMON
+
+by_device = bool(inspect.signature(torch._utils_internal.max_clock_rate).parameters)
+name = "of no data sheet"
+facts = [msgspec.structs.replace(one, name=name, properties={**one.properties, "name": name})
+         for one in (COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"])]
+with devices.unseen(facts, 1, sys.argv[1]):
+    estimates = [utils.get_device_tflops(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    clock = torch._utils_internal.max_clock_rate
+    clocks = [clock(0), clock(1)] if by_device else []
+    print(json.dumps([estimates, utils.get_gpu_dram_gbps(), clock(), clocks, by_device]))
+"""
+
+
+def test_estimates_are_those_of_the_current_device(tmp_path: Path) -> None:
+    """Whoever asks for one takes an error for none: for "compute bound", or for a time of 0."""
+    printed = run_python(["-c", ESTIMATES, str(tmp_path)], PYTHONPATH=path_with_triton())
+    (half, single), bandwidth, clock, clocks, by_device = json.loads(printed.splitlines()[-1])
+    assert half > single > 0 and bandwidth > 0 and clock == 1980
+    if by_device:  # since 2.15, in the unit that its name says
+        assert clocks == [1980, 1410]
+        assert half == pytest.approx(108 * 4 * 512 * 1.410e6 * 1e-9)
+
+
 # ------------------------------------------------------------------------------ facts
+
+
+@pytest.mark.parametrize("facts", COMMON.values(), ids=str)
+def test_both_facts_of_a_clock_agree(facts: DeviceFacts) -> None:
+    assert facts.properties["clock_rate"] == facts.driver["sm_clock_rate"] == facts.clock * 1000
 
 
 @pytest.mark.parametrize("facts", COMMON.values(), ids=str)
