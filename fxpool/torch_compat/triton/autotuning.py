@@ -46,7 +46,8 @@ class Value(msgspec.Struct, array_like=True, frozen=True):
 class Choice(msgspec.Struct, array_like=True, frozen=True):
     """A candidate: its identity, and torch's own description of how to run it, pickled.
 
-    torch's kernels (`extern`) take inputs of their own.
+    torch's kernels (`extern`) take inputs of their own. `dynamic` says which sizes of a product are dynamic, for what
+    TunableOp writes down.
     """
 
     identity: str
@@ -54,6 +55,7 @@ class Choice(msgspec.Struct, array_like=True, frozen=True):
     extern: bool = False
     name: str = ""
     inputs: list[Value] = []
+    dynamic: tuple[bool, ...] | None = None
 
 
 class Selection(msgspec.Struct, tag=True, frozen=True):
@@ -242,7 +244,8 @@ def _choice(choice: Any, hint: int | None) -> Choice:
 
     if isinstance(choice, ExternKernelCaller):
         inputs = [_value(node, hint) for node in choice.input_nodes]
-        return Choice(choice.hash_key(), _pickled(choice.bmreq), True, choice.name, inputs)
+        dynamic = getattr(choice, "tunable_dyn_dims_mask", None)  # since 2.15
+        return Choice(choice.hash_key(), _pickled(choice.bmreq), True, choice.name, inputs, dynamic)
     if isinstance(choice, TritonTemplateCaller):
         return Choice(choice.hash_key(), _pickled(choice.bmreq), False, choice.name)
     raise UnansweredError(f"a measurement of a {type(choice).__name__}")

@@ -6,17 +6,29 @@ bench/gpu/tuned.py.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import dataclasses
+import inspect
 import json
+import math
+import pickle
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from capturing import captured, complete
 from processes import HERE, run_python
 from triton_place import path_with_triton
 
 from fxpool.lowering.artifact.content import Decisions
+from fxpool.lowering.cuda import autotune
+from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.state import configs
+from fxpool.torch_compat.triton import benchmarks
 from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 
 SMALL = "BLOCK_M : tl.constexpr = 64"
@@ -113,6 +125,80 @@ def test_times_are_those_of_sizes_types_and_candidates() -> None:
         Selection("mm", [value], value, [Choice("x", b"1"), Choice("y", b"1")]),
     ):
         assert (other.identity(), other.candidates()) != (one.identity(), one.candidates())
+
+
+class Request:
+    """Stands for torch's description of how a candidate is run."""
+
+    benchmark_with_cudagraphs = False
+
+    def benchmark(self, *inputs: torch.Tensor, out: torch.Tensor) -> float:
+        return 0.25
+
+
+@pytest.mark.parametrize("extern", [True, False])
+def test_a_candidate_has_all_that_torch_reads_to_run_it(extern: bool) -> None:
+    mask = (True, False, False, False)
+    made = benchmarks._runnable(Choice("x", pickle.dumps(Request()), extern, "mm", [], mask))
+    (method,) = ast.parse(textwrap.dedent(inspect.getsource(type(made).benchmark))).body
+    names = [node for node in ast.walk(method) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"]
+    assert names
+    missing = {node.attr for node in names if isinstance(node.ctx, ast.Load) and not hasattr(made, node.attr)}
+    assert not missing
+    assert made.benchmark(torch.zeros(1), out=torch.zeros(1)) == 0.25
+    assert made.tunable_dyn_dims_mask == mask
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is run as candidates, on a device that is none."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(benchmarks, "_graph", lambda question: contextlib.nullcontext())
+    monkeypatch.setattr(benchmarks, "_of_selection", lambda question: iter(found))
+    return found
+
+
+def raising(error: Exception) -> Any:
+    def run() -> float:
+        raise error
+
+    return run
+
+
+def question(count: int) -> Selection:
+    value = Value("a", 0, "bfloat16", (4, 4), (4, 1), 0, (4, 4))
+    return Selection("mm", [value], value, [Choice(str(number), b"") for number in range(count)])
+
+
+def test_a_candidate_that_fails_does_not_run(runs: list[Any]) -> None:
+    runs += [lambda: 0.5, raising(RuntimeError("out of shared memory")), lambda: 0.25]
+    assert benchmarks.times(question(3)).milliseconds == [0.5, math.inf, 0.25]
+
+
+@pytest.mark.parametrize("error", [AttributeError("tunable_dyn_dims_mask"), TypeError("takes no parameters")])
+def test_an_error_of_who_asks_is_none_of_the_candidate_s(runs: list[Any], error: Exception) -> None:
+    runs += [lambda: 0.5, raising(error)]
+    with pytest.raises(type(error), match=str(error)):
+        benchmarks.times(question(2))
+
+
+def test_times_of_another_format_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    (only,) = captured(torch.relu, torch.zeros(2))
+    request = dataclasses.replace(
+        complete(only, str(tmp_path)), devices=(COMMON["NVIDIA H200"],), toolchain_dir=str(tmp_path / "t")
+    )
+
+    def nobody(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nothing is submitted")
+
+    tuning = autotune.Tuning(request, nobody, str(tmp_path))
+    tuning._keep(question(2), [0.5, 0.25])
+    assert tuning.times(question(2)) == [0.5, 0.25]
+    monkeypatch.setattr(autotune, "_FORMAT", autotune._FORMAT + 1)
+    assert not tuning.known(question(2))
 
 
 def test_an_entry_tells_people_what_was_decided_by_time() -> None:
