@@ -248,12 +248,16 @@ def freezing() -> bool:
 
 
 # Options under which lowering itself runs code on the device, to choose by time or for another reason.
-_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion",
+_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
               "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
               "profile_bandwidth", "benchmark_kernel")  # fmt: skip
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
+# Whether a template is timed fused with what is around it. 2.15 renamed it, and warns whoever reads the old name.
+_FUSION_TIMED = next(
+    name for name in ("benchmark_template_fusion", "benchmark_epilogue_fusion") if name in inductor_config._config
+)
 
 
 def times_templates() -> bool:
@@ -271,8 +275,8 @@ def measures() -> str:
         if value:
             return name
     if times_templates():
-        if not inductor_config.benchmark_epilogue_fusion:  # then registers decide, known only of a loaded kernel
-            return "benchmark_epilogue_fusion"
+        if not getattr(inductor_config, _FUSION_TIMED):  # then registers decide, known only of a loaded kernel
+            return _FUSION_TIMED
         for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
                 return name

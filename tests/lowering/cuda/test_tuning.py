@@ -14,12 +14,14 @@ import json
 import math
 import pickle
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from capturing import captured, complete
 from processes import HERE, run_python
 from triton_place import path_with_triton
@@ -33,6 +35,11 @@ from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 
 SMALL = "BLOCK_M : tl.constexpr = 64"
 LARGE = "BLOCK_M : tl.constexpr = 128"
+
+
+FUSION_TIMED = next(
+    name for name in ("benchmark_template_fusion", "benchmark_epilogue_fusion") if name in inductor_config._config
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,7 @@ def test_templates_that_are_timed_need_no_worker_with_a_device(option: str) -> N
     ("name", "value"),
     [
         ("max_autotune_gemm_backends", "ATEN,CUTLASS"), ("max_autotune_conv_backends", "CUTLASS"),
-        ("benchmark_epilogue_fusion", False), ("pipeline_max_autotune_gemm", True),
+        (FUSION_TIMED, False), ("pipeline_max_autotune_gemm", True),
     ],
 )  # fmt: skip
 def test_what_is_timed_in_other_ways_does(name: str, value: Any) -> None:
@@ -108,6 +115,22 @@ def test_what_is_timed_in_other_ways_does(name: str, value: Any) -> None:
         assert configs.measures() == "", "nothing is timed"
         with configs.patched({"max_autotune": True}):
             assert configs.measures() == name
+
+
+def test_no_deprecated_option_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    deprecated = [name for name, one in inductor_config._config.items() if getattr(one, "deprecated", False)]
+    for name in deprecated:  # each warns once in a process
+        monkeypatch.setattr(inductor_config._config[name], "_deprecation_warned", False)
+    if not deprecated:
+        pytest.skip("this torch deprecates no option of Inductor's")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert configs.measures() == ""
+        state, code = configs.captured()
+        with configs.patched({"max_autotune": True}):
+            assert configs.measures() == ""
+            with configs.entered(state, code):
+                assert not configs.times_templates()
 
 
 def test_times_are_those_of_sizes_types_and_candidates() -> None:
