@@ -38,9 +38,13 @@ def doubled(a, n, xnumel, XBLOCK: tl.constexpr):
     tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)
 """
 # Descriptors that the launcher makes, of torch 2.14.
-BESIDE = POINTWISE.replace("'a': '*fp32'", "'a': '*fp32', 'b': '*fp32'").replace("doubled(a,", "doubled(a, b,").replace(
-    "    tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)\n",
-    "    tl.store(b + at, a.load([tl.program_id(0) * XBLOCK]) * n, mask=at < xnumel)\n",
+BESIDE = (
+    POINTWISE.replace("'a': '*fp32'", "'a': '*fp32', 'b': '*fp32'")
+    .replace("doubled(a,", "doubled(a, b,")
+    .replace(
+        "    tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)\n",
+        "    tl.store(b + at, a.load([tl.program_id(0) * XBLOCK]) * n, mask=at < xnumel)\n",
+    )
 )
 FROM_HOST = """, 'host_tma_descriptor_args': {'a': {'block_shape': ['XBLOCK'], 'shape': [65536], 'strides': [1]}}"""
 # Descriptors that are made on the device lie in scratch memory.

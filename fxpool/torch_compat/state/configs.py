@@ -249,8 +249,8 @@ def freezing() -> bool:
 
 # Options under which lowering itself runs code on the device, to choose by time or for another reason.
 _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
-              "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
-              "profile_bandwidth", "benchmark_kernel")  # fmt: skip
+              "combo_kernel_compile_time_autotune", "runtime_estimations_mms_benchmark", "multi_kernel_hints",
+              "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth", "benchmark_kernel")  # fmt: skip
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}

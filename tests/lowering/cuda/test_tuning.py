@@ -14,7 +14,9 @@ import json
 import math
 import pickle
 import textwrap
+import types
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from triton_place import path_with_triton
 from fxpool.lowering.artifact.content import Decisions
 from fxpool.lowering.cuda import autotune
 from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.device_answers import UnansweredError
 from fxpool.torch_compat.state import configs
-from fxpool.torch_compat.triton import benchmarks
+from fxpool.torch_compat.triton import autotuning, benchmarks
 from fxpool.torch_compat.triton.autotuning import Choice, Selection, Value
 
 SMALL = "BLOCK_M : tl.constexpr = 64"
@@ -131,6 +134,65 @@ def test_no_deprecated_option_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
             assert configs.measures() == ""
             with configs.entered(state, code):
                 assert not configs.times_templates()
+
+
+class Compiles:
+    """Stands for who times, and compiles what it knows no time of."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.answer: Future[bytes] = Future()
+
+    def compile(self, name: str, source: str) -> Future[bytes]:
+        self.compiled.append(source)
+        return self.answer
+
+    def known(self, question: autotuning.TimingQuestion) -> bool:
+        return False
+
+    def times(self, question: autotuning.TimingQuestion) -> list[float] | None:
+        return [0.5]
+
+
+def replaced() -> list[tuple[Any, str]]:
+    from torch._inductor import scheduler, select_algorithm
+    from torch._inductor.codegen.triton import TritonScheduling
+
+    return [
+        (select_algorithm.AlgorithmSelectorCache, "make_precompile_fn"),
+        (select_algorithm.AlgorithmSelectorCache, "make_benchmark_fn"),
+        (scheduler.Scheduler, "compile_kernel"),
+        (TritonScheduling, "benchmark_fused_nodes"),
+        (TritonScheduling, "benchmark_codegened_module"),
+    ]
+
+
+def test_what_stands_for_a_function_of_torch_s_takes_its_arguments() -> None:
+    wanted = [inspect.signature(getattr(owner, name)) for owner, name in replaced()]
+    with autotuning.measuring(Compiles()):
+        for (owner, name), signature in zip(replaced(), wanted, strict=True):
+            inspect.signature(getattr(owner, name)).bind(**dict.fromkeys(signature.parameters))
+
+
+def test_a_fused_kernel_is_compiled_elsewhere_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    measure = Compiles()
+    scheduler, scheduling = (owner for owner, name in replaced() if name in ("compile_kernel", "benchmark_fused_nodes"))
+    graph = types.SimpleNamespace(generate_kernel_code_from_nodes=lambda nodes, **options: "text")
+    with autotuning.measuring(measure):
+        pending, module = scheduler.compile_kernel(graph, [])
+        assert (pending, measure.compiled) == (None, ["text"])
+        measure.answer.set_result(b"")
+        module.triton_.precompile()  # as who fuses without timing does, since 2.14
+        assert scheduling.benchmark_codegened_module(None, module) == (0.5, module.__file__)
+        with pytest.raises(UnansweredError):
+            scheduling.benchmark_codegened_module(None, types.ModuleType("loaded"))
+        measure.answer = Future()
+        measure.answer.set_exception(ValueError("registers"))
+        _, module = scheduler.compile_kernel(graph, [])
+        with pytest.raises(ValueError, match="registers"):
+            module.triton_.precompile()
+        assert scheduling.benchmark_codegened_module(None, module) == (math.inf, module.__file__)
 
 
 def test_times_are_those_of_sizes_types_and_candidates() -> None:
