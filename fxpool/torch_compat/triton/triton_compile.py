@@ -264,7 +264,7 @@ def _keeps_triton(autotuner: Any) -> str | None:
         return "autotuner"
     if autotuner.device_props.type != "cuda":
         return "device"
-    # Since 2.14, under `compile_on_one_rank`: one kernel is launched on several devices, and a binary is loaded for one.
+    # Since 2.14, under `compile_on_one_rank`: a kernel is launched on several devices, and a binary is loaded for one.
     if autotuner.device_props.index is None:
         return "device_agnostic"
     return None

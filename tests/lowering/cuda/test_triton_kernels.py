@@ -97,8 +97,8 @@ def test_descriptors_made_on_the_host_need_triton(compiled: dict[str, Any]) -> N
 def test_a_kernel_of_other_arguments_than_names_is_refused() -> None:
     """As those are that a program gives descriptors to: each is several arguments of the binary."""
     kernel = types.SimpleNamespace(
-        cubin_raw=b"", name="k", shared=0, num_warps=4, arg_names=["a", "n"], declared_constexprs=[], full_constexprs=[],
-        arg_tys="Mili", has_global_scratch=False, has_profile_scratch=False,
+        cubin_raw=b"", name="k", shared=0, num_warps=4, arg_names=["a", "n"], arg_tys="Mili",
+        declared_constexprs=[], full_constexprs=[], has_global_scratch=False, has_profile_scratch=False,
     )  # fmt: skip
     config = types.SimpleNamespace(num_stages=1, kwargs={})
     lists = ([], ["a", "n"], set[str]())
