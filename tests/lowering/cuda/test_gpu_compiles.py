@@ -5,6 +5,7 @@ There is no GPU to run them on; bench/gpu has what takes one.
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from processes import HERE, run_python
 from triton_place import path_with_triton
 
+from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.device_answers import UnansweredError
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
 A100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"
@@ -94,6 +97,18 @@ def test_tensors_made_of_numbers_in_the_graph(compiled: dict[str, Any]) -> None:
 
 def test_what_nobody_captured_is_named_and_not_guessed(compiled: dict[str, Any]) -> None:
     assert compiled["unanswered"] == "a device's properties for multi_processor_count"
+
+
+def test_kernels_that_are_compiled_on_the_device_are_named() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    methods = inspect.getmembers(AsyncCompile, inspect.isfunction)
+    of_text = {name for name, method in methods if "source_code" in inspect.signature(method).parameters}
+    assert {"triton", "cutedsl"} <= of_text
+    for kind in of_text - {"triton", "cpp_pybinding"}:
+        text = f"async_compile = AsyncCompile()\nkernel = async_compile.{kind}('k', '''text''')\n"
+        with pytest.raises(UnansweredError, match=f"a kernel of the kind {kind}"):
+            device_answers._read(text, "module.py")
 
 
 def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
