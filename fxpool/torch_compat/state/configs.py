@@ -247,10 +247,12 @@ def freezing() -> bool:
     return bool(inductor_config.freezing)
 
 
-# Options under which lowering itself runs code on the device, to choose by time or for another reason.
+# Options under which lowering itself runs code on the device, to choose by time or for another reason, or asks it for
+# its memory (whose lack releases before 2.14 take for plenty).
 _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
               "combo_kernel_compile_time_autotune", "runtime_estimations_mms_benchmark", "multi_kernel_hints",
-              "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth", "benchmark_kernel")  # fmt: skip
+              "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth", "benchmark_kernel",
+              "partitioned_scatter_enabled")  # fmt: skip
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
@@ -281,6 +283,11 @@ def measures() -> str:
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
                 return name
     return ""
+
+
+def decides_by_memory() -> bool:
+    """Return whether the amount of a device's memory affects generated code."""
+    return bool(inductor_config.partitioned_scatter_enabled)
 
 
 def caches_disabled() -> bool:

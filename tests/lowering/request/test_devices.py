@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -101,6 +102,21 @@ def test_what_lowering_measures_takes_a_worker_that_sees_the_device(option: str)
     with configs.patched({option: True if option != "triton.multi_kernel" else 1}):
         assert placed(torch.device("cuda", 0)).needed == option
     assert placed(torch.device("cuda", 0)).needed == ""
+
+
+def test_memory_counts_where_lowering_decides_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    less = msgspec.structs.replace(H200, properties={**H200.properties, "total_memory": H200.memory // 2})
+    monkeypatch.setattr(device_facts, "capture", [H200, less].__getitem__)
+
+    def keys() -> list[dict[str, str]]:
+        return [placed(torch.device("cuda", index)).key_part() for index in range(2)]
+
+    one, other = keys()
+    assert one == other
+    with configs.patched({"partitioned_scatter_enabled": True}):
+        one, other = keys()
+    assert one != other
+    assert one["cuda_needed"] == "partitioned_scatter_enabled", "a worker is to ask the device"
 
 
 def attending(*before: Any, known: bool = True) -> EncodedGraph:
