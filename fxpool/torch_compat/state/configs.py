@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch._inductor.config as inductor_config
@@ -96,6 +96,21 @@ def _entries(name: str) -> tuple[str, ...]:
     return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
 
 
+def _read_quietly(name: str, module: Any, wanted: Iterable[str]) -> dict[str, Any]:
+    """Return the values of `wanted` entries of which torch warns whoever reads them as an attribute."""
+    deprecated = _deprecated(name).intersection(wanted)
+    if not deprecated or not _KEEPS:
+        return {}
+    values = _values(name, module)
+    return {key: values[key] for key in deprecated if key in values}
+
+
+@functools.cache
+def _deprecated(name: str) -> frozenset[str]:
+    config = _MODULES[name]._config
+    return frozenset(key for key, entry in config.items() if getattr(entry, "deprecated", False))
+
+
 @functools.cache
 def _staying(name: str) -> frozenset[str]:
     return frozenset(STAYS[name])
@@ -158,9 +173,10 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
     for name, values in state.items():
         module = _MODULES[name]
         changes[name] = {}
+        quiet = _read_quietly(name, module, values)
         for key, value in values.items():
             try:
-                here = getattr(module, key)
+                here = quiet[key] if key in quiet else getattr(module, key)
             except AttributeError:
                 continue
             if here != value or type(here) is not type(value):
