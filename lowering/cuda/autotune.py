@@ -3,7 +3,7 @@
     lowering ──▶ candidates ──▶ sub-jobs that compile, side by side, no GPU ──▶ binaries in the job's directory
         └──▶ a question ──▶ kept from before, or a sub-job that sees the device and runs alone ──▶ milliseconds ──▶ kept
 
-<tools>/measured/<digest of device, torch, switches and question>    milliseconds
+<tools>/measured/<digest of format, device, torch, switches and question>    milliseconds
 
 The process that times holds a CUDA context for as long as there is something to time, and some seconds longer.
 """
@@ -37,6 +37,9 @@ log = notices.logger(__name__)
 
 COMPILE_CANDIDATE = "fxpool.lowering.cuda.autotune:compile_candidate"
 TIME_CANDIDATES = "fxpool.lowering.cuda.autotune:time_candidates"
+
+# Of kept times. Raised when some that were kept may be wrong: 1 has torch's kernels as not running, under torch 2.15.
+_FORMAT = 2
 
 
 class Submit(Protocol):
@@ -104,7 +107,7 @@ class Tuning:
         return [known[one] for one in question.candidates()] if known.keys() >= set(question.candidates()) else None
 
     def _all_kept(self, question: TimingQuestion) -> dict[str, float]:
-        data = benchmark_cache.kept(self._tools, self._facts, [self._surroundings, question.identity()])
+        data = benchmark_cache.kept(self._tools, self._facts, self._asked(question))
         try:
             return msgspec.msgpack.decode(data, type=dict[str, float]) if data is not None else {}
         except msgspec.DecodeError:
@@ -112,8 +115,10 @@ class Tuning:
 
     def _keep(self, question: TimingQuestion, times: list[float]) -> None:
         known = {**self._all_kept(question), **dict(zip(question.candidates(), times, strict=True))}
-        asked = [self._surroundings, question.identity()]
-        benchmark_cache.keep(self._tools, self._facts, asked, msgspec.msgpack.encode(known))
+        benchmark_cache.keep(self._tools, self._facts, self._asked(question), msgspec.msgpack.encode(known))
+
+    def _asked(self, question: TimingQuestion) -> list[Any]:
+        return [_FORMAT, self._surroundings, question.identity()]
 
     def _timed(self, question: TimingQuestion) -> list[float] | None:
         if self._devices is None:

@@ -32,7 +32,14 @@ __all__ = ["GraphPool", "Interpreter", "KernelPool", "Send", "Sent", "to_pool"]
 log = notices.logger(__name__)
 
 # Not for workers: they have no pool of their own, and are to compile what they are given themselves.
-_KEPT_HERE = frozenset(("TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_WARM_POOL"))
+_KEPT_HERE = frozenset(
+    (
+        "TORCHINDUCTOR_FX_COMPILE_MODE",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TORCH_COMPILE_WORKER_MODE",
+        "TORCH_WARM_POOL",
+    )
+)
 
 
 class Interpreter:

@@ -21,13 +21,14 @@ class Placement:
     """Devices in the order in which a graph names them.
 
     `indices` are those of this process, `facts` what is known of each; `current` is the number of the current one.
-    `needed` says why a worker has to see them; empty where it need not.
+    `needed` says why a worker has to see them; empty where it need not. `by_memory`: how much memory they have counts.
     """
 
     indices: tuple[int, ...] = ()
     facts: tuple[DeviceFacts, ...] = ()
     current: int = 0
     needed: str = ""
+    by_memory: bool = False
 
     def visible(self) -> str | None:
         """The ``CUDA_VISIBLE_DEVICES`` under which the graph's device numbers are indices; None to leave it alone."""
@@ -42,6 +43,8 @@ class Placement:
         if not self.facts:
             return {}
         rows = {f"cuda_device_{number}": one.described() for number, one in enumerate(self.facts)}
+        if self.by_memory:
+            rows |= {f"cuda_memory_{number}": str(one.memory) for number, one in enumerate(self.facts)}
         return {**rows, "cuda_current": str(self.current), "cuda_needed": self.needed}
 
 
@@ -56,8 +59,10 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
         current = indices.index(here)
     facts = tuple(map(device_facts.capture, indices))
     if default is not None and torch.device(default).index not in (None, here):
-        return Placement(tuple(indices), facts, current, "default_device")
-    return Placement(tuple(indices), facts, current, _needed(encoded, toolchain_dir))
+        needed = "default_device"
+    else:
+        needed = _needed(encoded, toolchain_dir)
+    return Placement(tuple(indices), facts, current, needed, configs.decides_by_memory())
 
 
 def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:

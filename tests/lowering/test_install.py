@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._inductor.config as inductor_config
 from processes import HERE, run_python
+from torch._inductor import async_compile
+from torch._inductor.async_compile import AsyncCompile
 from triton_place import path_with_triton
 
 import fxpool
@@ -163,13 +166,41 @@ def test_jobs_of_async_compile_run_in_workers_as_their_asker_would(run: Run, kno
     assert report["stats"]["fallbacks"] == {}
 
 
-def test_triton_kernels_are_compiled_by_workers(run: Run) -> None:
-    report = run("triton", PYTHONPATH=path_with_triton(), TORCHINDUCTOR_COMPILE_THREADS="2")
+@pytest.mark.parametrize("mode", ["process", "thread"])
+def test_triton_kernels_are_compiled_by_workers(run: Run, mode: str) -> None:
+    if mode == "thread" and not hasattr(AsyncCompile, "get_worker_pool"):
+        pytest.skip("this torch compiles kernels in processes only")
+    variables = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "TORCH_COMPILE_WORKER_MODE": mode}
+    report = run("triton", PYTHONPATH=path_with_triton(), **variables)
     assert len({*report["workers_of_kernels"], report["me"]}) == 3
     assert all(report["candidates"])
     assert report["said"].startswith("SubprocException")
     assert "nobody is not defined" in report["said"]
     assert report["stats"]["borrowed"] == {"triton": 3}
+
+
+def test_what_sends_kernels_to_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(AsyncCompile, "get_worker_pool"):
+        pytest.skip("this torch compiles kernels in processes only")
+    from torch._inductor import autotune_process, utils
+
+    mine = pools.KernelPool(Nowhere())
+    monkeypatch.setattr(autotune_process, "get_tuning_process_pool", lambda: mine)
+    with inductor_config.patch(compile_worker_mode="thread"):
+        assert utils.should_use_thread_workers()
+        hooks.take_in_worker(mine, 2)
+        try:
+            assert AsyncCompile.get_worker_pool() is mine
+            assert not AsyncCompile.should_use_thread_workers()
+            assert autotune_process.get_tuning_pool() is mine
+        finally:
+            hooks.uninstall()
+        assert AsyncCompile.should_use_thread_workers()
+
+
+def test_only_what_compiles_for_a_named_device_runs_without_one() -> None:
+    jobs = [value for name, value in vars(async_compile).items() if name.startswith("_worker_")]
+    assert [job.__name__ for job in jobs if hooks.compiles_only(job)] == ["_worker_compile_triton"]
 
 
 class Nowhere:
@@ -191,7 +222,8 @@ def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
 
 def test_uninstall_puts_everything_back(run: Run) -> None:
     report = run("restored")
-    assert "AsyncCompile.process_pool" in report["changed"]
+    expected = {"process_pool", "get_worker_pool", "should_use_thread_workers"}.intersection(vars(AsyncCompile))
+    assert {f"AsyncCompile.{name}" for name in expected} <= set(report["changed"])
     assert (report["once"], report["back"]) == (True, True)
     assert (report["workers"], report["stats"]["borrowed"], report["lowerings"]) == ([], {}, 2)
 

@@ -37,6 +37,23 @@ def doubled(a, n, xnumel, XBLOCK: tl.constexpr):
     at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
     tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)
 """
+# Descriptors that the launcher makes, of torch 2.14.
+BESIDE = (
+    POINTWISE.replace("'a': '*fp32'", "'a': '*fp32', 'b': '*fp32'")
+    .replace("doubled(a,", "doubled(a, b,")
+    .replace(
+        "    tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)\n",
+        "    tl.store(b + at, a.load([tl.program_id(0) * XBLOCK]) * n, mask=at < xnumel)\n",
+    )
+)
+FROM_HOST = """, 'host_tma_descriptor_args': {'a': {'block_shape': ['XBLOCK'], 'shape': [65536], 'strides': [1]}}"""
+# Descriptors that are made on the device lie in scratch memory.
+DESCRIBED = POINTWISE.replace(
+    "    tl.store(a + at, tl.load(a + at, mask=at < xnumel) * n, mask=at < xnumel)\n",
+    """    described = tl.make_tensor_descriptor(a, [xnumel], [1], [XBLOCK])
+    described.store([tl.program_id(0) * XBLOCK], described.load([tl.program_id(0) * XBLOCK]) * n)
+""",
+)
 TILED = """
 @triton_heuristics.pointwise(
     size_hints={'y': 1024, 'x': 1024}, filename=__file__,
@@ -74,15 +91,18 @@ ADDS
 ).replace("ALL", " + ".join(f"tl.sum(s{i}, 1)[:, None]" for i in range(16)))  # fmt: skip
 
 
-def kernel(text: str, launch: str = "", meta: str = "") -> str:
-    return HEAD + text.replace("DEVICE", DEVICE).replace("LAUNCH", launch).replace("META", meta)
+def kernel(text: str, launch: str = "", meta: str = "", device: str = DEVICE) -> str:
+    return HEAD + text.replace("DEVICE", device).replace("LAUNCH", launch).replace("META", meta)
 
 
 KERNELS = {"doubled": kernel(POINTWISE), "turned": kernel(TILED), "summed": kernel(REDUCTION)}
 TRITONS = {
     "coordinate_descent_tuning": kernel(POINTWISE, meta=", 'coordinate_descent_tuning': True"),
     "launch_attributes": kernel(POINTWISE, launch=", 'launch_pdl': True"),
+    "scratch": kernel(DESCRIBED),
+    "device_agnostic": kernel(POINTWISE, device=DEVICE.replace("index=0", "index=None")),
 }
+HOST_TMA = {"host_tma": kernel(BESIDE, meta=FROM_HOST)}
 NUMBERS = (1, 31, 1024, 70_001, 9_000_000)
 
 
@@ -90,7 +110,7 @@ def main(directory: str) -> None:
     os.environ |= {"TMPDIR": directory, "TORCH_WARM_POOL": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     import msgspec
     import triton
-    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch._inductor.runtime.triton_heuristics import CompileResult, StaticTritonCompileResult
 
     from fxpool.lowering.cuda import triton_kernels
     from fxpool.torch_compat.triton import triton_compile
@@ -132,7 +152,8 @@ def main(directory: str) -> None:
             "parameters": one.parameters, "written": one.written, "spill_limit": one.spill_limit,
             "launches": len(mine), "same": mine == theirs, "example": mine[0], "registers": [counted, said],
         }  # fmt: skip
-    for reason, source in TRITONS.items():
+    has_host_tma = hasattr(CompileResult, "_host_tma_pre_runner_lines")
+    for reason, source in {**TRITONS, **(HOST_TMA if has_host_tma else {})}.items():
         answer = compiled("doubled", source)
         report["left"][reason] = [answer.kernel is None, answer.reason, len(answer.files)]
     try:

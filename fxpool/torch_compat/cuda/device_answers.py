@@ -159,6 +159,14 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
     }
 
 
+def _clock(facts: Sequence[DeviceFacts], original: Callable[..., Any]) -> Callable[..., Any]:
+    def max_clock_rate(device: int | None = None) -> Any:
+        # Since 2.15 it is asked for a device, and reads that device's properties.
+        return facts[0].clock if device is None else original(device)
+
+    return max_clock_rate
+
+
 # Functions that ask the device itself: a call of one during a compile is a question not answered above.
 _REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
 
@@ -196,7 +204,8 @@ def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
         put(torch._subclasses.fake_tensor, "init_gpu_context", lambda *device: None)  # would allocate on it
         put(torch._subclasses.FakeTensorMode, "avoid_device_init", True)
         put(torch.version, "cuda", facts[0].cuda)
-        put(torch._utils_internal, "max_clock_rate", lambda: facts[0].clock)
+        put(torch.accelerator, "current_device_index", lambda: current)
+        put(torch._utils_internal, "max_clock_rate", _clock(facts, torch._utils_internal.max_clock_rate))
         if facts[0].cudnn is not None:
             put(torch.backends.cudnn, "version", lambda: facts[0].cudnn)
             put(torch.backends.cudnn, "is_available", lambda: True)

@@ -40,6 +40,11 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
         """The highest clock of its processors in MHz."""
         return self.driver["sm_clock_rate"] // 1000
 
+    @property
+    def memory(self) -> int:
+        """Its memory in bytes, which differs a little between devices of one kind."""
+        return int(self.properties["total_memory"])
+
     def described(self) -> str:
         """Return the facts in one line, for a key, without those that differ between devices of one kind."""
         properties = {k: v for k, v in self.properties.items() if k not in _OF_ONE_DEVICE and k != "name"}
@@ -52,7 +57,8 @@ def plain(facts: DeviceFacts) -> dict[str, Any]:
     return {**msgspec.to_builtins(facts), "target": facts.target, "described": facts.described()}
 
 
-# Usable memory depends on the driver's own share; the rest identifies or locates one device.
+# Usable memory depends on the driver's own share, and counts where lowering decides by it (`placement`); the rest
+# identifies or locates one device.
 _OF_ONE_DEVICE = frozenset(("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory"))
 
 

@@ -1,6 +1,7 @@
 """Takes over the work that Inductor gives to processes of its own, and gives it back.
 
-    AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself          ──▶ `Kernels`
+    AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself, or its
+      and get_worker_pool            threads                                                  ──▶ `Kernels`
     _SubprocessFxCompile             graphs, under TORCHINDUCTOR_FX_COMPILE_MODE=subprocess:
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
     compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
@@ -125,11 +126,13 @@ def take_in_worker(kernels: Kernels, threads: int) -> None:
 
     With one thread, Inductor compiles everything itself, one kernel after the other.
     """
-    from torch._inductor import async_compile
+    from torch._inductor import async_compile, utils
 
     with _lock:
         _take_kernels(kernels)
         _replace(async_compile, "get_compile_threads", lambda: threads)
+        if hasattr(utils, "should_use_thread_workers"):
+            _replace(utils, "should_use_thread_workers", lambda: False)  # whatever the program's processes do
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -152,6 +155,10 @@ def _take_kernels(kernels: Kernels) -> None:
 
     _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
     _replace(AsyncCompile, "wakeup", classmethod(wakeup))
+    # Since 2.15 threads may take the pool's place, and who waits for a kernel asks which of them made it.
+    if hasattr(AsyncCompile, "get_worker_pool"):
+        _replace(AsyncCompile, "get_worker_pool", classmethod(lambda cls: kernels))
+        _replace(AsyncCompile, "should_use_thread_workers", classmethod(lambda cls: False))
     # Inductor submits a job to find out whether its pool is ready, see `is_question`.
     _replace(AsyncCompile, "_ready_future", None)
 

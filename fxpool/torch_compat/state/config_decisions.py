@@ -32,7 +32,7 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
             "fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache",
         ),
         "how many processes Inductor starts for itself, and how": (
-            "compile_threads", "worker_start_method",
+            "compile_threads", "worker_start_method", "compile_worker_mode",
         ),
         "files that Inductor writes for a person who debugs it": (
             "trace.enabled", "trace.save_real_tensors", "trace.debug_dir", "trace.debug_log", "trace.info_log",

@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch._inductor.config as inductor_config
@@ -96,6 +96,21 @@ def _entries(name: str) -> tuple[str, ...]:
     return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
 
 
+def _read_quietly(name: str, module: Any, wanted: Iterable[str]) -> dict[str, Any]:
+    """Return the values of `wanted` entries of which torch warns whoever reads them as an attribute."""
+    deprecated = _deprecated(name).intersection(wanted)
+    if not deprecated or not _KEEPS:
+        return {}
+    values = _values(name, module)
+    return {key: values[key] for key in deprecated if key in values}
+
+
+@functools.cache
+def _deprecated(name: str) -> frozenset[str]:
+    config = _MODULES[name]._config
+    return frozenset(key for key, entry in config.items() if getattr(entry, "deprecated", False))
+
+
 @functools.cache
 def _staying(name: str) -> frozenset[str]:
     return frozenset(STAYS[name])
@@ -158,9 +173,10 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
     for name, values in state.items():
         module = _MODULES[name]
         changes[name] = {}
+        quiet = _read_quietly(name, module, values)
         for key, value in values.items():
             try:
-                here = getattr(module, key)
+                here = quiet[key] if key in quiet else getattr(module, key)
             except AttributeError:
                 continue
             if here != value or type(here) is not type(value):
@@ -247,13 +263,19 @@ def freezing() -> bool:
     return bool(inductor_config.freezing)
 
 
-# Options under which lowering itself runs code on the device, to choose by time or for another reason.
-_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel", "benchmark_template_fusion",
-              "runtime_estimations_mms_benchmark", "multi_kernel_hints", "triton.multi_kernel", "cpp_wrapper",
-              "profile_bandwidth", "benchmark_kernel")  # fmt: skip
+# Options under which lowering itself runs code on the device, to choose by time or for another reason, or asks it for
+# its memory (whose lack releases before 2.14 take for plenty).
+_MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
+              "combo_kernel_compile_time_autotune", "runtime_estimations_mms_benchmark", "multi_kernel_hints",
+              "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth", "benchmark_kernel",
+              "partitioned_scatter_enabled")  # fmt: skip
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
+# Whether a template is timed fused with what is around it. 2.15 renamed it, and warns whoever reads the old name.
+_FUSION_TIMED = next(
+    name for name in ("benchmark_template_fusion", "benchmark_epilogue_fusion") if name in inductor_config._config
+)
 
 
 def times_templates() -> bool:
@@ -271,12 +293,17 @@ def measures() -> str:
         if value:
             return name
     if times_templates():
-        if not inductor_config.benchmark_epilogue_fusion:  # then registers decide, known only of a loaded kernel
-            return "benchmark_epilogue_fusion"
+        if not getattr(inductor_config, _FUSION_TIMED):  # then registers decide, known only of a loaded kernel
+            return _FUSION_TIMED
         for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
                 return name
     return ""
+
+
+def decides_by_memory() -> bool:
+    """Return whether the amount of a device's memory affects generated code."""
+    return bool(inductor_config.partitioned_scatter_enabled)
 
 
 def caches_disabled() -> bool:

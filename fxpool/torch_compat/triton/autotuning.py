@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
-import types
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -46,7 +45,8 @@ class Value(msgspec.Struct, array_like=True, frozen=True):
 class Choice(msgspec.Struct, array_like=True, frozen=True):
     """A candidate: its identity, and torch's own description of how to run it, pickled.
 
-    torch's kernels (`extern`) take inputs of their own.
+    torch's kernels (`extern`) take inputs of their own. `dynamic` says which sizes of a product are dynamic, for what
+    TunableOp writes down.
     """
 
     identity: str
@@ -54,6 +54,7 @@ class Choice(msgspec.Struct, array_like=True, frozen=True):
     extern: bool = False
     name: str = ""
     inputs: list[Value] = []
+    dynamic: tuple[bool, ...] | None = None
 
 
 class Selection(msgspec.Struct, tag=True, frozen=True):
@@ -151,25 +152,27 @@ def measuring(measure: Measure) -> Iterator[None]:
         hint = kwargs.get("hint_override")
         return lambda wanted: _timed(measure, wanted, input_nodes, layout, hint)
 
-    def compile_kernel(self: Any, nodes: Any, hint_override: int | None = None) -> tuple[None, Any]:
+    # Newer releases pass, in `_`, whether torch's own cache of times counts. It is not used here.
+    def compile_kernel(self: Any, nodes: Any, hint_override: int | None = None, **_: Any) -> tuple[None, Any]:
         source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)
-        return None, _generated(measure, source)
+        return None, _Generated(measure, source)
 
-    def benchmark_fused_nodes(self: Any, nodes: Any, n_spills_threshold: int = _SPILLS) -> tuple[float, str]:
+    def benchmark_fused_nodes(self: Any, nodes: Any, n_spills_threshold: int = _SPILLS, **_: Any) -> tuple[float, str]:
         source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True)
-        return benchmark_codegened_module(self, _generated(measure, source), n_spills_threshold)
+        return benchmark_codegened_module(self, _Generated(measure, source), n_spills_threshold)
 
     def benchmark_codegened_module(
-        self: Any, module: Any, n_spills_threshold: int = _SPILLS, node_names: Any = None
+        self: Any, mod: Any, n_spills_threshold: int = _SPILLS, node_names: Any = None, **_: Any
     ) -> tuple[float, str]:
-        if module.compiling is not None:
-            try:
-                module.compiling.result()
-            except Exception as error:  # like torch: a kernel that does not compile is not fused
-                log.info("a fused candidate does not compile: %s", error)
-                return math.inf, module.__file__
-        times = measure.times(Fused(module.source, n_spills_threshold))
-        return (times[0] if times is not None else 1.0), module.__file__
+        if not isinstance(mod, _Generated):
+            raise UnansweredError("a measurement of a module that torch loaded by itself")
+        try:
+            mod.precompile()
+        except Exception as error:  # like torch: a kernel that does not compile is not fused
+            log.info("a fused candidate does not compile: %s", error)
+            return math.inf, mod.__file__
+        times = measure.times(Fused(mod.source, n_spills_threshold))
+        return (times[0] if times is not None else 1.0), mod.__file__
 
     with (
         patched(autotune_process, "get_tuning_process_pool", lambda: None, create=True),
@@ -242,7 +245,8 @@ def _choice(choice: Any, hint: int | None) -> Choice:
 
     if isinstance(choice, ExternKernelCaller):
         inputs = [_value(node, hint) for node in choice.input_nodes]
-        return Choice(choice.hash_key(), _pickled(choice.bmreq), True, choice.name, inputs)
+        dynamic = getattr(choice, "tunable_dyn_dims_mask", None)  # since 2.15
+        return Choice(choice.hash_key(), _pickled(choice.bmreq), True, choice.name, inputs, dynamic)
     if isinstance(choice, TritonTemplateCaller):
         return Choice(choice.hash_key(), _pickled(choice.bmreq), False, choice.name)
     raise UnansweredError(f"a measurement of a {type(choice).__name__}")
@@ -283,11 +287,19 @@ def _value(node: Any, hint: int | None) -> Value:
     )
 
 
-def _generated(measure: Measure, source: str) -> Any:
-    """Return a stand-in for a generated module that is not executed here."""
-    from torch._inductor.codecache import PyCodeCache
+class _Generated:
+    """Stands for a generated module that is not executed here. It is its own kernel, for who only compiles that."""
 
-    known = measure.known(Fused(source, _SPILLS))
-    module = types.SimpleNamespace(source=source, compiling=None if known else measure.compile("triton_", source))
-    _, module.__file__ = PyCodeCache.write(source)
-    return module
+    def __init__(self, measure: Measure, source: str) -> None:
+        from torch._inductor.codecache import PyCodeCache
+
+        self.source = source
+        known = measure.known(Fused(source, _SPILLS))
+        self._compiling = None if known else measure.compile("triton_", source)
+        _, self.__file__ = PyCodeCache.write(source)
+        self.triton_ = self
+
+    def precompile(self) -> None:
+        """Wait until it is compiled. Raises what the job raised."""
+        if self._compiling is not None:
+            self._compiling.result()

@@ -44,7 +44,12 @@ def compile_candidate(name: str, source: str) -> None:
 
 
 def times(question: TimingQuestion) -> Times:
-    """Time the candidates of `question`. Raises if its inputs can't be made."""
+    """Time the candidates of `question`.
+
+    Raises:
+        AttributeError, TypeError: torch's code is not called as it wants to be; that says nothing of a candidate.
+        Exception: the inputs can't be made.
+    """
     count = len(question.choices) if isinstance(question, Selection) else 1
     if not torch.cuda.is_available():
         return Times([None] * count, device=False)
@@ -55,6 +60,8 @@ def times(question: TimingQuestion) -> Times:
         for run in runs:
             try:
                 milliseconds.append(float(run()))
+            except (AttributeError, TypeError):
+                raise
             except Exception as error:  # any error of one candidate among many
                 log.info("%s: a candidate does not run: %s", question.describe(), error)
                 milliseconds.append(math.inf)
@@ -132,6 +139,7 @@ def _runnable(choice: Choice) -> Any:
     made.name, made.description, made.failed = choice.name, "", False
     made.input_nodes = [_node(value) for value in choice.inputs]
     made._benchmark_with_cudagraphs = False
+    made.tunable_dyn_dims_mask = choice.dynamic  # since 2.15
     made.bmreq = pickle.loads(choice.request)  # from a worker that compiles for this process
     return made
 

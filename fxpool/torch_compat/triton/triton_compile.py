@@ -58,6 +58,8 @@ class Candidate:
             if scratch:
                 self.types += "O"
                 self.arguments.append(None)
+        if len(self.types) != len(self.arguments):  # a descriptor is several arguments of the binary
+            raise NotLaunchableError("arguments")
         grid = GridExpr.from_meta(result.inductor_meta, result.config)
         self.prefix: list[str] = list(grid.prefix)
         self.grid = [str(size) for size in (grid.x_grid, grid.y_grid, grid.z_grid)]
@@ -256,10 +258,15 @@ def _keeps_triton(autotuner: Any) -> str | None:
     for setting in ("coordinate_descent_tuning", "combo_tuning_groups", "incremental_autotune", "store_cubin"):
         if meta.get(setting):
             return setting
+    if meta.get("host_tma_descriptor_args"):  # since 2.14: the launcher makes descriptors of tensors
+        return "host_tma"
     if type(autotuner).__name__ != "CachingAutotuner":
         return "autotuner"
     if autotuner.device_props.type != "cuda":
         return "device"
+    # Since 2.14, under `compile_on_one_rank`: a kernel is launched on several devices, and a binary is loaded for one.
+    if autotuner.device_props.index is None:
+        return "device_agnostic"
     return None
 
 
@@ -273,6 +280,9 @@ def _static(autotuner: Any, result: Any) -> Any:
     compiled = result.kernel
     if getattr(compiled.metadata, "launch_pdl", False) or getattr(compiled.metadata, "launch_cooperative_grid", False):
         raise NotLaunchableError("launch_attributes")
+    # Since 2.15 torch's launcher takes scratch memory, and allocates it by Triton; a launch here passes none.
+    if any(getattr(compiled.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        raise NotLaunchableError("scratch")
     compiled._cubin_path = None
     try:
         kernel = StaticallyLaunchedCudaKernel(compiled)

@@ -5,7 +5,9 @@ There is no GPU to run them on; bench/gpu has what takes one.
 
 from __future__ import annotations
 
+import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +16,9 @@ import torch
 from processes import HERE, run_python
 from triton_place import path_with_triton
 
+from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.common_devices import COMMON
+from fxpool.torch_compat.cuda.device_answers import UnansweredError
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 
 A100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"
@@ -95,12 +99,58 @@ def test_what_nobody_captured_is_named_and_not_guessed(compiled: dict[str, Any])
     assert compiled["unanswered"] == "a device's properties for multi_processor_count"
 
 
+def test_kernels_that_are_compiled_on_the_device_are_named() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    methods = inspect.getmembers(AsyncCompile, inspect.isfunction)
+    of_text = {name for name, method in methods if "source_code" in inspect.signature(method).parameters}
+    assert {"triton", "cutedsl"} <= of_text
+    for kind in of_text - {"triton", "cpp_pybinding"}:
+        text = f"async_compile = AsyncCompile()\nkernel = async_compile.{kind}('k', '''text''')\n"
+        with pytest.raises(UnansweredError, match=f"a kernel of the kind {kind}"):
+            device_answers._read(text, "module.py")
+
+
 def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
     """By who asks, in this case; workers find it."""
     assert len([name for name in compiled[f"bert@{B200}"]["ambient"] if name.endswith(".so")]) == 1
 
 
+ESTIMATES = """
+import inspect, json, sys
+import msgspec, torch
+from torch._inductor import utils
+from fxpool.lowering.cuda import devices
+from fxpool.torch_compat.cuda.common_devices import COMMON
+
+by_device = bool(inspect.signature(torch._utils_internal.max_clock_rate).parameters)
+name = "of no data sheet"
+facts = [msgspec.structs.replace(one, name=name, properties={**one.properties, "name": name})
+         for one in (COMMON["NVIDIA H200"], COMMON["NVIDIA A100-SXM4-80GB"])]
+with devices.unseen(facts, 1, sys.argv[1]):
+    estimates = [utils.get_device_tflops(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    clock = torch._utils_internal.max_clock_rate
+    clocks = [clock(0), clock(1)] if by_device else []
+    print(json.dumps([estimates, utils.get_gpu_dram_gbps(), clock(), clocks, by_device]))
+"""
+
+
+def test_estimates_are_those_of_the_current_device(tmp_path: Path) -> None:
+    """Whoever asks for one takes an error for none: for "compute bound", or for a time of 0."""
+    printed = run_python(["-c", ESTIMATES, str(tmp_path)], PYTHONPATH=path_with_triton())
+    (half, single), bandwidth, clock, clocks, by_device = json.loads(printed.splitlines()[-1])
+    assert half > single > 0 and bandwidth > 0 and clock == 1980
+    if by_device:  # since 2.15, in the unit that its name says
+        assert clocks == [1980, 1410]
+        assert half == pytest.approx(108 * 4 * 512 * 1.410e6 * 1e-9)
+
+
 # ------------------------------------------------------------------------------ facts
+
+
+@pytest.mark.parametrize("facts", COMMON.values(), ids=str)
+def test_both_facts_of_a_clock_agree(facts: DeviceFacts) -> None:
+    assert facts.properties["clock_rate"] == facts.driver["sm_clock_rate"] == facts.clock * 1000
 
 
 @pytest.mark.parametrize("facts", COMMON.values(), ids=str)

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 import pytest
 import torch
 from processes import HERE
+from torch._inductor.runtime import triton_heuristics
 from triton_place import path_with_triton
 
 from fxpool import counters
@@ -84,6 +86,25 @@ def test_what_needs_triton_comes_as_its_files(compiled: dict[str, Any]) -> None:
     for reason, (no_kernel, said, size) in compiled["left"].items():
         assert (no_kernel, said) == (True, reason)
         assert size > 10_000
+
+
+def test_descriptors_made_on_the_host_need_triton(compiled: dict[str, Any]) -> None:
+    if not hasattr(triton_heuristics.CompileResult, "_host_tma_pre_runner_lines"):
+        pytest.skip("this torch's launcher makes no descriptors")
+    assert compiled["left"]["host_tma"][:2] == [True, "host_tma"]
+
+
+def test_a_kernel_of_other_arguments_than_names_is_refused() -> None:
+    """As those are that a program gives descriptors to: each is several arguments of the binary."""
+    kernel = types.SimpleNamespace(
+        cubin_raw=b"", name="k", shared=0, num_warps=4, arg_names=["a", "n"], arg_tys="Mili",
+        declared_constexprs=[], full_constexprs=[], has_global_scratch=False, has_profile_scratch=False,
+    )  # fmt: skip
+    config = types.SimpleNamespace(num_stages=1, kwargs={})
+    lists = ([], ["a", "n"], set[str]())
+    result = types.SimpleNamespace(kernel=kernel, config=config, inductor_meta={}, _get_arg_lists=lambda *_: lists)
+    with pytest.raises(triton_compile.NotLaunchableError, match="arguments"):
+        triton_compile.Candidate(result)
 
 
 def test_tritons_own_error_comes_back(compiled: dict[str, Any]) -> None:

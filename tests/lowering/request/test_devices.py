@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -92,11 +93,30 @@ def test_a_graph_without_cuda_has_no_placement(monkeypatch: pytest.MonkeyPatch) 
     assert placed(torch.device("cuda", 0)) == Placement(), "facts are of NVIDIA's devices"
 
 
-@pytest.mark.parametrize("option", ["benchmark_kernel", "benchmark_fusion", "triton.multi_kernel"])
+@pytest.mark.parametrize(
+    "option", ["benchmark_kernel", "benchmark_fusion", "triton.multi_kernel", "combo_kernel_compile_time_autotune"]
+)
 def test_what_lowering_measures_takes_a_worker_that_sees_the_device(option: str) -> None:
+    if option not in configs.inductor_option_names():
+        pytest.skip("this torch has no such option")
     with configs.patched({option: True if option != "triton.multi_kernel" else 1}):
         assert placed(torch.device("cuda", 0)).needed == option
     assert placed(torch.device("cuda", 0)).needed == ""
+
+
+def test_memory_counts_where_lowering_decides_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    less = msgspec.structs.replace(H200, properties={**H200.properties, "total_memory": H200.memory // 2})
+    monkeypatch.setattr(device_facts, "capture", [H200, less].__getitem__)
+
+    def keys() -> list[dict[str, str]]:
+        return [placed(torch.device("cuda", index)).key_part() for index in range(2)]
+
+    one, other = keys()
+    assert one == other
+    with configs.patched({"partitioned_scatter_enabled": True}):
+        one, other = keys()
+    assert one != other
+    assert one["cuda_needed"] == "partitioned_scatter_enabled", "a worker is to ask the device"
 
 
 def attending(*before: Any, known: bool = True) -> EncodedGraph:
