@@ -27,13 +27,14 @@ def identity(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [identity(name, item) for item in value]
-    uuid = _uuid(value)
+    asked, uuid = value, _uuid(value)
     if uuid is None and name.endswith("_class") and callable(value):
-        uuid = _uuid(value())  # a factory: Inductor asks the object it makes
+        asked = value()  # a factory: Inductor asks the object it makes
+        uuid = _uuid(asked)
     if uuid is not None:
         if uuid[0] is None:
             raise Bypass("custom_pass_without_uuid", name)
-        return {"uuid": uuid[0] if isinstance(uuid[0], _PLAIN) else repr(uuid[0]), "code": _code_of(value)}
+        return {"uuid": uuid[0] if isinstance(uuid[0], _PLAIN) else repr(uuid[0]), "code": _code_of(asked)}
     try:
         return {"content": _content(value)}
     except sources.UndigestableError as error:

@@ -181,7 +181,8 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
             yield f"custom_backend_passes[{device}]", [type(custom), custom if uuid is None else uuid]
     for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
         if configuration is not None:
-            yield f"custom_backend_codegen_configs[{device}]", configuration.get_config_copy()
+            # Its values are configuration, which a worker is put into: see `configs`.
+            yield f"custom_backend_codegen_configs[{device}]", [configuration.__name__, sorted(configuration._config)]
 
 
 # ---------------------------------------------------------------- changes that leave no function

@@ -2,7 +2,8 @@
 
 Portable values (numbers, strings, lists) travel and are hashed, except those that `config_decisions` names. Any other
 value is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds all of them, whatever
-their names; they go into a key by uuid or content, and travel if they can be pickled by name.
+their names; they go into a key by uuid or content, and travel if they can be pickled by name. Entries of back ends for
+other devices count like torch's own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import copy
 import functools
 import importlib
 import inspect
+import itertools
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch._inductor.config as inductor_config
 
+from fxpool import forks
+from fxpool.torch_compat.state import choices
 from fxpool.torch_compat.state.config_decisions import DIRECTORIES, MODULES, ONLY_TRAVELS, STAYS
 
 
@@ -32,8 +35,8 @@ def _modules() -> dict[str, Any]:
 
 _MODULES = _modules()
 
-#: Name of Inductor's handler of choices, for programs that have set one of their own.
-CHOICES = "virtualized.choices"
+# Names in `code_values` that are no entries of a configuration.
+_NO_ENTRIES = (choices.HANDLER, choices.REGISTERED)
 
 
 def capture() -> dict[str, dict[str, Any]]:
@@ -50,19 +53,25 @@ def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return (`capture`, `code_values`), read once."""
     state: dict[str, dict[str, Any]] = {}
     code: dict[str, Any] = {}
-    for name, module in _MODULES.items():
-        state[name] = values = _values(name, module)
-        for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
-            value = getattr(module, key)  # read directly: torch does not notice a change in place
-            if _is_plain(value):
-                values[key] = _copied(value)
-            else:
-                del values[key]
-                code[f"{name}.{key}"] = value
-    handler = _choices_handler()
-    if handler is not None:
-        code[CHOICES] = handler
-    return state, code
+    modules = _modules_now()
+    with _unwarned(modules.values()):
+        for name, module in modules.items():
+            state[name] = values = _values(name, module)
+            for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
+                value = getattr(module, key)  # read directly: torch does not notice a change in place
+                if _is_plain(value):
+                    values[key] = _copied(value)
+                else:
+                    del values[key]
+                    code[f"{name}.{key}"] = value
+    return state, {**code, **choices.captured()}
+
+
+def _modules_now() -> dict[str, Any]:
+    """Return the modules of configuration by name, with those that came with back ends for other devices."""
+    common = sys.modules.get("torch._inductor.codegen.common")
+    of_devices = getattr(common, "custom_backend_codegen_configs", {})
+    return {**_MODULES, **{f"device {name}": module for name, module in of_devices.items() if module is not None}}
 
 
 # Since 2.13 torch can keep its last export, which is ten times as fast.
@@ -77,23 +86,22 @@ def _values(name: str, module: Any) -> dict[str, Any]:
             values: dict[str, Any] = module._get_dict(ignored_prefixes=prefixes, readonly_values=True)
             for key in _staying(name).intersection(values):
                 del values[key]
-            for key in _ignored_by_torch(name):
+            # Since 2.15 one entry can imply others, and the export has what these were set to themselves.
+            for key in (*_ignored_by_torch(name, module), *values.keys() & getattr(module, "_implications", ())):
                 values[key] = getattr(module, key)
             return values
     values = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some entries warn of their removal
-        for key in _entries(name):
-            with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
-                values[key] = getattr(module, key)
+    for key in _entries(name, module):
+        with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
+            values[key] = getattr(module, key)
     return values
 
 
 @functools.cache
-def _entries(name: str) -> tuple[str, ...]:
+def _entries(name: str, module: Any) -> tuple[str, ...]:
     """Return the names of a module's entries to capture. An alias is captured under its target's name."""
-    config = _MODULES[name]._config
-    return tuple(key for key, entry in config.items() if not entry.alias and key not in STAYS[name])
+    staying = _staying(name)
+    return tuple(key for key, entry in module._config.items() if not entry.alias and key not in staying)
 
 
 def _read_quietly(name: str, module: Any, wanted: Iterable[str]) -> dict[str, Any]:
@@ -113,13 +121,42 @@ def _deprecated(name: str) -> frozenset[str]:
 
 @functools.cache
 def _staying(name: str) -> frozenset[str]:
-    return frozenset(STAYS[name])
+    return frozenset(STAYS.get(name, ()))
 
 
 @functools.cache
-def _ignored_by_torch(name: str) -> tuple[str, ...]:
-    prefixes = tuple(getattr(_MODULES[name], "_cache_config_ignore_prefix", ()))
-    return tuple(key for key in _entries(name) if key.startswith(prefixes))
+def _ignored_by_torch(name: str, module: Any) -> tuple[str, ...]:
+    prefixes = tuple(getattr(module, "_cache_config_ignore_prefix", ()))
+    return tuple(key for key in _entries(name, module) if key.startswith(prefixes))
+
+
+_muted = forks.lock(__name__, "_muted")
+_muted_times = 0
+_to_warn: list[Any] = []
+
+
+@contextlib.contextmanager
+def _unwarned(modules: Iterable[Any]) -> Iterator[None]:
+    """Have torch not warn that an entry is deprecated: we read all of them. It warns once, so the program still can."""
+    global _muted_times
+    with _muted:
+        _muted_times += 1
+        for entry in itertools.chain.from_iterable(map(_deprecated, modules)):
+            if not entry._deprecation_warned:
+                entry._deprecation_warned = True
+                _to_warn.append(entry)
+    try:
+        yield
+    finally:
+        with _muted:
+            _muted_times -= 1
+            while _to_warn and not _muted_times:
+                _to_warn.pop()._deprecation_warned = False
+
+
+@functools.cache
+def _deprecated(module: Any) -> tuple[Any, ...]:
+    return tuple(entry for entry in module._config.values() if getattr(entry, "deprecated", False))
 
 
 _ATOMS = frozenset((int, float, bool, str, type(None)))
@@ -140,24 +177,12 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _choices_handler() -> Any:
-    """Return this thread's choices handler if its class is not torch's and the configuration does not name it."""
-    virtualized = sys.modules.get("torch._inductor.virtualized")
-    if virtualized is None:  # no compile has run here, so no handler is set
-        return None
-    handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
-    if handler is None or type(handler).__module__.startswith("torch."):
-        return None
-    # A handler made by the configured factory: the configuration covers it.
-    return None if getattr(inductor_config, "inductor_choices_class", None) is not None else handler
-
-
 def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the part of `capture` that affects generated code."""
     by_module: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         by_module[name] = kept = dict(values)
-        for key in ONLY_TRAVELS[name]:
+        for key in ONLY_TRAVELS.get(name, ()):
             kept.pop(key, None)
     config = inductor_config._config
     for key in DIRECTORIES:
@@ -169,48 +194,46 @@ def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 @contextlib.contextmanager
 def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None) -> Iterator[None]:
     """Apply configuration captured elsewhere. Only values that differ are patched."""
+    modules = _modules_now()
     changes: dict[str, dict[str, Any]] = {}
-    for name, values in state.items():
-        module = _MODULES[name]
-        changes[name] = {}
-        quiet = _read_quietly(name, module, values)
-        for key, value in values.items():
-            try:
-                here = quiet[key] if key in quiet else getattr(module, key)
-            except AttributeError:
-                continue
-            if here != value or type(here) is not type(value):
-                changes[name][key] = value
+    with _unwarned(modules.values()):
+        for name, values in state.items():
+            changes[name] = _differing(modules[name], values) if name in modules else {}
     for path, value in (code or {}).items():
         name, key = path.split(".", 1)
-        if path != CHOICES:
+        if path not in _NO_ENTRIES and name in modules:
             changes.setdefault(name, {})[key] = value
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_choosing(code or {}))
+        stack.enter_context(choices.entered(code or {}))
         for name, changed in changes.items():
             if changed:
-                stack.enter_context(_MODULES[name].patch(changed))
+                stack.enter_context(_patched_quietly(modules[name], changed))
         yield
+
+
+def _differing(module: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that are not in force here."""
+    changes = {}
+    for key, value in values.items():
+        try:
+            here = getattr(module, key)
+        except AttributeError:
+            continue
+        if here != value or type(here) is not type(value):
+            changes[key] = value
+    return changes
 
 
 @contextlib.contextmanager
-def _choosing(code: dict[str, Any]) -> Iterator[None]:
-    """Apply the program's Inductor choices: a thread that compiled before has kept others.
-
-    Enter before the configuration: the handler restored afterwards is made by this process's own.
-    """
-    factory = code.get("inductor.inductor_choices_class")
-    if CHOICES in code:
-        handler = code[CHOICES]
-    elif factory is not None:
-        handler = factory()
-    else:
-        yield
-        return
-    from torch._inductor.virtualized import V
-
-    with V.set_choices_handler(handler):
-        yield
+def _patched_quietly(module: Any, changes: dict[str, Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        with _unwarned([module]):
+            stack.enter_context(module.patch(changes))
+        try:
+            yield
+        finally:
+            with _unwarned([module]):
+                stack.close()
 
 
 def inductor_option_names() -> list[str]:
@@ -226,9 +249,10 @@ def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
         TypeError: the value is of another type than the option's.
     """
     attribute = name.replace("-", "_")
-    if attribute not in inductor_config._config and attribute not in inductor_option_names():
+    owner, key = _owner(attribute)
+    if key not in owner._config and attribute not in inductor_option_names():
         raise KeyError(name)
-    expected = inductor_config.get_type(attribute) if hasattr(inductor_config, "get_type") else None
+    expected = owner.get_type(key) if hasattr(owner, "get_type") else None
     if (
         expected is not None
         and isinstance(expected, type)
@@ -238,6 +262,17 @@ def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
     ):
         raise TypeError(f"option {name!r} takes {expected.__name__}, not {type(value).__name__}")
     return attribute, value
+
+
+def _owner(attribute: str) -> tuple[Any, str]:
+    """Return the module and the entry of an option; since 2.15 ``device.entry`` is one of a device's back end."""
+    if attribute not in inductor_config._config and "." in attribute:
+        from torch._inductor.codegen import common
+
+        if hasattr(common, "get_compile_option_owner"):
+            common.init_backend_registration()  # some register only when they are asked for
+            return common.get_compile_option_owner(attribute) or (inductor_config, attribute)
+    return inductor_config, attribute
 
 
 def mode_options(mode: str) -> dict[str, Any]:
@@ -254,9 +289,17 @@ def mode_names() -> list[str]:
     return sorted(torch._inductor.list_mode_options())
 
 
-def patched(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """Apply Inductor options during a ``with`` block."""
-    return inductor_config.patch(options) if options else contextlib.nullcontext()
+@contextlib.contextmanager
+def patched(options: dict[str, Any]) -> Iterator[None]:
+    """Apply Inductor options, as `check_inductor_option` returned them, during a ``with`` block."""
+    by_module: dict[Any, dict[str, Any]] = {}
+    for name, value in options.items():
+        owner, key = _owner(name)
+        by_module.setdefault(owner, {})[key] = value
+    with contextlib.ExitStack() as stack:
+        for module, values in by_module.items():
+            stack.enter_context(module.patch(values))
+        yield
 
 
 def freezing() -> bool:
@@ -272,8 +315,8 @@ _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_ker
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
-# Whether a template is timed fused with what is around it. 2.15 renamed it, and warns whoever reads the old name.
-_FUSION_TIMED = next(
+# Since 2.15 the older name is an alias that warns.
+_CHOOSES_BY_TIME = next(
     name for name in ("benchmark_template_fusion", "benchmark_epilogue_fusion") if name in inductor_config._config
 )
 
@@ -293,8 +336,8 @@ def measures() -> str:
         if value:
             return name
     if times_templates():
-        if not getattr(inductor_config, _FUSION_TIMED):  # then registers decide, known only of a loaded kernel
-            return _FUSION_TIMED
+        if not getattr(inductor_config, _CHOOSES_BY_TIME):  # then registers decide, known only of a loaded kernel
+            return _CHOOSES_BY_TIME
         for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
                 return name

@@ -21,7 +21,7 @@ from circumstances import attention
 import fxpool
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import ambient
-from fxpool.torch_compat.state import configs
+from fxpool.torch_compat.state import choices, configs
 
 Q = torch.ones(1, 2, 8, 16)
 PASSES = """
@@ -157,7 +157,7 @@ def test_choices_count(passes: Any) -> None:
     with V.set_choices_handler(InductorChoices()):
         assert key_of(attention, Q) == plain, "torch's own"
     with V.set_choices_handler(OwnChoices()):
-        assert list(configs.code_values()) == [configs.CHOICES]
+        assert list(configs.code_values()) == [choices.HANDLER]
         assert key_of(attention, Q) != plain
     if "inductor_choices_class" in inductor_config._config:
         with inductor_config.patch(inductor_choices_class=OwnChoices):

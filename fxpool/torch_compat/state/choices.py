@@ -1,0 +1,129 @@
+"""Inductor's choices (how kernels are tiled, fused and tuned) as a program sets them, for keys and for workers.
+
+Three ways, which add up: the factory that the configuration names (``inductor_choices_class``), factories registered
+by name (since 2.15, `register_inductor_choices`), and a handler set for a thread. A thread that compiles without a
+handler makes one of the factories and keeps it. A handler made so is not captured: the factories are, and a thread
+that has not compiled yet has the same key as one that has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch._inductor.config as inductor_config
+
+__all__ = ["HANDLER", "REGISTERED", "captured", "entered"]
+
+#: Name of a handler that the program set for the thread, or of the list of those that such a handler is composed of.
+HANDLER = "virtualized.choices"
+#: Name of what is registered: [key, factory] in order, as the first that has an opinion is asked. The name's end says
+#: that the values are factories, whose products' uuids count.
+REGISTERED = "choices.registered_class"
+
+_MODULE = "torch._inductor.choices"
+
+
+def captured() -> dict[str, Any]:
+    """Return what the program set besides the configuration, by `REGISTERED` and `HANDLER`; mostly empty."""
+    code: dict[str, Any] = {}
+    if registered := _registered():
+        code[REGISTERED] = [[key, factory] for key, factory in registered.items()]
+    handler = _handler()
+    if handler is not None and not _is_made_by_factories(handler):
+        code[HANDLER] = _parts(handler)
+    return code
+
+
+def _registered() -> dict[str, Any]:
+    return dict(getattr(sys.modules.get(_MODULE), "_registered_inductor_choices", {}))
+
+
+def _handler() -> Any:
+    """Return this thread's handler; None if it has none, or torch's own, which other threads need not have yet."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    if virtualized is None:  # no compile has run here, so no handler is set
+        return None
+    handler = getattr(virtualized.threadlocal, virtualized._choices._key, None)
+    if handler is None or _composed(handler):
+        return handler
+    return None if type(handler).__module__.startswith("torch.") else handler
+
+
+def _composed(handler: Any) -> bool:
+    """Return whether torch made the handler of several: of torch's class, and with the program's choices in it."""
+    kind = getattr(sys.modules.get(_MODULE), "_ComposedInductorChoices", None)
+    return kind is not None and type(handler) is kind
+
+
+def _parts(handler: Any) -> Any:
+    # A composed handler also remembers whom it has asked for what, which must not count.
+    return list(handler._choices) if _composed(handler) else handler
+
+
+def _is_made_by_factories(handler: Any) -> bool:
+    """Return whether the factories in force make a handler like this one, by classes and uuids."""
+    factory = getattr(inductor_config, "inductor_choices_class", None)
+    if factory is None and not _registered():
+        return False
+    try:
+        expected = _made(factory, _registered())
+        return _described(expected) == _described(handler)
+    except Exception:  # a program's code: it counts as it is
+        return False
+
+
+def _described(handler: Any) -> list[Any]:
+    parts = _parts(handler)
+    return [(type(part), part.uuid()) for part in (parts if isinstance(parts, list) else [parts])]
+
+
+def _made(factory: Any, registered: dict[str, Any]) -> Any:
+    """Return the handler that torch makes of these factories."""
+    from torch._inductor import choices
+
+    if not registered:
+        return factory() if factory is not None else choices.InductorChoices()
+    return choices._create_inductor_choices(factory, tuple(registered.items()))
+
+
+@contextlib.contextmanager
+def entered(code: dict[str, Any]) -> Iterator[None]:
+    """Apply a program's choices: a thread that compiled before has kept others.
+
+    Enter before the configuration: the handler restored afterwards is made by this process's own.
+    """
+    registered = dict(code.get(REGISTERED, ()))
+    factory = code.get("inductor.inductor_choices_class")
+    with contextlib.ExitStack() as stack:
+        if HANDLER in code or factory is not None or registered or _handler() is not None:
+            from torch._inductor.virtualized import V
+
+            handler = _sent(code[HANDLER]) if HANDLER in code else _made(factory, registered)
+            stack.enter_context(V.set_choices_handler(handler))
+        if list(registered.items()) != list(_registered().items()):
+            stack.enter_context(_registering(registered))
+        yield
+
+
+def _sent(handler: Any) -> Any:
+    """Return the handler that `_parts` took apart."""
+    if not isinstance(handler, list):
+        return handler
+    from torch._inductor import choices
+
+    return choices._ComposedInductorChoices(handler)
+
+
+@contextlib.contextmanager
+def _registering(registered: dict[str, Any]) -> Iterator[None]:
+    """Have other threads of this process make their handlers of these factories, too."""
+    from torch._inductor import choices
+
+    before, choices._registered_inductor_choices = choices._registered_inductor_choices, registered
+    try:
+        yield
+    finally:
+        choices._registered_inductor_choices = before
