@@ -104,21 +104,6 @@ def _entries(name: str, module: Any) -> tuple[str, ...]:
     return tuple(key for key, entry in module._config.items() if not entry.alias and key not in staying)
 
 
-def _read_quietly(name: str, module: Any, wanted: Iterable[str]) -> dict[str, Any]:
-    """Return the values of `wanted` entries of which torch warns whoever reads them as an attribute."""
-    deprecated = _deprecated(name).intersection(wanted)
-    if not deprecated or not _KEEPS:
-        return {}
-    values = _values(name, module)
-    return {key: values[key] for key in deprecated if key in values}
-
-
-@functools.cache
-def _deprecated(name: str) -> frozenset[str]:
-    config = _MODULES[name]._config
-    return frozenset(key for key, entry in config.items() if getattr(entry, "deprecated", False))
-
-
 @functools.cache
 def _staying(name: str) -> frozenset[str]:
     return frozenset(STAYS.get(name, ()))

@@ -16,6 +16,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
 from fxpool.codecache import configured
+from fxpool.codecache.cacheable import Bypass
 from fxpool.lowering.request import ambient
 from fxpool.torch_compat.state import choices, configs
 
@@ -34,7 +35,7 @@ class Own(InductorChoices):
     def uuid(self) -> str:
         return "own"
 
-    def should_use_cooperative_reduction(self, features: Any) -> bool:  # type: ignore[override]
+    def should_use_cooperative_reduction(self, features: Any) -> bool:
         return True
 
 
@@ -124,7 +125,7 @@ def test_code_of_what_a_factory_makes_counts_beside_its_uuid() -> None:
 
 
 def test_a_uuid_of_none_keeps_nothing() -> None:
-    with pytest.raises(configured.Bypass):
+    with pytest.raises(Bypass):
         configured.identity(choices.REGISTERED, [["a", Unnamed]])
 
 

@@ -211,8 +211,9 @@ def test_strides_that_upstream_noted_for_outputs_are_described() -> None:
         output.meta["original_output_strides"] = strides
         return graph_codec.GraphEncoder().encode(graph).description
 
+    different: list[list[tuple[int, ...] | None]] = [[(8, 1)], [(16, 1)], [None]]
     assert described([(8, 1)]) == described([(8, 1)])
-    assert len({repr(described(strides)) for strides in ([(8, 1)], [(16, 1)], [None])}) == 3
+    assert len({repr(described(strides)) for strides in different}) == 3
 
 
 def test_decisions_that_all_ranks_take_together_are_not_taken_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
