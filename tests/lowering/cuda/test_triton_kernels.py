@@ -101,7 +101,7 @@ def test_a_kernel_of_other_arguments_than_names_is_refused() -> None:
         declared_constexprs=[], full_constexprs=[], has_global_scratch=False, has_profile_scratch=False,
     )  # fmt: skip
     config = types.SimpleNamespace(num_stages=1, kwargs={})
-    lists: tuple[list[str], list[str], set[str]] = ([], ["a", "n"], set())
+    lists = ("calls", ["a", "n"], set[str]())
     result = types.SimpleNamespace(kernel=kernel, config=config, inductor_meta={}, _get_arg_lists=lambda *_: lists)
     with pytest.raises(triton_compile.NotLaunchableError, match="arguments"):
         triton_compile.Candidate(result)
