@@ -34,7 +34,8 @@ _X86_EXTENSIONS = re.compile(
 #: Facts that do not matter to code for another device.
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 
-_GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
+_GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH",
+                    "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH")  # fmt: skip
 
 _found: Facts = {}
 _installed: dict[str, str] = {}
@@ -71,15 +72,18 @@ def _system_facts(root: str | None) -> Facts:
 
 
 def _assemblers(root: str | None) -> dict[str, str]:
-    """Identify by content the tools the environment sets for Triton; one in torch's own tree counts with that."""
+    """Identify by content the files the environment sets for Triton; one in torch's own tree counts with that."""
     digests = {}
     for name in _GIVEN_TO_TRITON:
-        path = os.environ.get(name, "")
-        if not os.path.isfile(path):
-            continue
-        if not os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
-            program = programs.identify(path, root)
-            digests[name.lower()] = program.unknown or program.digest
+        found = []
+        for path in os.environ.get(name, "").split(os.pathsep):
+            if not os.path.isfile(path):
+                continue
+            if not os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
+                program = programs.identify(path, root)
+                found.append(program.unknown or program.digest)
+        if found:
+            digests[name.lower()] = " ".join(found)
     return digests
 
 

@@ -3,6 +3,7 @@
     capture            graph, inputs, sources and shapes as a request, and the key of the cache
     compile_request    the request: all that a worker needs
     ambient            the state of the process that shapes code: captured, in the key, re-entered
+    variables          environment variables that shape code
     placement          the graph's CUDA devices
     overlap            which inputs share memory
 

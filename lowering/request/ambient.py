@@ -2,8 +2,8 @@
 
 Captured once per request, hashed into the key, and re-entered in the worker and in any thread that
 loads an entry. It consists of global switches (`torch_compat.switches`), configuration
-(`torch_compat.configs`), the code that is configured, and a few environment variables that torch reads at every
-compile. What can't be re-entered (`torch_compat.thread_state`) is refused by name.
+(`torch_compat.configs`), the code that is configured, and the environment variables that torch and Triton read at every
+compile (`variables`). What can't be re-entered (`torch_compat.thread_state`) is refused by name.
 """
 
 from __future__ import annotations
@@ -16,37 +16,10 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache import configured, programs, toolchain
+from fxpool.codecache import cacheable, configured, toolchain
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.request import variables
 from fxpool.torch_compat.state import configs, switches, thread_state
-
-# Read by torch while it generates or compiles, and no part of its configuration modules.
-_IN_KEY = (
-    "ATEN_CPU_CAPABILITY",
-    "TRITON_F32_DEFAULT",
-    "TRITON_DEFAULT_FP_FUSION",
-    "DISABLE_MMA_V3",
-    "TRITON_INTERPRET",
-    "TRITON_USE_META_WS",
-    "PYTORCH_ROCM_ARCH",
-    "CI",  # under it, Inductor leaves out configurations of templates
-)
-_PREFIX_IN_KEY = "TORCHINDUCTOR_"
-# Say where things are or how many processes to use. Configuration that comes from such a variable
-# is captured with the configuration.
-_NOT_IN_KEY = frozenset(
-    ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS",
-     "TORCHINDUCTOR_WORKER_START", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE",
-     "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS")
-)  # fmt: skip
-# Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
-_FOR_WORKERS = ("PATH", "HOME", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
-                "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
-                "HIP_VISIBLE_DEVICES", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_CUDA_ARCH_LIST",
-                "NVIDIA_TF32_OVERRIDE")  # fmt: skip
-_BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
-# What begins so goes to workers, too: settings of programs in front of a compiler, and where those are.
-_OF_FRONTS = tuple(programs.FRONTS.values())
 
 
 @dataclasses.dataclass
@@ -74,9 +47,9 @@ class AmbientState:
             environment={**self.environment, **hidden},
         )
 
-    def with_variables(self, variables: Mapping[str, str | None]) -> AmbientState:
+    def with_variables(self, read: Mapping[str, str | None]) -> AmbientState:
         """With variables of the environment that a program's code reads while it is traced."""
-        present = {name: value for name, value in variables.items() if value is not None}
+        present = {name: value for name, value in read.items() if value is not None}
         return dataclasses.replace(self, environment={**self.environment, **present}) if present else self
 
 
@@ -103,13 +76,7 @@ def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> Ambie
 
 def _environment(toolchain_dir: str | None) -> dict[str, str]:
     read = toolchain.variables_read(toolchain_dir)
-    wanted = [
-        name
-        for name in os.environ
-        if name in _BY_NAME
-        or name in read
-        or (name.startswith((_PREFIX_IN_KEY, "TRITON_", *_OF_FRONTS)) and name not in _NOT_IN_KEY)
-    ]
+    wanted = [name for name in os.environ if name in read or variables.travels(name)]
     return {name: os.environ[name] for name in sorted(wanted)}
 
 
@@ -151,12 +118,11 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         Bypass: what is configured can't be told from what does something else.
     """
-    variables = {
-        name: value
-        for name, value in state.environment.items()
-        if name in _IN_KEY or (name.startswith(_PREFIX_IN_KEY) and name not in _NOT_IN_KEY)
-    }
-    ambient = {**state.switches, "environment": variables}
+    for name in variables.FROM_FILES:
+        if state.environment.get(name, "").lower() not in ("", "0", "off", "false"):
+            raise cacheable.Bypass("triton_override", f"{name}: kernels are taken from files")
+    counting = {name: value for name, value in state.environment.items() if variables.in_key(name)}
+    ambient = {**state.switches, "environment": counting}
     ambient["default_device"] = without_index(ambient["default_device"])
     passes = {name: configured.identity(name, value) for name, value in state.configured.items()}
     return ambient, {**configs.key_values(state.configuration), "passes": passes}

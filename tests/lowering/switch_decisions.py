@@ -38,6 +38,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     ),
     _TENSOR: (
         "core._increment_version", "core._set_conj", "core._set_neg", "core._set_tensor_metadata",
+        "core._set_fake_constant",
         "core._set_throw_on_mutable_data_ptr", "core._set_warn_deprecated_on_mutable_data_ptr",
         "core._set_storage_access_error_msg", "core._set_storage_data_ptr_access_error_msg",
         "core._autograd._set_creation_meta", "core._autograd._unsafe_set_version_counter",
@@ -64,7 +65,9 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "torch.cuda.tunable.set_max_tuning_duration", "torch.cuda.tunable.set_max_tuning_iterations",
         "torch.cuda.tunable.set_filename", "torch.cuda.tunable.set_rotating_buffer_size",
         "torch.cuda.tunable.enable",
-        "torch.cuda.tunable.set_numerical_check_tolerances", "torch.mps.set_per_process_memory_fraction",
+        "torch.cuda.tunable.set_numerical_check_tolerances", "torch.cuda.tunable.set_cublaslt_requested_algo_count",
+        "torch.distributed.set_timeout", "torch.distributed.distributed_c10d.set_timeout", "torch.mps.set_stream",
+        "torch.mps.streams.set_stream", "torch.mps.set_per_process_memory_fraction",
         "torch.mtia.set_stream", "torch.mtia.set_device", "torch.xpu.set_device", "torch.xpu.set_stream",
         "torch.xpu.set_per_process_memory_fraction", "torch.xpu.use_mem_pool",
         "torch.xpu.memory.set_per_process_memory_fraction", "torch.xpu.memory.use_mem_pool",
@@ -110,6 +113,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "torch.compiler.set_enable_guard_collectives", "torch.compiler.disable", "torch._disable_dynamo",
     ),
     "tracing itself sets it, for as long as it traces": (
+        "core._dynamo_restore_local_dispatch_key_set",
         "core._set_dispatch_mode", "core._set_meta_in_tls_dispatch_include", "core._set_skip_next_torch_function",
         "core._autograd._saved_tensors_hooks_set_tracing", "core._functorch._set_dynamic_layer_keys_included",
         "core._functorch._func_increment_nesting", "core._functorch._grad_increment_nesting",

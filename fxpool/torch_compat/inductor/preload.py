@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def settle_assembler() -> None:
     """
     if importlib.util.find_spec("triton") is None:
         return
+    _read_variables()
     from torch._inductor.runtime import compile_tasks
 
     compile_tasks._set_triton_ptxas_path()
@@ -77,6 +79,23 @@ def settle_assembler() -> None:
     forget = getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)
     if forget is not None:
         forget()
+
+
+def _read_variables() -> None:
+    """Have Triton read those variables again that it read while it was imported, in a zygote without the program's."""
+    refresh = getattr(sys.modules.get("triton.knobs"), "refresh_knobs", None)
+    if refresh is not None:
+        refresh()
+    options = getattr(sys.modules.get("triton.backends.nvidia.compiler"), "CUDAOptions", None)
+    if options is None or "ptx_options" not in options.__dataclass_fields__:
+        return
+    options.ptx_options = os.environ.get("PTXAS_OPTIONS")
+    defaults = inspect.signature(options.__init__).parameters.values()
+    options.__init__.__defaults__ = tuple(
+        options.ptx_options if parameter.name == "ptx_options" else parameter.default
+        for parameter in defaults
+        if parameter.default is not parameter.empty
+    )
 
 
 # Modules that Triton imports when it compiles its first kernel.

@@ -33,6 +33,10 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "how many processes Inductor starts for itself, and how": (
             "compile_threads", "worker_start_method", "compile_worker_mode",
+            "compile_worker_watchdog_interval_seconds",
+        ),
+        "how much of a profile is annotated afterwards, where the program runs": (
+            "trace.provenance_tracking_max_events",
         ),
         "files that Inductor writes for a person who debugs it": (
             "trace.enabled", "trace.save_real_tensors", "trace.debug_dir", "trace.debug_log", "trace.info_log",
@@ -50,13 +54,16 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
         "which library carries collectives where the program runs; graphs name only the operators": (
             "use_torchcomms",
         ),
+        "how stages of a pipeline send to each other, around what is compiled": (
+            "pipeline_per_direction_p2p", "pipeline_per_edge_p2p",
+        ),
     },
     "compiler": {
         "which record of earlier runs Dynamo reads before it traces": (
             "job_id", "pgo_extra_read_key", "pgo_extra_write_key", "workflow_id",
         ),
         "which sizes Dynamo takes for symbols: they are symbols in the graph": (
-            "dynamic_sources", "dynamic_values", "unbacked_sources",
+            "dynamic_sources", "dynamic_values", "unbacked_sources", "static_sources",
         ),
         "under it nothing is cached at all (`configs.caches_disabled`), and a worker keeps nothing by itself": (
             "force_disable_caches",
@@ -68,8 +75,9 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "dynamo": {
         "read while Dynamo traces; what comes of it is the graph, with its inputs and symbols": (
             "specialize_int", "specialize_float", "dynamic_shapes", "assume_static_by_default", "_shapes_spec",
-            "automatic_dynamic_shapes", "automatic_dynamic_shapes_mark_as", "force_parameter_static_shapes",
-            "force_nn_module_property_static_shapes", "allow_ignore_mark_dynamic", "prepare_freezing",
+            "_dynamic_shapes_spec", "automatic_dynamic_shapes", "automatic_dynamic_shapes_mark_as",
+            "force_parameter_static_shapes", "force_nn_module_property_static_shapes", "allow_ignore_mark_dynamic",
+            "prepare_freezing",
             "traceable_tensor_subclasses", "nontraceable_tensor_subclasses", "rewrite_assert_with_torch_assert",
             "skipfiles_inline_module_allowlist", "allowed_functions_module_string_ignorelist",
             "force_unspec_int_unbacked_size_like_on_torchrec_kjt", "allow_unspec_int_on_nn_module", "skip_torchrec",
@@ -84,12 +92,14 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
             "graph_break_on_nn_param_ctor", "inline_torch_dispatch_torch_compile",
             "skip_fwd_side_effects_in_bwd_under_checkpoint", "inline_invoke_subgraph",
             "inline_single_use_invoke_subgraph", "enable_invoke_subgraph_regional_compile", "dead_code_elimination",
-            "enable_aot_compile", "constant_functions",
+            "enable_aot_compile", "constant_functions", "canonicalize_output_graph_node_order",
+            "computed_lazy_constant_max_nodes",
         ),
         "how Dynamo puts side effects and calls of compiled code into the program's byte code": (
             "replay_side_effects", "side_effect_replay_policy", "generate_pycode", "wrap_top_frame",
             "optimize_ddp_lazy_compile", "run_gc_after_compile", "invalidate_compile_context_weakrefs",
         ),
+        "how often garbage is collected while this process compiles": ("gc_gen2_threshold_during_compile",),
         "which guards Dynamo makes, and how they are checked before a graph is called": (
             "guard_nn_modules", "guard_nn_modules_using_dict_tags", "use_lamba_guard_for_object_aliasing",
             "skip_fsdp_guards", "skip_nnmodule_hook_guards", "skip_no_tensor_aliasing_guards_on_parameters",
@@ -137,6 +147,10 @@ _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "which compiler is used, and how it finds headers: its digest and flags are the key's `toolchain`": (
             "cpp.cxx", "cpp_cache_precompile_headers",
+        ),
+        "when a CUDA graph is recorded again, and into how much memory; any thread of the program may load it": (
+            "triton.cudagraph_managed_input_rerecord_limit", "triton.cudagraph_managed_input_rerecord_action",
+            "triton.cudagraph_initial_mempool_allocation_gb", "triton.cudagraph_dynamic_shape_rerecord_limit",
         ),
         "a pause in a test of torch's": ("sleep_sec_TESTING_ONLY",),
     },

@@ -141,6 +141,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         core,
         sdp_flash=("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
         sdp_flash_3=("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"),
+        sdp_flash_4=("_get_fa4_sdp_enabled", "_set_sdp_use_fa4"),
         sdp_mem_efficient=("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
         sdp_math=("_get_math_sdp_enabled", "_set_sdp_use_math"),
         sdp_cudnn=("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
@@ -160,6 +161,9 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         cudnn_depthwise_kernel=("_get_cudnn_depthwise_kernel", "_set_cudnn_depthwise_kernel"),
         miopen_immediate=("_get_miopen_immediate", "_set_miopen_immediate"),
         sm_carveout=("_get_sm_carveout_experimental", "_set_sm_carveout_experimental"),
+        cublaslt_grouped=("_get_cublaslt_prefer_grouped_gemm", "_set_cublaslt_prefer_grouped_gemm"),
+        native_aot=("_get_native_aot_enabled", "_set_native_aot_enabled"),
+        native_aot_masked=("_get_native_aot_unconditional_masked", "_set_native_aot_unconditional_masked"),
     )
     table["sdp_priority"] = (
         lambda: [int(b) for b in core._get_sdp_priority_order()],

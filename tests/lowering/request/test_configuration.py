@@ -69,6 +69,45 @@ def test_implied_entries_are_in_force_where_a_state_is_entered(values: dict[str,
     assert configs.capture() == plain
 
 
+# ---------------------------------------------------------------- what counts where a program runs
+
+
+OTHERWISE: dict[str, list[tuple[str, Any]]] = {
+    "inductor": [
+        ("compile_worker_watchdog_interval_seconds", 7),
+        ("trace.provenance_tracking_max_events", 7),
+        ("triton.cudagraph_managed_input_rerecord_limit", 7),
+        ("triton.cudagraph_managed_input_rerecord_action", "skip"),
+        ("triton.cudagraph_initial_mempool_allocation_gb", 7.0),
+        ("triton.cudagraph_dynamic_shape_rerecord_limit", 7),
+    ],
+    "dynamo": [
+        ("gc_gen2_threshold_during_compile", 7),
+        ("canonicalize_output_graph_node_order", True),
+        ("computed_lazy_constant_max_nodes", 7),
+        ("_dynamic_shapes_spec", object()),
+    ],
+    "compiler": [("static_sources", "L['x']")],
+    "distributed": [("pipeline_per_direction_p2p", True), ("pipeline_per_edge_p2p", True)],
+}
+
+
+@pytest.mark.parametrize("module", sorted(OTHERWISE))
+def test_what_only_the_running_process_reads_is_in_no_key(module: str) -> None:
+    config = configs._MODULES.get(module)
+    known = [(name, value) for name, value in OTHERWISE[module] if config is not None and name in config._config]
+    if config is None or not known:
+        pytest.skip("this release has none of these entries")
+    plain = ambient.key_parts(ambient.capture(before_autograd=True))
+    for name, value in known:
+        with config.patch({name: value}):
+            state = ambient.capture(before_autograd=True)
+            assert ambient.key_parts(state) == plain, name
+            # A thread that loads an entry reads these; entries of other threads are not its own.
+            sent = state.configuration[module].get(name)
+            assert sent == (value if name.startswith("triton.cudagraph") else None), name
+
+
 # ---------------------------------------------------------------- deprecated entries
 
 
