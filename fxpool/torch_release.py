@@ -1,4 +1,7 @@
-"""Whether this process's torch is supported, or tried at the user's wish."""
+"""Whether this process's torch is supported, or tried at the user's wish.
+
+torch is imported inside functions: whoever imports fxpool may not want it.
+"""
 
 from __future__ import annotations
 

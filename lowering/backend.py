@@ -41,9 +41,9 @@ def fxpool_backend(
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
     # Imported late: an unsupported torch may not have the names these need.
     if torch_release.is_untested():
-        from fxpool.lowering import untested_torch
+        from fxpool.lowering import untested_torch  # as said above
 
         return untested_torch.compile_graph(gm, example_inputs, mode, options)
-    from fxpool.lowering.compile_graph import compile_graph
+    from fxpool.lowering.compile_graph import compile_graph  # as said above
 
     return compile_graph(gm, example_inputs, mode, options)

@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     # Not with an unsupported torch, which may lack names that this needs.
     if torch_release.current_refusal() is None:
         if torch_release.is_untested():
-            from fxpool.lowering import untested_torch
+            from fxpool.lowering import untested_torch  # as said above
 
             untested_torch.attempted(_start_ahead)
         else:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-import compat_report
+
+def _script() -> Any:
+    path = Path(__file__).parents[2] / "docs" / "compat_report.py"
+    spec = importlib.util.spec_from_file_location("compat_report", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+compat_report = _script()
 
 SOURCE = """
 import torch

@@ -366,6 +366,13 @@ def _uninstall() -> None:
     hooks.uninstall()
 
 
+def _entered_and_left() -> None:
+    from fxpool.torch_compat.state import configs
+
+    with configs.entered(configs.capture()):
+        pass
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/config.py:_lock": _of_module("fxpool.config", "_lock", lambda: config.configure(workers=1)),
     "fxpool/watch/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
@@ -379,6 +386,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/counters.py:_lock": _of_module("fxpool.counters", "_lock", lambda: counters.count("hits")),
     "fxpool/torch_compat/inductor/aot.py:_PATCHING": _of_module(
         "fxpool.torch_compat.inductor.aot", "_PATCHING", _in_process
+    ),
+    "fxpool/torch_compat/state/configs.py:_muted": _of_module(
+        "fxpool.torch_compat.state.configs", "_muted", lambda: _entered_and_left()
     ),
     "fxpool/torch_compat/inductor/hooks.py:_lock": _of_module(
         "fxpool.torch_compat.inductor.hooks", "_lock", _uninstall

@@ -115,7 +115,7 @@ def _ignored_by_torch(name: str, module: Any) -> tuple[str, ...]:
     return tuple(key for key in _entries(name, module) if key.startswith(prefixes))
 
 
-_muted = forks.lock(__name__, "_muted")
+_muted = forks.lock(__name__, "_muted", lambda: _unmute())
 _muted_times = 0
 _to_warn: list[Any] = []
 
@@ -137,6 +137,14 @@ def _unwarned(modules: Iterable[Any]) -> Iterator[None]:
             _muted_times -= 1
             while _to_warn and not _muted_times:
                 _to_warn.pop()._deprecation_warned = False
+
+
+def _unmute() -> None:
+    """Undo in a child what another thread was about when it was forked."""
+    global _muted_times
+    _muted_times = 0
+    while _to_warn:
+        _to_warn.pop()._deprecation_warned = False
 
 
 @functools.cache
