@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -50,8 +51,14 @@ def import_compiler() -> None:
     Cached facts about devices are forgotten afterwards: devices are hidden from a zygote, but not
     from its workers.
     """
+    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_not_of_hidden_devices)
     _import(_MODULES)
     forget_devices()
+
+
+def _is_not_of_hidden_devices(record: logging.LogRecord) -> bool:
+    """Return False for what torch says of the CUDA that it misses. A program says that itself, once, if it is true."""
+    return not str(record.msg).startswith("No CUDA runtime is found")
 
 
 # Variables for Triton's assembler.

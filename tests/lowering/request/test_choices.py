@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch._inductor import choices as torchs_choices
 from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
+import fxpool
 from fxpool.codecache import configured
 from fxpool.codecache.cacheable import Bypass
 from fxpool.lowering.request import ambient
@@ -157,3 +160,33 @@ def test_a_worker_of_a_program_without_choices_has_torchs() -> None:
         assert type(V.choices) is InductorChoices
         assert core.registered_inductor_choices() == ()
     assert type(V.choices) is Own
+
+
+CHOICES = """
+from torch._inductor.choices import InductorChoices
+
+class OfAProgram(InductorChoices):
+    def uuid(self):
+        return "of a program"
+"""
+
+
+def test_a_worker_compiles_with_them(
+    shared_pool: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "choices_of_a_program.py").write_text(CHOICES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("choices_of_a_program")
+
+    def compiled() -> None:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(product, backend="fxpool")(X), product(X))
+
+    compiled()
+    for registrations in ([("a", module.OfAProgram)], [("a", module.OfAProgram), ("b", Own)]):
+        register(*registrations)
+        compiled()
+        compiled()
+    stats = fxpool.stats()
+    assert (stats["hits"], stats["misses"], stats["fallbacks"]) == (2, 3, {})
+    assert stats["compiles"] == {"worker": 3, "in_process": 0}

@@ -79,3 +79,26 @@ def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) ->
 def test_nothing_of_the_model_it_was_warmed_up_with_is_in_the_code(reports: dict[str, Any], name: str) -> None:
     found, fresh = reports["triton"]["compiles"][name], reports["fresh"]["compiles"][name]
     assert found["code"] == fresh["code"]
+
+
+def test_workers_do_not_say_that_there_is_no_cuda() -> None:
+    """Devices are hidden from them, and their records are shown in the program, once for each compile."""
+    program = """
+import logging, os
+os.environ.update(CUDA_HOME="/somewhere", CUDA_VISIBLE_DEVICES="")
+from torch.utils import cpp_extension
+records = []
+handler = logging.Handler()
+handler.emit = records.append
+logging.getLogger("torch").addHandler(handler)
+logger = logging.getLogger("torch.utils.cpp_extension")
+assert cpp_extension._find_cuda_home() == "/somewhere"
+assert len(records) == 1, "torch has other words for it: see preload"
+from fxpool.torch_compat.inductor import preload
+preload.import_compiler()
+assert cpp_extension._find_cuda_home() == "/somewhere"
+assert len(records) == 1
+logger.warning("anything else")
+assert len(records) == 2
+"""
+    run_python(["-c", program])
