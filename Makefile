@@ -9,10 +9,13 @@
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #   make docs        the documentation site, in build/site; a broken link is an error
 #
-# VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with.
+# VENV=/somewhere/else takes another environment, PYTHON=python3.12 another interpreter to make it with, JOBS=1 runs the
+# tests one after another.
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test processes at once; most tests wait for a compile in another process for half of their time.
+JOBS ?= 2
 BENCH ?=
 HUNT ?=
 FIRST_DAY ?=
@@ -30,6 +33,11 @@ unused = re.compile(r"/tests?/|/testing/|/transformers/models/(?!auto|bert|gpt2|
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, rx=unused)
 endef
 export COMPILE_BYTECODE
+
+# A file's tests share a pool, so they stay together; in the order of collection, which has the long ones early.
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
+COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
 .PHONY: all demo doctor test test-slow lint bench hunt first-day docs clean
 all: demo
@@ -78,10 +86,12 @@ doctor: $(INSTALLED)
 	@$(BIN)/python -m fxpool doctor
 
 test: $(INSTALLED) $(TRITON)
-	$(BIN)/python -m pytest -q -m "not slow"
+	@$(COMPILE_CHECKOUT)
+	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-slow: $(INSTALLED) $(TRITON)
-	$(BIN)/python -m pytest -q
+	@$(COMPILE_CHECKOUT)
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
 # and tests/hunt are packages below tests.

@@ -175,7 +175,12 @@ def inductor(known_host: Path) -> Iterator[Inductor]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _stock_outputs_ahead(request: pytest.FixtureRequest) -> None:
-    """Have stock Inductor's outputs computed beside the tests that come before the models'."""
+    """Have stock Inductor's outputs computed beside the tests that come before the models'.
+
+    Not with several test processes: each would compute them, and only one runs those tests.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     if any(item.path.name == "test_models.py" for item in request.session.items):
         inductor = request.getfixturevalue("inductor")
         for model in zoo.NAMES:
