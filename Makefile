@@ -39,7 +39,9 @@ endef
 export COMPILE_BYTECODE
 
 # A file's tests share a pool, so they stay together; in the order of collection, which has the long ones early.
-PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
+COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
 .PHONY: all demo doctor test test-slow lint bench hunt first-day docs compat compat-report clean
 all: demo
@@ -88,12 +90,12 @@ demo: doctor
 doctor: $(INSTALLED)
 	@$(BIN)/python -m fxpool doctor
 
-# Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 test: $(INSTALLED) $(TRITON)
-	@$(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
+	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-slow: $(INSTALLED) $(TRITON)
+	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
