@@ -42,13 +42,13 @@ _installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
-    """Identify torch, Triton, Python, fxpool and the CPU. Computed once per process.
+    """Identify torch, Triton, Python, fxpool and the CPU: once per process, but for files that the environment names.
 
     `root` is the store's directory, where digests of installed packages are kept for the next process.
     """
     if not _found:
         _found.update(_system_facts(root))
-    return dict(_found)
+    return {**_found, **_assemblers(root)}
 
 
 def _system_facts(root: str | None) -> Facts:
@@ -67,7 +67,6 @@ def _system_facts(root: str | None) -> Facts:
         "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
         "cpu_extensions": " ".join(cpu_extensions()),
     }
-    facts.update(_assemblers(root))
     return facts
 
 
@@ -75,16 +74,18 @@ def _assemblers(root: str | None) -> dict[str, str]:
     """Identify by content the files the environment sets for Triton; one in torch's own tree counts with that."""
     digests = {}
     for name in _GIVEN_TO_TRITON:
-        found = []
-        for path in os.environ.get(name, "").split(os.pathsep):
-            if not os.path.isfile(path):
-                continue
-            if not os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
-                program = programs.identify(path, root)
-                found.append(program.unknown or program.digest)
-        if found:
+        paths = os.environ.get(name, "").split(os.pathsep)
+        if found := list(filter(None, (file_given_to_triton(path, root) for path in paths))):
             digests[name.lower()] = " ".join(found)
     return digests
+
+
+def file_given_to_triton(path: str, root: str | None = None) -> str:
+    """Identify a file that Triton is told to use; empty where there is none, or where it is torch's own."""
+    if not os.path.isfile(path) or os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
+        return ""
+    program = programs.identify(path, root)
+    return program.unknown or program.digest
 
 
 def _torch_file() -> str:

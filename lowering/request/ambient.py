@@ -16,10 +16,11 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache import cacheable, configured, toolchain
+from fxpool.codecache import cacheable, configured, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import variables
 from fxpool.torch_compat.state import configs, switches, thread_state
+from fxpool.torch_compat.triton import libdevice
 
 
 @dataclasses.dataclass
@@ -71,7 +72,10 @@ def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> Ambie
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
         raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
     configuration, code = configs.captured()
-    return AmbientState(switches.capture(), configuration, _environment(toolchain_dir), _dump_code(code), code)
+    environment = _environment(toolchain_dir)
+    if (library := libdevice.asked_for()) is not None:
+        environment[libdevice.VARIABLE] = library
+    return AmbientState(switches.capture(), configuration, environment, _dump_code(code), code)
 
 
 def _environment(toolchain_dir: str | None) -> dict[str, str]:
@@ -124,6 +128,8 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
     counting = {name: value for name, value in state.environment.items() if variables.in_key(name)}
     ambient = {**state.switches, "environment": counting}
     ambient["default_device"] = without_index(ambient["default_device"])
+    if libdevice.VARIABLE in state.environment and libdevice.VARIABLE not in os.environ:
+        ambient["libdevice"] = system.file_given_to_triton(state.environment[libdevice.VARIABLE])
     passes = {name: configured.identity(name, value) for name, value in state.configured.items()}
     return ambient, {**configs.key_values(state.configuration), "passes": passes}
 

@@ -1,0 +1,50 @@
+"""The library of mathematical functions that torch has Triton link, where a configuration asks for eager's rounding.
+
+torch points Triton at the CUDA toolkit's libdevice in the process that compiles, by a variable of the environment and a
+global of Triton's. Here that is a fact of the request: the path travels as the variable, the file's content is in the
+key, and the program's own environment stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+VARIABLE = "TRITON_LIBDEVICE_PATH"
+
+
+def asked_for() -> str | None:
+    """Return the file that torch would have Triton link under the configuration in force, or None for Triton's own.
+
+    None, too, where the environment names a file already, or where this machine has no toolkit. Source: torch 2.12 to
+    2.15, `_inductor/runtime/compile_tasks.py`; torch 2.11 has nothing like it.
+    """
+    from torch._inductor import config
+    from torch._inductor.runtime import compile_tasks
+
+    function = getattr(compile_tasks, "_set_triton_libdevice_path", None)
+    if function is None or torch.version.cuda is None or VARIABLE in os.environ:
+        return None
+    # Which options ask for it differs between releases; its code says which it reads.
+    reads = function.__code__.co_names
+    by_precision = "emulate_precision_casts" in reads and config.emulate_precision_casts
+    if not (by_precision or config.eager_numerics.use_pytorch_libdevice):
+        return None
+    return _set_by_program() or _of_toolkit()
+
+
+def _set_by_program() -> str | None:
+    knobs = sys.modules.get("triton.knobs")
+    return getattr(getattr(knobs, "nvidia", None), "libdevice_path", None)
+
+
+def _of_toolkit() -> str | None:
+    # Importing it runs what finds the toolkit, which takes time, so only a program that asks for it pays.
+    from torch.utils import cpp_extension
+
+    if cpp_extension.CUDA_HOME is None:
+        return None
+    path = os.path.join(cpp_extension.CUDA_HOME, "nvvm", "libdevice", "libdevice.10.bc")
+    return path if os.path.isfile(path) else None
