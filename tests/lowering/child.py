@@ -8,6 +8,7 @@ Inductor's GraphLowering in this process, child processes, and what a profiler s
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import warnings
@@ -80,6 +81,8 @@ def compiled_calls(run: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Te
 COMPILERS = ("torch._inductor.select_algorithm", "torch._inductor.lowering", "torch._inductor.scheduler",
              "torch._inductor.compile_fx", "torch._inductor.graph", "torch._inductor.async_compile",
              "torch._inductor.ir", "torch._inductor.decomposition", "triton.compiler")  # fmt: skip
+# Where Triton is installed, torch's tracing imports its compiler, with or without fxpool.
+_OF_TRACING = ("triton.compiler",) if importlib.util.find_spec("triton") is not None else ()
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system")
 
 
@@ -104,7 +107,7 @@ class Watch:
         """Compilers that were imported, processes that were started, and files that were read or written."""
         self.on = False
         return {
-            "compilers": [name for name in COMPILERS if name in sys.modules],
+            "compilers": [name for name in COMPILERS if name in sys.modules and name not in _OF_TRACING],
             "started": self.started,
             "opened": self.opened,
         }

@@ -155,9 +155,11 @@ def _add(into: PlainFunction, name: str, value: Any, depth: int) -> bool:
         into.paths[name] = "torch"
     elif isinstance(value, (int, float, str, bool, type(None))):
         into.values[name] = value
+    elif (path := _namespace(value)) is not None:  # which is a module to Python
+        into.paths[name] = path
     elif isinstance(value, types.ModuleType):
         return False
-    elif (path := _namespace(value) or path_of(value)) is not None:
+    elif (path := path_of(value)) is not None:
         into.paths[name] = path
     elif (function := plain_function(value, depth + 1)) is not None:
         into.functions[name] = function

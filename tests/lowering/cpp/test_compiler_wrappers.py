@@ -26,6 +26,7 @@ Change = Callable[[Path], dict[str, str]]
 
 def script(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # what a process runs can't be written to
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
