@@ -18,8 +18,9 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fxpool import forks
 from fxpool.codecache import cacheable, probe_cache, programs
@@ -35,14 +36,16 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Compiler:
-    """A working compiler: its path, the first line of its `--version`, and the machine it compiles for."""
+    """A working compiler: its path, the first line of its `--version`, the machine it compiles for, and what comes
+    before all other arguments (``g++`` behind a front, an option)."""
 
     path: str
     version: str
     target: str
+    arguments: tuple[str, ...] = ()
 
 
-_known: dict[tuple[str, probe_cache.Identity], tuple[str, str]] = {}
+_known: dict[tuple[Any, ...], tuple[str, str]] = {}
 _known_lock = forks.lock(__name__, "_known_lock")
 
 
@@ -59,6 +62,12 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
     else:
         program = programs.identify(compiler.path, root)
         facts = {"compiler": compiler.version, "compiler_target": compiler.target, "compiler_files": program.digest}
+        if compiler.arguments:
+            behind = [programs.identify(path, root) for path in filter(None, map(_found, compiler.arguments))]
+            facts["compiler_arguments"] = " ".join((*compiler.arguments, *(other.digest for other in behind)))
+            reasons = filter(None, (program.unknown, *(other.unknown for other in behind)))
+            names = tuple(name for other in (program, *behind) for name in other.variables)
+            program = programs.Program(program.digest, names, "; ".join(reasons))
         if program.unknown:
             facts["compiler_unknown"] = program.unknown
         names = tuple(dict.fromkeys((*ENVIRONMENT, *program.variables)))
@@ -81,16 +90,25 @@ def variables_read(root: str | None = None) -> tuple[str, ...]:
 
     Workers need them, too.
     """
-    path = next(filter(None, map(_found, _candidates())), None)
-    return programs.identify(path, root).variables if path is not None else ()
+    for first, *arguments in filter(None, map(_words, _candidates())):
+        if (path := _found(first)) is not None:
+            places = [path, *filter(None, map(_found, arguments))]
+            return tuple(name for place in places for name in programs.identify(place, root).variables)
+    return ()
 
 
 def require_compiler(root: str | None = None) -> Compiler:
     """Return the compiler that Inductor would use. Raises NoCompilerError, which says what was tried."""
     compiler = find_compiler(root)
     if compiler is None:
-        raise NoCompilerError(_candidates())
+        raise _no_compiler()
     return compiler
+
+
+def _no_compiler() -> NoCompilerError:
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    return NoCompilerError(_candidates(), arguments=cpp_toolchain.takes_arguments())
 
 
 @contextlib.contextmanager
@@ -106,7 +124,7 @@ def failures_explained(root: str | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         if _wanted_a_compiler(error) and find_compiler(root) is None:
-            raise NoCompilerError(_candidates()) from error
+            raise _no_compiler() from error
         raise
 
 
@@ -132,21 +150,27 @@ def settle(root: str | None = None) -> Compiler | None:
     compiler = find_compiler(root)
     facts = toolchain_facts(root) if compiler is not None else {}
     # With the path: Inductor tells kinds of compilers by their names.
-    names = (*_candidates(), compiler.path if compiler is not None else "")
+    names = (*_candidates(), *((compiler.path, *compiler.arguments) if compiler is not None else ()))
     cpp_toolchain.settle((names, tuple(sorted(facts.items()))))
     return compiler
 
 
 def find_compiler(root: str | None = None) -> Compiler | None:
     """Return the first of Inductor's compilers that exists and runs, or None."""
-    for candidate in _candidates():
-        path = _found(candidate)
+    for first, *arguments in filter(None, map(_words, _candidates())):
+        path = _found(first)
         if path is None:
             continue
-        answer = _ask(path, root)
+        answer = _ask(path, tuple(arguments), root)
         if answer is not None:
-            return Compiler(path, *answer)
+            return Compiler(path, *answer, tuple(arguments))
     return None
+
+
+def _words(candidate: str) -> list[str]:
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    return cpp_toolchain.words(candidate)
 
 
 def _found(candidate: str) -> str | None:
@@ -161,27 +185,38 @@ def _candidates() -> list[str]:
     return cpp_toolchain.compiler_candidates()
 
 
-def _ask(path: str, root: str | None) -> tuple[str, str] | None:
+def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, str] | None:
     """Return (version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
     try:
         identity = probe_cache.identity_of(path)
-        followed = _is_followed(path)
+        # What is behind it may change while it stays the same.
+        followed = bool(arguments) or _is_followed(path)
     except OSError:
         return None
     name = os.path.basename(path)  # counts, as some compilers look at the name they are called by
+    known = (name, identity, *map(_identity_of_argument, arguments))
     with _known_lock:
-        if (name, identity) in _known:
-            return _known[name, identity]
+        if known in _known:
+            return _known[known]
     kept = None if followed else root
     answer = _read(kept, name, identity)
     if answer is None:
-        answer = _run(path)
+        answer = _run([path, *arguments])
         if answer is not None:
             probe_cache.write(kept, ["compiler", name], identity, {"version": answer[0], "target": answer[1]})
     if answer is not None:
         with _known_lock:
-            _known[name, identity] = answer
+            _known[known] = answer
     return answer
+
+
+def _identity_of_argument(argument: str) -> tuple[str, Any]:
+    """An argument, and the file that it may name: it is the compiler behind a front."""
+    path = _found(argument)
+    try:
+        return argument, probe_cache.identity_of(path) if path is not None else None
+    except OSError:
+        return argument, None
 
 
 def _is_followed(path: str) -> bool:
@@ -203,12 +238,12 @@ def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[
     return (answer["version"], answer["target"]) if answer and answer.keys() >= {"version", "target"} else None
 
 
-def _run(path: str) -> tuple[str, str] | None:
+def _run(command: Sequence[str]) -> tuple[str, str] | None:
     environment = {**os.environ, "LC_ALL": "C"}  # versions are translated otherwise
 
     def output(argument: str) -> str:
         run = subprocess.run(
-            [path, argument],
+            [*command, argument],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -298,14 +298,17 @@ class CannotReturnError(CompileError):
 
 
 class NoCompilerError(CompileError):
-    """There is no working C++ compiler; `tried` lists the candidates."""
+    """There is no working C++ compiler; `tried` lists the candidates.
 
-    def __init__(self, tried: Iterable[str], detail: str = "") -> None:
+    `arguments`: a candidate may be a command with arguments (torch 2.14 and later).
+    """
+
+    def __init__(self, tried: Iterable[str], detail: str = "", *, arguments: bool = False) -> None:
         self.tried = list(tried)
         super().__init__(
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
-            remedy=_NO_ARGUMENTS if any(map(_is_command_line, self.tried)) else _INSTALL_COMPILER,
+            remedy=_NO_ARGUMENTS if not arguments and any(map(_is_command_line, self.tried)) else _INSTALL_COMPILER,
         )
 
 

@@ -62,7 +62,7 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
 
 def _command(toolchain_dir: str | None) -> commands.Command:
     compiler = toolchain.find_compiler(toolchain_dir)
-    return commands.Command(compiler.path if compiler is not None else None)
+    return commands.Command((compiler.path, *compiler.arguments) if compiler is not None else ())
 
 
 def _content() -> str:

@@ -201,16 +201,44 @@ def test_another_file_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     candidates.append(str(binary))
     root = str(tmp_path / "cache")
     before = toolchain_facts(root)["compiler"]
-    asked: list[str] = []
+    asked: list[list[str]] = []
 
-    def run(path: str) -> tuple[str, str]:
-        asked.append(path)
+    def run(command: list[str]) -> tuple[str, str]:
+        asked.append(command)
         return "cc 2", "x"
 
     monkeypatch.setattr(toolchain, "_run", run)
     os.utime(binary, (1, 1))
     assert toolchain_facts(root)["compiler"] == "cc 2" != before
-    assert asked == [str(binary)]
+    assert asked == [[str(binary)]]
+
+
+needs_words = pytest.mark.skipif(
+    not cpp_toolchain.takes_arguments(), reason="this torch takes a compiler's name for one program"
+)
+
+
+@needs_words
+def test_a_command_with_arguments(tmp_path: Path, candidates: list[str]) -> None:
+    front, behind = script(tmp_path / "front", ""), script(tmp_path / "c++", "mine 1")
+    (tmp_path / "front").write_text('#!/bin/sh\nexec "$@"\n')
+    candidates += ["'never closed", f"{front} {behind}"]
+    compiler = require_compiler()
+    assert (compiler.path, compiler.arguments, compiler.version) == (front, (behind,), "mine 1")
+    before = toolchain_facts()
+    script(tmp_path / "c++", "mine 2")
+    after = toolchain_facts()
+    assert after["compiler"] == "mine 2"
+    assert after["compiler_arguments"] != before["compiler_arguments"], "by content"
+
+
+@needs_words
+def test_arguments_are_in_the_facts(tmp_path: Path, candidates: list[str]) -> None:
+    mine = script(tmp_path / "c++", "mine 1")
+    candidates.append(mine)
+    plain = toolchain_facts()
+    candidates[:] = [f"{mine} -ffast-math"]
+    assert toolchain_facts() == {**plain, "compiler_arguments": "-ffast-math"}
 
 
 def test_search_paths_count_and_are_not_shown(monkeypatch: pytest.MonkeyPatch, candidates: list[str]) -> None:

@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for factor in (2, 5):
         found[factor] = directory / f"built-{factor}.so"
         command = [
-            "g++", "-shared", "-fPIC", "-O0", "-std=c++17", f"-DFACTOR={factor}", "-DTORCH_EXTENSION_NAME=built",
+            "g++", "-shared", "-fPIC", "-O0", "-std=c++20", f"-DFACTOR={factor}", "-DTORCH_EXTENSION_NAME=built",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{sysconfig.get_paths()['include']}",
             str(directory / "built.cpp"), "-o", str(found[factor]), f"-L{root}/lib", "-ltorch_cpu", "-lc10",

@@ -365,7 +365,7 @@ def launches(texts: list[str]) -> dict[str, bool]:
 
 def main(place: Path, commands: list[str]) -> None:
     os.environ["TORCH_WARM_POOL"] = "0"
-    torch.utils._triton.has_triton = lambda: True  # as Dynamo finds it where there is a GPU
+    torch.utils._triton.has_triton = lambda **_: True  # as Dynamo finds it where there is a GPU
     known: dict[str, Callable[[Path], Any]] = {
         "keys": keys, "variants": variants, "refused": refused, "encode": encode, "decode": decode,
         "compile": compiled,

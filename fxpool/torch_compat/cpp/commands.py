@@ -80,11 +80,11 @@ def tensor_data_pointer() -> int:
 class Command:
     """Inductor's compiler command for kernel libraries on this host.
 
-    `compiler` is the compiler's path. Inductor's command has only its name, which would be looked up again where the
-    command runs, in another working directory.
+    `compiler` is the compiler's path, and what comes before all other arguments. Inductor's command has only its name,
+    which would be looked up again where the command runs, in another working directory.
     """
 
-    def __init__(self, compiler: str | None = None) -> None:
+    def __init__(self, compiler: Sequence[str] = ()) -> None:
         from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -97,7 +97,7 @@ class Command:
         self._builder = CppBuilder
         self._options = CppTorchDeviceOptions
         self._header: str | None = None
-        self._compiler = compiler
+        self._compiler = list(compiler)
 
     def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
         options = self._options(**self._flags, **kind)
@@ -111,7 +111,7 @@ class Command:
         # The same with the compiler's name: it is one word of the line, whatever it holds.
         compiler = str(options.get_compiler())
         arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
-        return [self._compiler or compiler, *arguments], shlex.split(builder.get_target_file_path())[0]
+        return [*(self._compiler or [compiler]), *arguments], shlex.split(builder.get_target_file_path())[0]
 
     def compile(self, source_path: str, name: str) -> tuple[list[str], str]:
         """Return (compiler arguments, path of the object file that they write beside the source)."""
@@ -124,8 +124,17 @@ class Command:
     def stand_in(self, directory: str) -> tuple[list[str], str]:
         """Return (arguments that make an empty library with the name of torch's, its path)."""
         made = os.path.join(directory, _TORCH_LIBRARY)
-        compiler = self.link([], os.path.join(directory, "none"))[0][0]
-        return [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{_TORCH_LIBRARY}", "-xc", "/dev/null", "-o", made], made
+        compiler = self._compiler or self.link([], os.path.join(directory, "none"))[0][:1]
+        return [
+            *compiler,
+            "-shared",
+            "-nostdlib",
+            f"-Wl,-soname,{_TORCH_LIBRARY}",
+            "-xc",
+            "/dev/null",
+            "-o",
+            made,
+        ], made
 
     def link_lightly(self, paths: Sequence[str], target: str, stand_in: str) -> tuple[list[str], str]:
         """Return the same as `link`, with the library `stand_in` in place of torch's.

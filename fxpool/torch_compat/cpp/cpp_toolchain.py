@@ -10,10 +10,15 @@ a program that changes the configuration) would use the first one's flags with i
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
 from collections.abc import Hashable
 from types import ModuleType
 from typing import Any
+
+import torch
+
+from fxpool.torch_compat import versions
 
 _CACHED = type(functools.cache(lambda: None))
 #: The compiler that Inductor's caches belong to, as passed to `settle`; None before that.
@@ -27,6 +32,21 @@ def compiler_candidates() -> list[str]:
     cxx = config.cpp.cxx
     candidates = cxx if isinstance(cxx, (list, tuple)) else (cxx,)
     return [str(candidate) for candidate in candidates if candidate]
+
+
+def takes_arguments() -> bool:
+    """Return whether this torch splits a compiler's name like a shell, as in ``ccache g++``: 2.14 and later do."""
+    return versions.parse(torch.__version__) >= (2, 14)
+
+
+def words(candidate: str) -> list[str]:
+    """Return the program and the arguments that a candidate stands for; empty if it can't be split."""
+    if not takes_arguments():
+        return [candidate]
+    try:
+        return shlex.split(candidate)
+    except ValueError:  # a quote that does not end
+        return []
 
 
 def settle(compiler: Hashable) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 from processes import HERE, run_python
 from test_compiler_wrappers import script
+
+from fxpool.torch_compat.cpp import cpp_toolchain
 
 pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here"), pytest.mark.timeout(600)]
 
@@ -75,7 +78,15 @@ def posing(place: Path) -> str:
 def with_a_space(place: Path) -> str:
     (place / "my tools").mkdir()
     (place / "my tools" / "g++").symlink_to(str(shutil.which("g++")))
-    return str(place / "my tools" / "g++")
+    path = str(place / "my tools" / "g++")
+    return shlex.quote(path) if cpp_toolchain.takes_arguments() else path
+
+
+def with_an_argument(place: Path) -> str:
+    if not cpp_toolchain.takes_arguments():
+        pytest.skip("this torch takes a compiler's name for one program")
+    behind = script(place / "g++", 'exec /usr/bin/env g++ "$@"')
+    return f"env {behind}"
 
 
 def behind_ccache(place: Path) -> str:
@@ -86,7 +97,7 @@ def behind_ccache(place: Path) -> str:
     return str(place / "g++")
 
 
-@pytest.mark.parametrize("kind", [clang, posing, with_a_space, behind_ccache])
+@pytest.mark.parametrize("kind", [clang, posing, with_a_space, with_an_argument, behind_ccache])
 def test_a_worker_compiles_with_the_program_s_compiler(kind: Any, server: dict[str, str], tmp_path: Path) -> None:
     other = {**server, "CXX": kind(tmp_path), "CCACHE_DIR": str(tmp_path / "ccache")}
     report = compiled({**other, "FXPOOL_CACHE_DIR": str(tmp_path / "c"), "FXPOOL_STRICT": "1"})
