@@ -243,7 +243,10 @@ class Dispatcher:
         if worker is not None:
             for timer in (*worker.timers, *filter(None, [worker.limit_timer])):
                 timer.cancel()
-            worker.timers = [self.loop.call_later(GRACE_SECONDS, self._kill, worker.number)]
+            # A worker that is gone was kept for its job only: while that waits to be begun again, or for last messages.
+            gone = worker.exited is not None
+            then, seconds = (self._worker_gone, 0.0) if gone else (self._kill, GRACE_SECONDS)
+            worker.timers = [self.loop.call_later(seconds, then, worker)]
             if isinstance(message, m.Failed) and message.kind != "cancelled":
                 self._logs.keep(worker.log_path)
         if work.worker is not None:
@@ -374,14 +377,14 @@ class Dispatcher:
                 worker.unable = outcomes.unable("the server can't read from it", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
-            self._kill(worker.number)
+            self._kill(worker)
         if worker.exited is not None:
             self._worker_gone(worker)
         else:
-            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._kill, worker.number))
+            worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._kill, worker))
 
-    def _kill(self, number: int) -> None:
-        self.do(self.scheduler.lost(number))
+    def _kill(self, worker: Worker) -> None:
+        self.do(self.scheduler.lost(worker.number))
 
     def _refuse(self, worker: Worker, reason: str) -> None:
         """Fail a job that no worker can be given."""
@@ -400,7 +403,7 @@ class Dispatcher:
         log.warning(
             "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
         )
-        self._kill(worker.number)
+        self._kill(worker)
         # A process that the kernel does not end (a disk that hangs) must not keep the callers waiting.
         worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
 
@@ -448,7 +451,7 @@ class Dispatcher:
     def _never_began(self, worker: Worker) -> None:
         if worker.reached is None and self.scheduler.asks_of(worker.job):
             worker.unable = m.Unable(reason=f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
-            self._kill(worker.number)
+            self._kill(worker)
 
     def on_exited(self, message: m.Exited) -> None:
         """Record a worker's exit; its messages still in the socket are read first."""

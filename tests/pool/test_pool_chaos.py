@@ -102,7 +102,7 @@ def at_rest(client: PoolClient) -> dict[str, Any]:
         facts = client.status()
         return [facts.get(name) for name in ("running", "waiting", "workers", "queued")] == [[], [], [], 0]
 
-    assert until(idle), client.status()
+    assert until(idle), json.dumps(client.status(), default=str)
     facts = client.status()
     assert facts["slots_free"] == facts["slots"]
     return facts

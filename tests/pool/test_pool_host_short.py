@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import psutil
 import pytest
 from pool_place import Place, until
 
-from fxpool.errors import NoWorkerError, PoolUnavailableError, ServerLostError
+from fxpool.errors import NoWorkerError, PoolUnavailableError, ServerLostError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
 
 Make = Callable[..., PoolClient]
@@ -210,6 +212,52 @@ def test_a_sub_job_without_a_worker_is_not_its_parent_s_death(make_client: Make,
     parent = client.submit("pool_jobs:gather_late", str(mark).encode(), JobSpec(label="parent", retries=0))
     with pytest.raises(NoWorkerError, match="sub"):
         parent.result(timeout=50)
+
+
+def at_rest(client: PoolClient) -> bool:
+    facts = client.status()
+    used = facts["workers"], facts["running"], facts["queued"], facts["slots"] - facts["slots_free"]
+    return used == ([], [], 0, 0)
+
+
+def test_withdrawn_while_it_waits_for_its_next_worker(make_client: Make, place: Place) -> None:
+    """The slot that it keeps meanwhile is free again."""
+    client, mark = broken(make_client, place, "a worker that dies on its way")
+    client.start(wait=True)
+    for _ in range(client.status()["slots"] + 1):
+        before = counters(client)["not_begun"]
+        job = echo(client)
+        assert until(functools.partial(refused, client, before))
+        job.cancel()
+        assert until(lambda: at_rest(client)), client.status()
+    mark.unlink()
+    assert echo(client).result(timeout=50) == b"x"
+
+
+def test_withdrawn_at_any_moment_of_a_worker_that_dies_on_its_way(make_client: Make, place: Place) -> None:
+    client, mark = broken(make_client, place, "a worker that dies on its way")
+    client.start(wait=True)
+    for number in range(40):
+        job = echo(client)
+        time.sleep(0.001 * number)
+        job.cancel()
+    assert until(lambda: at_rest(client)), client.status()
+    mark.unlink()
+    assert echo(client).result(timeout=50) == b"x"
+
+
+def test_the_parent_of_a_sub_job_that_waits_for_its_next_worker_dies(make_client: Make, place: Place) -> None:
+    client, mark = broken(make_client, place, "a worker that dies on its way")
+    mark.unlink()
+    parent = client.submit("pool_jobs:gather_late", str(mark).encode(), JobSpec(label="parent", retries=0))
+    assert until(lambda: refused(client))
+    (pid,) = [one["pid"] for one in client.status()["running"] if one["label"] == "parent"]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        parent.result(timeout=50)
+    assert until(lambda: at_rest(client)), client.status()
+    mark.unlink()
+    assert echo(client).result(timeout=50) == b"x"
 
 
 def test_a_zygote_that_can_not_be_replaced_is_given_up_and_the_next_server_has_one(client: PoolClient) -> None:
