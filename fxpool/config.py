@@ -81,6 +81,9 @@ class Settings:
     torch.compile's modes."""
     stage_calls: int
     """Number of calls that a new stage and the one in use are timed with; 0: a later stage is taken to be better."""
+    regions: str
+    """Whether graphs are cut into pieces, so that a model's equal blocks are compiled once and pieces side by side:
+    `on`, `off`, or `auto`: `on` for the first code of ``async+`` and ``progressive+`` modes."""
     progress: str
     """`on`: show the progress of each graph on standard error; a path: write it there, line by line."""
     trace: Path | None
@@ -237,6 +240,15 @@ def _as_calls(value: object) -> int:
     return number
 
 
+def _as_regions(value: object) -> str:
+    if str(value).strip().lower() == "auto":
+        return "auto"
+    try:
+        return "on" if _as_bool(value) else "off"
+    except _Bad as bad:
+        raise _Bad(f"auto, or {bad}") from None
+
+
 def _as_progress(value: object) -> str:
     """Parse a switch ("on" or "") or a path."""
     try:
@@ -277,6 +289,7 @@ _TABLE: dict[str, _Row] = {
     "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
     "stages": _Row(_as_stages, lambda: ({}, {"max_autotune": True})),
     "stage_calls": _Row(_as_calls, lambda: 0),
+    "regions": _Row(_as_regions, lambda: "auto"),
     "progress": _Row(_as_progress, lambda: ""),
     "trace": _Row(_as_path, lambda: None),
     "untested_torch": _Row(_as_bool, lambda: False),

@@ -35,6 +35,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "quarantine_retries": (),  # reason: the limit that a graph exceeded, and that is larger now
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
+    "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with the reasons
     "switched_off": (),  # reasons why this process has no pool or no cache; each was warned of once
 }
 

@@ -25,6 +25,7 @@
     artifact         a compiled graph as bytes, found again and loaded
     worker           what runs in a worker
     background       ``async+`` and ``progressive+``
+    regions          a graph in pieces: equal blocks compiled once, pieces side by side
     fallback         where a graph is compiled, and what happens when that does not work
     inductor         stock Inductor on the same pool, after ``fxpool.install()``
 

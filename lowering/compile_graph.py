@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxpool import counters
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
@@ -16,6 +17,8 @@ from fxpool.watch import configured
 
 if TYPE_CHECKING:
     import torch
+
+    from fxpool.lowering.regions import compile_pieces
 
 __all__ = ["compile_graph"]
 
@@ -39,11 +42,21 @@ def compile_graph(
     attempt = Attempt(_label(), parsed)
     try:
         with attempt.timed("total"), chain.options_in_force(parsed):
-            return chain.compile_with_fallback(gm, inputs, attempt)
+            return chain.compile_with_fallback(gm, inputs, attempt, in_pieces=_in_pieces if parsed.regions else None)
     finally:
         attempt.record()
         if attempt.outcome is not Outcome.ASYNC:  # its thread tells
             attempt.report()
+
+
+def _in_pieces(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> compile_pieces.InPieces | None:
+    from fxpool.lowering.regions import compile_pieces, traced  # for those who ask for it
+
+    try:
+        return compile_pieces.InPieces(gm, inputs, attempt)
+    except traced.UncuttableError as error:
+        counters.count("regions", f"whole:{error.reason}")
+        return None
 
 
 def _label() -> str:

@@ -19,11 +19,14 @@ class GuardsDoNotHold(Exception):
     """The entry is for other sizes than this call's, or its guards can't be replayed here."""
 
 
-def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, late: bool = False) -> Callable[..., Any]:
+def load_aot(
+    parts: Parts, captured: Captured, eager: Callable[..., Any], *, late: bool = False, boxed: bool = False
+) -> Callable[..., Any]:
     """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
 
     `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way. `late`: Dynamo has
     returned and takes no guards any more. Those on sizes are for the caller to check, those on memory are here.
+    `boxed`: the callable is for generated code instead of Dynamo, and takes the inputs in a list that it may empty.
 
     Raises:
         GuardsDoNotHold: the entry is not for this call; nothing was changed.
@@ -41,37 +44,39 @@ def load_aot(parts: Parts, captured: Captured, eager: Callable[..., Any], *, lat
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
             output_code.put_into(graph, parts)
-        boxed = aot.wrap(result, captured.fakes, captured.sources)
+        of_list = aot.wrap(result, captured.fakes, captured.sources)
     except output_code.ElsewhereError as error:
         raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
         raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
-    call = _unboxed(boxed, captured.lifted)
+    call = _unboxed(of_list, captured.lifted)
     written: Sequence[int] = parts.effects.mutated_inputs
     if late and parts.effects.aot_guards:
         # Inputs that are one, or overlap: every pair has to be as it was.
         written = range(len(captured.sources))
     if written:
         call = _watch_overlap(call, eager, captured, written)
-    return tracing.never_traced(call)
+    if not boxed:
+        return tracing.never_traced(call)
+    return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
 
 
 def _add_guards(parts: Parts, captured: Captured) -> bool:
     return not parts.guards or (captured.env is not None and effects.add_guards(captured.env, parts.guards))
 
 
-def _unboxed(boxed: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
+def _unboxed(of_list: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
     """Inputs one by one in front of a callable that empties a list, parameters put before them."""
     if lifted:
         leading = list(lifted)
 
         def with_parameters(*args: Any) -> Any:
-            return boxed([*leading, *args])
+            return of_list([*leading, *args])
 
         return with_parameters
 
     def plain(*args: Any) -> Any:
-        return boxed(list(args))
+        return of_list(list(args))
 
     return plain
 

@@ -45,6 +45,9 @@ log = notices.logger(__name__)
 # Dynamo's frame evaluation is on its stack).
 _END_SECONDS = 1.0
 
+#: The number of the graph's pieces among its stages.
+PIECES = -1
+
 _FIRST_CALL_SECONDS = 3.0
 # For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
 _SIZES = 8
@@ -111,6 +114,8 @@ class StageCompiler:
     """Waits for a worker."""
     find: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None]
     """Looks whether somebody has compiled it meanwhile."""
+    pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]] | None = None
+    """Waits for the graph's pieces, where these come before all stages: their code, and the guards it holds for."""
 
 
 def begin(
@@ -129,6 +134,8 @@ def begin(
     swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
     work = _Work(gm, swap, stages, attempt, compiler)
     _background().swaps.add(swap)
+    if compiler.pieces is not None:
+        swap.stages[PIECES] = "pending"
     for stage in stages:
         swap.stages[stage.number] = "pending"
     if served is None:
@@ -177,6 +184,8 @@ class _Work:
         # The call that brought the graph is what somebody waits for, with its backward: it should not share its
         # interpreter, and on a small machine its cores, with the request on its way out.
         self._swap.settled.wait(_FIRST_CALL_SECONDS)
+        if self._compiler.pieces is not None:
+            self._pieces(self._compiler.pieces)
         position = 0
         while position < len(self._stages) and not self._swap.raises:
             position = self._next_from(position)
@@ -190,6 +199,17 @@ class _Work:
                 return better + 1
         self._one(self._stages[position], self._compiler.compile)
         return position + 1
+
+    def _pieces(self, pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]]) -> None:
+        """Use the pieces until the first stage is there; without them the graph waits for that as it is."""
+        first = self._stages[0].captured
+
+        def make(stage: Stage, attempt: Attempt, load_parts: Callable[[Parts], Any]) -> Version:
+            call, guards = pieces(attempt)
+            places = shape_env.places(first.fakes[len(first.lifted) :])
+            return Version(call, guards, places, PIECES)
+
+        self._one(Stage(PIECES, first), make, timed=False)
 
     def _one(
         self,
@@ -240,7 +260,7 @@ class _Work:
         if version.guards:
             self._swap.on_outside = self._outside
         calls = attempt.options.stage_calls if timed else 0
-        if calls and stage.number and self._swap.stage is not None:
+        if calls and self._swap.stage is not None:
             self._swap.try_out(version, calls, stage.slower)
             attempt.report("ready", "and measured")
         else:
@@ -255,7 +275,10 @@ class _Work:
             if sizes in self._sizes or len(self._sizes) >= _SIZES or not self._swap.over.is_set():
                 return
             self._sizes.add(sizes)
-        (stage,) = (one for one in self._stages if one.number == best.stage)
+        at_hand = [one for one in self._stages if one.number == best.stage]
+        if not at_hand:
+            return  # pieces: the first stage is on its way
+        (stage,) = at_hand
         other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
 
         def work() -> None:
@@ -293,9 +316,9 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """Wait until no graph is being compiled in the background, at most `timeout` seconds.
 
     What became of each that still exists: `label`; `state` (``ready``, ``failed``: eager for good, ``pending``);
-    `error` or None; `stage`, the number of the one in use, None for eager; `stages`, number to what became of it
-    (``in use``, ``superseded``, ``measured``: the calls decide, ``slower``, ``skipped``, ``failed``, ``pending``); and
-    counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
+    `error` or None; `stage`, the number of the one in use, None for eager, -1 for its pieces; `stages`, number to what
+    became of it (``in use``, ``superseded``, ``measured``: the calls decide, ``slower``, ``skipped``, ``failed``,
+    ``pending``); and counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     if timeout is None or timeout > 0:

@@ -16,7 +16,14 @@ from fxpool.errors import ConfigurationError, UnknownNameError
 from fxpool.torch_compat.state import configs
 
 #: options of fxpool's own, and the type each takes
-OWN_OPTIONS: dict[str, type] = {"mode": str, "strict": bool, "cache": bool, "stages": list, "stage_calls": int}
+OWN_OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "mode": str,
+    "strict": bool,
+    "cache": bool,
+    "stages": list,
+    "stage_calls": int,
+    "regions": (bool, str),
+}
 
 COMPILE_MODES = config.WORKING_MODES
 
@@ -27,6 +34,7 @@ class Options:
 
     `mode` is without ``progressive+`` and ``async+``; `asynchronous` says that the latter was there. `stages` are
     Inductor's options for each stage of a progressive mode, those of `inductor` among them, and empty in others.
+    `regions`: graphs are compiled in pieces, in those modes until their own code is there.
     """
 
     mode: str
@@ -36,6 +44,7 @@ class Options:
     asynchronous: bool = False
     stages: tuple[dict[str, Any], ...] = ()
     stage_calls: int = 0
+    regions: bool = False
 
 
 def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -51,6 +60,7 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         "cache": True,
         "stages": settings.stages,
         "stage_calls": settings.stage_calls,
+        "regions": settings.regions,
     }
     inductor: dict[str, Any] = {}
     if mode is not None:
@@ -62,7 +72,10 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         if name in OWN_OPTIONS:
             expected = OWN_OPTIONS[name]
             if not isinstance(value, expected):
-                raise ConfigurationError(f"option {name!r} takes {expected.__name__}, not {type(value).__name__}")
+                kinds = " or ".join(
+                    kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,))
+                )
+                raise ConfigurationError(f"option {name!r} takes {kinds}, not {type(value).__name__}")
             own[name] = _own(name, value)
             continue
         try:
@@ -77,14 +90,21 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
     if "progressive" in prefixes:
         stages = merged(own["stages"], inductor)
     return Options(
-        base, own["strict"], own["cache"], inductor, "async" in prefixes, stages, own["stage_calls"] if stages else 0
+        base,
+        own["strict"],
+        own["cache"],
+        inductor,
+        "async" in prefixes,
+        stages,
+        own["stage_calls"] if stages else 0,
+        regions=own["regions"] == "on" or (own["regions"] == "auto" and bool(prefixes)),
     )
 
 
 def _own(name: str, value: Any) -> Any:
     if name == "mode":
         return _compile_mode(value, COMPILE_MODES)
-    if name in ("stages", "stage_calls"):
+    if name in ("stages", "stage_calls", "regions"):
         return getattr(config.override(config.current(), {name: value}), name)
     return value
 

@@ -14,8 +14,9 @@ What only a miss needs is imported on the way down: a hit's 0.05 s should not gr
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fxpool import config, counters, notices
 from fxpool.codecache import toolchain
@@ -40,11 +41,25 @@ if TYPE_CHECKING:
 
     from fxpool.lowering.background.compiles import Stage
 
-__all__ = ["compile_captured", "compile_with_fallback", "options_in_force"]
+__all__ = ["compile_captured", "compile_with_fallback", "complete", "options_in_force", "serve"]
 
 log = notices.logger(__name__)
 
 Call = Callable[..., Any]
+
+
+class CutGraph(Protocol):
+    """A graph in pieces: `regions.compile_pieces.InPieces`, which is above this module."""
+
+    def now(self) -> Call: ...
+
+    def found(self) -> Call | None: ...
+
+    def later(self, attempt: Attempt) -> tuple[Call, list[Any]]: ...
+
+
+#: Cuts a graph (with its inputs, for an attempt); None if it stays whole.
+Cutter = Callable[["torch.fx.GraphModule", Sequence[Any], Attempt], "CutGraph | None"]
 
 
 @contextlib.contextmanager
@@ -54,15 +69,23 @@ def options_in_force(options: Options) -> Iterator[None]:
         yield
 
 
-def compile_with_fallback(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> Call:
+def compile_with_fallback(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    attempt: Attempt,
+    begun: Callable[[], Any] | None = None,
+    *,
+    in_pieces: Cutter | None = None,
+) -> Any:
     """The callable for one Dynamo graph, from the first level that works.
 
-    `inputs` are the graph's, fake or real. Raises what compiling in this process raises, and `attempt`'s errors under
-    ``strict``.
+    `inputs` are the graph's, fake or real. Who has begun the first level already hands in as `begun` what waits for
+    it: its result is returned as it is. `in_pieces` cuts the graph where pieces are wanted. Raises what compiling in
+    this process raises, and `attempt`'s errors under ``strict``.
     """
     cause: BaseException | None = None
     try:
-        return _as_dynamo_made_it(gm, inputs, attempt)
+        return begun() if begun is not None else _as_dynamo_made_it(gm, inputs, attempt, in_pieces)
     except CannotTravelError as error:
         attempt.step_down(error.reason, error)
     except CannotReturnError as error:
@@ -98,7 +121,9 @@ def compile_with_fallback(gm: torch.fx.GraphModule, inputs: Sequence[Any], attem
 # ---------------------------------------------------------------- level "aot"
 
 
-def _as_dynamo_made_it(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> Call:
+def _as_dynamo_made_it(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, in_pieces: Cutter | None = None
+) -> Call:
     into = attempt.destination()
 
     def captured() -> Captured:
@@ -113,6 +138,9 @@ def _as_dynamo_made_it(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt:
 
     here = attempt.options.mode != "subprocess" or config.current().pool == "off"
     if here or not (attempt.options.asynchronous or attempt.options.stages):
+        cut = in_pieces(gm, inputs, attempt) if in_pieces is not None else None
+        if cut is not None:
+            return cut.now()
         with attempt.timed("capture"):
             only = captured()
         if attempt.options.mode == "normal":
@@ -124,7 +152,8 @@ def _as_dynamo_made_it(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt:
             call_stages = stages.of_call(attempt, captured, attempt.store())
         only = call_stages[0].captured
         if only.stays is None:
-            return _by_stages(gm, call_stages, attempt, loader)
+            cutter = functools.partial(in_pieces, gm, inputs, attempt) if in_pieces is not None else None
+            return _by_stages(gm, call_stages, attempt, loader, cutter)
     try:
         return compile_captured(only, attempt, loader(only))
     except CannotTravelError as error:
@@ -146,9 +175,16 @@ def _is_of_code(error: CannotTravelError, captured: Captured) -> bool:
 
 
 def _by_stages(
-    gm: torch.fx.GraphModule, stages: Sequence[Stage], attempt: Attempt, loader: Callable[[Captured], Load]
+    gm: torch.fx.GraphModule,
+    stages: Sequence[Stage],
+    attempt: Attempt,
+    loader: Callable[[Captured], Load],
+    in_pieces: Callable[[], CutGraph | None] | None,
 ) -> Call:
-    """The best stage that is there; the better ones, or all of them, are compiled in the background."""
+    """The best stage that is there; the better ones, or all of them, are compiled in the background.
+
+    Where none is there and the graph can be cut, its pieces come before the first stage.
+    """
     # As in `_as_dynamo_made_it` and `compile_captured`.
     from fxpool.lowering.background import compiles
     from fxpool.lowering.fallback import remote
@@ -158,22 +194,31 @@ def _by_stages(
     with attempt.timed("lookup"):
         while served is None and at:
             at -= 1
-            served = _serve(stages[at].captured, attempt, loader(stages[at].captured), count_misses=at == 0)
+            served = serve(stages[at].captured, attempt, loader(stages[at].captured), count_misses=at == 0)
     attempt.stage = stages[at].number
+    cut: CutGraph | None = None
     if served is None:
         eager.check(store, attempt.key, attempt.label)
-        if attempt.options.asynchronous:
+        if in_pieces is not None:
+            cut = in_pieces()
+        if cut is not None:
+            served = cut.found() if attempt.options.asynchronous else cut.now()
+            if served is not None:
+                cut = None
+                attempt.stage = compiles.PIECES
+            at = -1
+        elif attempt.options.asynchronous:
             at = -1
         else:
             first = stages[0].captured
-            _complete(first)
+            complete(first)
             served = remote.compile_in_worker(first, attempt, store, loader(first))
     rest = stages[at + 1 :]
     if not rest:
         assert served is not None
         return served
     for stage in rest:
-        _complete(stage.captured)
+        complete(stage.captured)
     if served is not None:
         attempt.report()
 
@@ -184,9 +229,10 @@ def _by_stages(
         return remote.compile_in_worker(stage.captured, later, store, load_parts)
 
     def find_stage(stage: Stage, later: Attempt, load_parts: Load) -> Any | None:
-        return _serve(stage.captured, later, load_parts, count_misses=False)
+        return serve(stage.captured, later, load_parts, count_misses=False)
 
-    return compiles.begin(gm, rest, attempt, compiles.StageCompiler(compile_stage, find_stage), served)
+    compiler = compiles.StageCompiler(compile_stage, find_stage, cut.later if cut is not None else None)
+    return compiles.begin(gm, rest, attempt, compiler, served)
 
 
 # ---------------------------------------------------------------- levels "aot" and "fx"
@@ -196,11 +242,11 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
     """Serve a captured graph from the store, or have it compiled; returns what `load_parts` makes of it."""
     store = attempt.store()
     with attempt.timed("lookup"):
-        served = _serve(captured, attempt, load_parts)
+        served = serve(captured, attempt, load_parts)
     if served is not None:
         return served
     eager.check(store, attempt.key, attempt.label)
-    _complete(captured)
+    complete(captured)
     if attempt.options.mode == "subprocess" and config.current().pool != "off":
         from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
 
@@ -210,7 +256,8 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
     return load_parts(parts)
 
 
-def _serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True) -> Any | None:
+def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True) -> Any | None:
+    """Return what `load_parts` makes of the entry in a store that is for this call; None is a miss."""
     if captured.key is None:
         if count_misses:
             attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
@@ -222,7 +269,8 @@ def _serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_miss
     return served
 
 
-def _complete(captured: Captured) -> None:
+def complete(captured: Captured) -> None:
+    """Fill in what only a compile needs; count a device that the worker has to see."""
     captured.complete()
     if captured.placement.needed:
         counters.count("fallbacks", f"device_needed:{captured.placement.needed}")
@@ -259,7 +307,7 @@ def _keeping(
 
     `looked_up`: it is known not to be in the store.
     """
-    served = _serve(captured, attempt, load_parts) if not looked_up else None
+    served = serve(captured, attempt, load_parts) if not looked_up else None
     if served is not None:
         return served
     eager.check(attempt.store(), attempt.key, attempt.label)

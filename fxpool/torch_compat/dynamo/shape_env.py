@@ -11,12 +11,13 @@ ShapeEnv by `add_guard`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # handed on to callers
 
 # Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
@@ -198,6 +199,44 @@ def add_guard(env: ShapeEnv, expr: sympy.Basic) -> bool:
 def expression_of(value: Any) -> sympy.Basic:
     """Return the sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
     return value.node.expr
+
+
+def plain_symbol(value: Any) -> str | None:
+    """Return the name of the symbol that a symbolic number is; None for a number, or an expression."""
+    expr = expression_of(value) if isinstance(value, torch.SymInt) else None
+    return expr.name if isinstance(expr, sympy.Symbol) else None
+
+
+def symbols_in(value: Any) -> set[str]:
+    """Return the names of the symbols in a node's value: a symbolic number, a tensor's sizes, or a sequence of them."""
+    return {name for expr in _expressions(value) for name in _names(expr)}
+
+
+def plain_symbols_in(value: Any) -> set[str]:
+    """Return the names of the symbols that a value has as they are: one of its sizes, strides or itself."""
+    return {expr.name for expr in _expressions(value) if isinstance(expr, sympy.Symbol)}
+
+
+def has_unbacked(value: Any) -> bool:
+    """Return whether a size of a value is known only when the graph runs."""
+    return any(symbolic_shapes.free_unbacked_symbols(expr) for expr in _expressions(value))
+
+
+def _names(expr: sympy.Basic) -> Iterator[str]:
+    for symbol in expr.free_symbols:
+        yield str(symbol)
+
+
+def _expressions(value: Any) -> Iterator[sympy.Basic]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _expressions(part)
+    elif isinstance(value, torch.Tensor):
+        yield from _expressions(tuple(value.shape))
+        if value.layout is torch.strided:
+            yield from _expressions((*value.stride(), value.storage_offset()))
+    elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        yield expression_of(value)
 
 
 def is_nested_int(value: Any) -> bool:

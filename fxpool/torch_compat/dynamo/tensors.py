@@ -161,6 +161,11 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor) or (_is_fake_tensor is not None and _is_fake_tensor(value))
 
 
+def is_plain_fake(value: Any) -> bool:
+    """Return whether a value is a fake tensor, or a fake parameter, and of no other subclass."""
+    return is_fake(value) and type(value) in (FakeTensor, torch.Tensor, torch.nn.Parameter)
+
+
 def new_fake_mode(shape_env: Any) -> FakeTensorMode:
     """Return a fake mode for compiling: real tensors among its inputs (constants) are used as they are."""
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)

@@ -8,6 +8,7 @@ input, and the guards that compiling adds, which Dynamo reads after the backend 
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import itertools
 import pickle
@@ -20,6 +21,10 @@ from torch._guards import TracingContext as TracingContext  # handed on to calle
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxpool.torch_compat.dynamo import tensors
+
+# What AOTAutograd leaves in a context about the graph that it has compiled.
+_OF_ONE_GRAPH = ("fw_metadata", "aot_graph_name", "params_flat", "params_flat_unwrap_subclasses",
+                 "params_unwrapped_to_flat_index", "output_strides")  # fmt: skip
 
 
 def current_context() -> TracingContext | None:
@@ -51,6 +56,25 @@ def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any
     return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
 
 
+def of_piece(context: TracingContext | None) -> TracingContext | None:
+    """Return a context for a part of the graph in progress.
+
+    Guards, fake tensors and caches are those of the whole; what AOTAutograd notes about one graph is the part's own.
+    """
+    if context is None:
+        return None
+    part = copy.copy(context)
+    for name in _OF_ONE_GRAPH:
+        if hasattr(part, name):
+            setattr(part, name, None)
+    return part
+
+
+def without_parameters(gm: torch.fx.GraphModule) -> None:
+    """Note on a graph, as Dynamo does, that it carries no parameters as attributes."""
+    gm._param_name_to_source = {}  # type: ignore[assignment]
+
+
 def real_inputs_expected(context: TracingContext | None) -> bool:
     """Return whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
     return bool(context is not None and context.fakify_first_call)
@@ -62,6 +86,11 @@ def real_inputs_expected(context: TracingContext | None) -> bool:
 def placeholder_source(node: torch.fx.Node) -> Any | None:
     """Return where an input comes from in the user's frame; None for one that a graph splitter made."""
     return getattr(node, "_dynamo_source", None)
+
+
+def set_placeholder_source(node: torch.fx.Node, source: Any | None) -> None:
+    """Note where an input of a graph that was made here comes from."""
+    node._dynamo_source = source  # type: ignore[attr-defined]
 
 
 def dump_sources(sources: Sequence[Any]) -> list[bytes | None]:

@@ -314,6 +314,11 @@ _CHOOSES_BY_TIME = next(
 )
 
 
+def cudagraphs() -> bool:
+    """Return whether Inductor records CUDA graphs, as configured."""
+    return bool(inductor_config.triton.cudagraphs)
+
+
 def times_templates() -> bool:
     """Return whether lowering chooses between templates by time."""
     return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)

@@ -1,0 +1,191 @@
+"""What a node of a Dynamo graph does besides computing its value: tensors it writes to, state of the thread it sets.
+
+Dynamo's graphs are not functional. A node may write to an argument, and a pair of nodes may put a stretch of the graph
+under another state (autocast, gradients off). Who cuts such a graph has to know both. What is not known here is
+answered on the safe side: a function from elsewhere may write to all its arguments, and a call without a value that is
+not known may set any state.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxpool.torch_compat.operators import operators
+
+#: Modules whose functions write only to what their names or arguments say.
+_KNOWN = ("torch", "_operator", "operator", "math", "builtins", "einops")
+_INPLACE = frozenset(
+    (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.iand,
+     operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.ipow, operator.imatmul)
+)  # fmt: skip
+# Written under a condition: parameter -> the parameters that decide, and those written.
+_STATISTICS = ("running_mean", "running_var")
+_WITHOUT_EFFECT = ("_log_api_usage_once",)
+
+
+def value_of(node: Node) -> Any:
+    """Return a node's value as Dynamo saw it: fake tensors, symbols, numbers; None where it kept none."""
+    about = node.meta
+    return about["example_value"] if "example_value" in about else about.get("val")
+
+
+def nodes_in(argument: Any) -> Iterator[Node]:
+    """Yield the nodes in an argument, those in lists and dicts among them."""
+    if isinstance(argument, Node):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for part in argument:
+            yield from nodes_in(part)
+    elif isinstance(argument, dict):
+        for part in argument.values():
+            yield from nodes_in(part)
+    elif isinstance(argument, slice):
+        yield from nodes_in((argument.start, argument.stop, argument.step))
+
+
+def written_by(node: Node) -> list[Node]:
+    """Return the arguments that a node may write to."""
+    if node.op == "call_method":
+        return _written_by_method(node)
+    if node.op != "call_function":
+        return []
+    target = node.target
+    written = list(nodes_in(node.kwargs.get("out")))
+    if operators.is_overload(target) or operators.is_packet(target):
+        return [*written, *_written_by_schema(node)]
+    if operators.is_higher_order(target):
+        return _written_by_higher_order(node)
+    if target is operator.setitem or target in _INPLACE:
+        return list(nodes_in(node.args[0]))
+    module, name = str(getattr(target, "__module__", "")), str(getattr(target, "__name__", ""))
+    if module.partition(".")[0] not in _KNOWN and not isinstance(target, _BUILTIN):
+        return list(node.all_input_nodes)
+    if name.endswith("_") and not name.endswith("__"):
+        return [*written, *nodes_in(node.args[0] if node.args else list(node.kwargs.values()))]
+    return [*written, *_written_by_arguments(node)]
+
+
+_BUILTIN = (type(len), type(torch.Tensor.add), type(int.__add__))
+
+
+def _written_by_method(node: Node) -> list[Node]:
+    name = str(node.target)
+    out = list(nodes_in(node.kwargs.get("out")))
+    inplace = name.endswith("_") and not name.endswith("__")
+    if inplace or name == "__setitem__" or (name.startswith("__i") and name.endswith("__") and name != "__invert__"):
+        return [*out, *nodes_in(node.args[0])]
+    return out
+
+
+def _written_by_schema(node: Node) -> list[Node]:
+    target: Any = node.target
+    overloads = [target] if operators.is_overload(target) else [getattr(target, name) for name in target.overloads()]
+    written: dict[Node, None] = {}
+    for overload in overloads:
+        for position, argument in enumerate(overload._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            written.update(dict.fromkeys(nodes_in(given)))
+    return list(written)
+
+
+def _written_by_arguments(node: Node) -> list[Node]:
+    """For functions of torch that write where an argument says so: ``inplace=True``, statistics in training."""
+    target: Any = node.target
+    try:
+        given = inspect.signature(target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # a builtin: it has no parameters to look at
+        if getattr(target, "__name__", "") in ("batch_norm", "instance_norm"):
+            return [*nodes_in(node.args[1:5])]
+        return []
+    given.apply_defaults()
+    values = given.arguments
+    written: list[Node] = []
+    if values.get("inplace") is True:
+        written += nodes_in(next(iter(values.values())))
+    if values.get("training", values.get("use_input_stats")) is True:
+        written += nodes_in([values.get(name) for name in _STATISTICS])
+    if values.get("max_norm") is not None:
+        written += nodes_in(values.get("weight"))
+    return written
+
+
+def _written_by_higher_order(node: Node) -> list[Node]:
+    """The arguments of an operator of operators: all of them, if one of its graphs writes to what it is given."""
+    inner = list(bodies(node))
+    if inner and not any(_writes_to_inputs(body) for body in inner):
+        return []
+    return [argument for argument in node.all_input_nodes if isinstance(value_of(argument), torch.Tensor)]
+
+
+def bodies(node: Node) -> Iterator[torch.fx.GraphModule]:
+    """Yield the graphs that an operator of operators is given."""
+    root = node.graph.owning_module
+    for argument in node.all_input_nodes:
+        if argument.op == "get_attr" and root is not None:
+            value = operator.attrgetter(str(argument.target))(root)
+            if isinstance(value, torch.fx.GraphModule):
+                yield value
+
+
+def _writes_to_inputs(body: torch.fx.GraphModule) -> bool:
+    storages = {_storage(value_of(node)) for node in body.graph.nodes if node.op == "placeholder"}
+    for node in body.graph.nodes:
+        for written in written_by(node):
+            if written.op in ("placeholder", "get_attr") or _storage(value_of(written)) in storages:
+                return True
+    return False
+
+
+def _storage(value: Any) -> Any:
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def storages_of(value: Any) -> Iterator[int]:
+    """Yield an identity of the memory of each tensor in a node's value."""
+    for tensor in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            yield tensor.untyped_storage()._cdata
+
+
+# ---------------------------------------------------------------- state
+
+
+def state_set_by(node: Node) -> str:
+    """Return the name of a call that may set state of the thread instead of computing; empty for any other node."""
+    if node.op != "call_function" or node.target is operator.setitem:
+        return ""
+    module, name = str(getattr(node.target, "__module__", "")), str(getattr(node.target, "__name__", node.target))
+    if "functorch" in module or "_vmap" in name:
+        return f"{module}.{name}"
+    if operators.is_overload(node.target) or operators.is_packet(node.target) or name in _WITHOUT_EFFECT:
+        return ""
+    if any(word in name for word in ("_enter_", "_exit_", "_set_grad_enabled", "set_stream", "_sdp_")):
+        return f"{module}.{name}"
+    if "example_value" in node.meta and node.meta["example_value"] is not None:
+        return ""
+    return "" if "val" in node.meta else f"{module}.{name}"
+
+
+def gradients_set_by(node: Node) -> bool | None:
+    """Return what a node sets the recording of gradients to; None for any other node."""
+    if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
+        return bool(node.args[0])
+    return None
+
+
+def enters(node: Node) -> bool:
+    """Return whether a node begins a stretch of the graph that `leaves` ends: it is an argument of that node."""
+    return node.op == "call_function" and "_enter_" in str(getattr(node.target, "__name__", ""))
+
+
+def leaves(node: Node) -> bool:
+    """Return whether a node ends the stretch that its first argument began."""
+    return node.op == "call_function" and "_exit_" in str(getattr(node.target, "__name__", ""))

@@ -1,0 +1,371 @@
+"""From a Dynamo graph to the composed callable of its pieces, or the reason why it stays whole.
+
+    graph ──▶ calls, plan ──▶ intervals ──▶ pieces ──▶ distinct ones ──▶ captured and looked up, one after another
+                                                                          │ not there: a worker each, side by side
+    composed callable ◀── generated code ◀── loaded, or the next level of the fallback chain ◀────┘
+
+A piece that fails goes down the fallback chain by itself; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxpool import config, counters, forks, notices
+from fxpool.lowering.artifact import load
+from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.fallback import chain, eager
+from fxpool.lowering.regions import calls, compose, plan
+from fxpool.lowering.regions.calls import Call
+from fxpool.lowering.regions.pieces import Piece, extract, identity
+from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
+from fxpool.lowering.request import ambient, capture
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.state import configs
+
+__all__ = ["InPieces"]
+
+log = notices.logger(__name__)
+
+# The better outcome comes later: a graph in pieces is what its worst piece is.
+_WORST_FIRST = (Outcome.EAGER, Outcome.IN_PROCESS, Outcome.WORKER, Outcome.JOINED, Outcome.HIT)
+
+
+class InPieces:
+    """A Dynamo graph that is cut into pieces, and compiled in one of three ways: `now`, `found` or `later`.
+
+    Raises UncuttableError: it stays whole.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> None:
+        with attempt.timed("cut"):
+            _refuse_whole()
+            self._graph = TracedGraph(gm, inputs)
+            self._cut = _Cut(self._graph)
+            distinct = self._cut.distinct()
+            # Before anything is compiled: an output that has no text is refused.
+            compose.source(self._graph, [piece.interval for piece in self._cut.pieces], [True] * len(self._cut.pieces))
+        counters.count("regions", "graphs")
+        counters.count("regions", "pieces", len(self._cut.pieces))
+        counters.count("regions", "distinct", len(distinct))
+        log.info("%s in %d pieces, %d distinct", attempt.label, len(self._cut.pieces), len(distinct))
+        self._attempt = attempt
+        context = tracing.current_context()
+        self._jobs = {
+            name: _Job(piece, _part(attempt, number), tracing.of_piece(context))
+            for number, (name, piece) in enumerate(distinct.items())
+        }
+
+    def now(self) -> Callable[..., Any]:
+        """Return the callable for the graph; pieces that are not there are compiled side by side.
+
+        Raises what compiling a piece raises, as `fallback.chain.compile_with_fallback`.
+        """
+        here = self._attempt.options.mode != "subprocess" or config.current().pool == "off"
+        jobs = self._jobs.values()
+        loading = _Loading()
+        try:
+            waiting = [None if here or job.look_up() else job.start(loading) for job in jobs]
+            for job, wait in zip(jobs, waiting, strict=True):
+                job.finish(wait)
+        finally:
+            self._sum_up()
+        return self._composed()
+
+    def found(self) -> Callable[..., Any] | None:
+        """Return the callable for the graph if every piece is in the cache. All are looked up."""
+        there = [job.look_up() for job in self._jobs.values()]
+        if not all(there):
+            return None
+        for job in self._jobs.values():
+            job.finish(None)
+        self._sum_up()
+        return self._composed()
+
+    def later(self, attempt: Attempt) -> tuple[Callable[..., Any], list[Any]]:
+        """Return the callable for the graph, and the guards on sizes that it holds for; after `found`, in any thread.
+
+        Dynamo has returned and takes no guards any more. Raises what the first piece that fails raises.
+        """
+        loading = _Loading()
+        missing = [job for job in self._jobs.values() if job.made is None]
+        waiting = []
+        for number, job in enumerate(missing):
+            job.attempt = _part(attempt, number)
+            waiting.append(job.start(loading, late=True))
+        for job, wait in zip(missing, waiting, strict=True):
+            with _recorded(job.attempt):
+                job.made = wait.result()
+        return self._composed(), [guard for job in missing for guard in job.guards]
+
+    def _sum_up(self) -> None:
+        """Note what became of the pieces as what became of the graph."""
+        outcomes = [job.attempt.outcome for job in self._jobs.values()]
+        self._attempt.outcome = next((worst for worst in _WORST_FIRST if worst in outcomes), Outcome.FAILED)
+        for job in self._jobs.values():
+            self._attempt.reasons += job.attempt.reasons
+
+    def _composed(self) -> Callable[..., Any]:
+        steps: list[compose.Step] = []
+        for piece, name in zip(self._cut.pieces, self._cut.names, strict=True):
+            made: Any = self._jobs[name].made if name in self._jobs else piece.gm.forward
+            steps.append(
+                (piece.interval, made.call, True) if isinstance(made, _Boxed) else (piece.interval, made, False)
+            )
+        return tracing.never_traced(compose.compose(self._graph, steps, self._attempt.label))
+
+
+def _part(attempt: Attempt, number: int) -> Attempt:
+    return dataclasses.replace(attempt, label=f"{attempt.label} piece {number}", reasons=[], seconds={}, reported=False)
+
+
+def _refuse_whole() -> None:
+    """Raises UncuttableError where the state in force rules out pieces."""
+    context = tracing.current_context()
+    if context is None or tracing.real_inputs_expected(context):
+        raise UncuttableError("fakify_first_call", "DDPOptimizer has cut the graph already")
+    if configs.cudagraphs():
+        raise UncuttableError("cudagraphs", "a piece's parameters differ from call to call")
+
+
+# ---------------------------------------------------------------- where to cut
+
+
+class _Cut:
+    """The pieces of a graph, and for each the name of those that it is equal to."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self._graph = graph
+        self._digests: dict[Call, str | None] = {}
+        self._found: dict[Call, Piece] = {}
+        self._weights = calls.weights(graph.nodes)
+        root = calls.tree(graph.nodes)
+        regions = plan.repeated(root, self._weights, self._digest)
+        self.pieces, self.names = self._pieces([self._found[call] for call in regions])
+        sizes: dict[str, int] = {}
+        for piece, name in zip(self.pieces, self.names, strict=True):
+            if not _is_views(graph, piece.interval):
+                sizes[name] = sum(self._weights[piece.interval.first : piece.interval.end])
+        if not plan.is_worth_it(sum(self._weights), list(sizes.values()), len(self.pieces), _cores()):
+            raise UncuttableError("nothing_to_gain", f"{len(self.pieces)} pieces, {len(sizes)} distinct")
+
+    def distinct(self) -> dict[str, Piece]:
+        """The first piece of each kind that has to be compiled, by name."""
+        first: dict[str, Piece] = {}
+        for piece, name in zip(self.pieces, self.names, strict=True):
+            if not _is_views(self._graph, piece.interval):
+                first.setdefault(name, piece)
+        return first
+
+    def _digest(self, call: Call) -> str | None:
+        if call not in self._digests:
+            try:
+                interval = self._graph.interval(*self._graph.grown(call.first, call.last + 1))
+                self._graph.check(interval)
+                piece = extract(self._graph, interval)
+                self._digests[call] = identity(piece, _constraints(piece))
+                self._found[call] = piece
+            except UncuttableError as error:
+                log.info("%s is not cut out: %s", call.name, error)
+                counters.count("regions", f"refused:{error.reason}")
+                self._digests[call] = None
+        return self._digests[call]
+
+    def _pieces(self, regions: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
+        """The regions and what is between them, in order. Raises UncuttableError."""
+        pieces: list[Piece] = []
+        end = 0
+        for region in [*regions, None]:
+            first = region.interval.first if region is not None else len(self._graph.nodes)
+            if first < end:
+                raise UncuttableError("overlap", "two calls claim the same nodes")
+            pieces += self._between(end, first)
+            if region is not None:
+                pieces.append(region)
+                end = region.interval.end
+        if len(pieces) < 2:
+            raise UncuttableError("nothing_repeats", "and the graph is too small, or has no thin place")
+        known = {piece.interval: self._digests[call] for call, piece in self._found.items()}
+        return pieces, [known.get(piece.interval) or _identity_or_own(piece) for piece in pieces]
+
+    def _between(self, first: int, end: int) -> list[Piece]:
+        """What is not repeated, in parts of a size that keeps the cores busy."""
+        if first == end:
+            return []
+        weights = self._weights[first:end]
+        cuts: list[int] = []
+        if _cores() > 1 and sum(weights) >= plan.WORTH_SPREADING:
+            live = self._graph.live()[first : end + 1]
+            cuts = plan.spread(weights, live, sum(weights) // (plan.WORTH_SPREADING // 2), plan.WORTH_SPREADING // 4)
+        borders = [first, *(first + cut for cut in cuts), end]
+        made = []
+        for begin, stop in itertools.pairwise(borders):
+            interval = self._graph.interval(begin, stop)
+            if not _is_views(self._graph, interval):
+                self._graph.check(interval)
+            made.append(extract(self._graph, interval))
+        return made
+
+
+def _identity_or_own(piece: Piece) -> str:
+    try:
+        return identity(piece, _constraints(piece))
+    except UncuttableError:  # what can't be compared may still be compiled
+        return f"piece at {piece.interval.first}"
+
+
+def _constraints(piece: Piece) -> list[Any]:
+    context = tracing.current_context()
+    if context is None:
+        return []
+    return [tracing.constraints(context, value) for value in piece.inputs]
+
+
+def _is_views(graph: TracedGraph, interval: Interval) -> bool:
+    """Return whether nodes only look at memory in another way, or compute sizes: they are run as they are."""
+    return all(graph.only_looks(node) for node in interval.nodes)
+
+
+def _cores() -> int:
+    return config.current().workers or len(os.sched_getaffinity(0))
+
+
+# ---------------------------------------------------------------- compiling
+
+
+@dataclasses.dataclass(frozen=True)
+class _Boxed:
+    """A callable that takes its inputs in a list."""
+
+    call: Callable[[list[Any]], Any]
+
+
+class _Loading:
+    """One at a time: loading adds guards to the shapes that all pieces of a graph have in common."""
+
+    def __init__(self) -> None:
+        self.lock = forks.lock(self, "lock")
+
+
+class _Job:
+    """A distinct piece on its way to a callable, `made`. `guards` are those that a late load leaves to its caller."""
+
+    def __init__(self, piece: Piece, attempt: Attempt, context: tracing.TracingContext | None) -> None:
+        self.attempt = attempt
+        self.made: Any = None
+        self.guards: list[Any] = []
+        self._piece = piece
+        self._context = context
+        self._captured: Captured | None = None
+        self._refused: Exception | None = None
+
+    def look_up(self) -> bool:
+        """Capture the piece; return whether it is in the cache, or why it is not matters to `finish` only."""
+        if self.made is not None:
+            return True
+        try:
+            with tracing.reentered(self._context):
+                self.made = self._look_up()
+        except Exception as error:
+            self._refused = error
+        return self.made is not None
+
+    def _look_up(self) -> Any:
+        piece, attempt = self._piece, self.attempt
+        with attempt.timed("capture"):
+            captured = capture.capture(piece.gm, piece.inputs, label=attempt.label, into=attempt.destination())
+        if captured.stays is not None:
+            raise captured.stays
+        with attempt.timed("lookup"):
+            served = chain.serve(captured, attempt, lambda parts: self._load(captured, parts))
+        if served is None:
+            eager.check(attempt.store(), attempt.key, attempt.label)
+            chain.complete(captured)
+            self._captured = captured
+        return served
+
+    def _load(self, captured: Captured, parts: Parts, late: bool = False) -> _Boxed:
+        with self.attempt.timed("load"):
+            return _Boxed(load.load_aot(parts, captured, self._piece.gm.forward, late=late, boxed=True))
+
+    def start(self, loading: _Loading, *, late: bool = False) -> _Waiting:
+        """Have it compiled; what is returned waits for it. After `look_up` found nothing."""
+        return _Waiting(lambda: self._compile(loading, late), self.attempt.label)
+
+    def _compile(self, loading: _Loading, late: bool) -> Any:
+        from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
+
+        if self._captured is None:
+            raise self._refused or AssertionError("it was not looked up")
+        captured, attempt = self._captured, self.attempt
+
+        def load_there(parts: Parts) -> _Boxed:
+            with loading.lock, _as_in(captured):
+                made = self._load(captured, parts, late)
+            self.guards = list(parts.guards) if late else []
+            return made
+
+        attempt.key = captured.key.digest if captured.key is not None else None
+        return remote.compile_in_worker(captured, attempt, attempt.store(), load_there)
+
+    def finish(self, waiting: _Waiting | None) -> None:
+        """Take what was made, or the next level of the fallback chain. Raises what that raises."""
+        made = self.made
+
+        def begun() -> Any:
+            return waiting.result() if waiting is not None else made
+
+        with tracing.reentered(self._context), _recorded(self.attempt):
+            nothing_begun = waiting is None and made is None
+            self.made = chain.compile_with_fallback(
+                self._piece.gm, self._piece.inputs, self.attempt, None if nothing_begun else begun
+            )
+
+
+@contextlib.contextmanager
+def _recorded(part: Attempt) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        part.record()
+        part.report()
+
+
+@contextlib.contextmanager
+def _as_in(captured: Captured) -> Iterator[None]:
+    """The state and the tracing context of a capture, in another thread."""
+    with ambient.entered_by_thread(captured.request.ambient), tracing.reentered(captured.context):
+        yield
+
+
+class _Waiting:
+    """A thread that waits for a worker. What is raised there is raised by `result`."""
+
+    def __init__(self, work: Callable[[], Any], label: str) -> None:
+        self._work = work
+        self._made: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"fxpool {label}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._made = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._made

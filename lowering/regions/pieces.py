@@ -1,0 +1,134 @@
+"""An interval of a graph as a graph of its own, and what tells two such graphs apart.
+
+Two pieces are the same if they are the same as plain data: operators, arguments, what is known of inputs (sizes,
+strides, offsets, types, which of them share memory, which require gradients), constants by content, metadata of nodes
+that compiling reads. That is the form which keys are made of (`codecache.graph_codec`), so what can't be put into it
+is not taken for equal to anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxpool.codecache import graph_codec, key
+from fxpool.errors import CannotTravelError
+from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
+from fxpool.lowering.request import overlap
+from fxpool.torch_compat.dynamo import tensors, tracing
+
+__all__ = ["Piece", "extract", "identity"]
+
+# Notes about the whole graph that a piece does not inherit: they name its inputs.
+_OF_THE_WHOLE = ("dynamo_flat_name_to_original_fqn",)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """A graph with its inputs, fake or real; `interval` says where it was."""
+
+    interval: Interval
+    gm: torch.fx.GraphModule
+    inputs: tuple[Any, ...]
+
+
+def extract(graph: TracedGraph, interval: Interval) -> Piece:
+    """Return an interval as a graph. Names in it do not depend on where it was; `graph` is not changed."""
+    made = torch.fx.Graph()
+    root: dict[str, Any] = {}
+    copies: dict[Node, Node] = {}
+    for number, node in enumerate(interval.inputs):
+        copies[node] = made.placeholder(f"input_{number}")
+        copies[node].meta = _about_input(graph, node)
+        # By it an input gets the symbols that tracing gave it. What a piece hands on has no place in the user's frame.
+        tracing.set_placeholder_source(copies[node], tracing.placeholder_source(node))
+    for number, node in enumerate(interval.graphs):
+        root[f"graph_{number}"] = _renamed(graph.attribute(node))
+        copies[node] = made.get_attr(f"graph_{number}")
+        copies[node].meta = dict(node.meta)
+    for number, node in enumerate(interval.nodes):
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        copies[node] = made.create_node(node.op, node.target, args, kwargs, f"node_{number}")
+        copies[node].meta = dict(node.meta)
+    made.output(tuple(copies[node] for node in interval.outputs))
+    gm = torch.fx.GraphModule(root, made)
+    gm.meta = {name: value for name, value in graph.gm.meta.items() if name not in _OF_THE_WHOLE}
+    tracing.without_parameters(gm)
+    return Piece(interval, gm, tuple(_input(graph, node) for node in interval.inputs))
+
+
+def _renamed(body: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy a graph of an operator of operators without the names of the layer that it came from."""
+    made = torch.fx.Graph()
+    root: dict[str, Any] = {}
+    copies: dict[Node, Node] = {}
+    for number, node in enumerate(body.graph.nodes):
+        if node.op == "output":
+            made.output(torch.fx.map_arg(node.args[0], copies.__getitem__))
+            continue
+        target = node.target
+        if node.op == "placeholder":
+            target = f"input_{number}"
+        elif node.op in ("get_attr", "call_module"):
+            value = graph_codec.gm_attribute(body, str(node.target))
+            target = f"attribute_{number}"
+            root[target] = _renamed(value) if isinstance(value, torch.fx.GraphModule) else value
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        copies[node] = made.create_node(node.op, target, args, kwargs, f"node_{number}")
+        copies[node].meta = dict(node.meta)
+    gm = torch.fx.GraphModule(root, made)
+    gm.meta = dict(body.meta)
+    return gm
+
+
+def _about_input(graph: TracedGraph, node: Node) -> dict[str, Any]:
+    if node.op == "placeholder":
+        kept = ("example_value", "tensor_dict", "stack_trace")
+        return {name: node.meta[name] for name in kept if name in node.meta}
+    return {"example_value": graph.value(node)}
+
+
+def _input(graph: TracedGraph, node: Node) -> Any:
+    """What stands for a value when a piece is compiled: the backend's own input, or a leaf with the same memory."""
+    if node in graph.given:
+        return graph.given[node]
+    value = graph.value(node)
+    if isinstance(value, torch.Tensor) and tensors.is_fake(value):
+        return value.detach().requires_grad_(value.requires_grad)
+    return value
+
+
+def identity(piece: Piece, constraints: Sequence[Any] = ()) -> str:
+    """Return a digest that two pieces of one graph have in common if one compile can serve both.
+
+    Raises UncuttableError: something in the piece has no form by which it can be compared.
+    """
+    encoder = graph_codec.GraphEncoder()
+    try:
+        values = [encoder.value(value) for value in _fakes(piece)]
+        description = encoder.encode(piece.gm).description
+        layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
+        whole = key.canonical([description, values, layout, list(constraints)])
+    except CannotTravelError as error:
+        raise UncuttableError(error.reason, error.detail) from error
+    except (TypeError, ValueError) as error:
+        raise UncuttableError("not_comparable", str(error)) from error
+    return hashlib.sha256(whole).hexdigest()
+
+
+def _fakes(piece: Piece) -> list[Any]:
+    """Metadata only: inputs that are real have a fake twin in the graph, except for its constants."""
+    placeholders = [node for node in piece.gm.graph.nodes if node.op == "placeholder"]
+    return [
+        node.meta.get("example_value") if isinstance(value, torch.Tensor) and not tensors.is_fake(value) else value
+        for node, value in zip(placeholders, piece.inputs, strict=True)
+    ]
+
+
+def _real(inputs: Sequence[Any]) -> list[Any]:
+    return [value if isinstance(value, torch.Tensor) and not tensors.is_fake(value) else None for value in inputs]

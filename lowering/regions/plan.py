@@ -1,0 +1,148 @@
+"""Which cuts of a graph are worth making, decided on numbers: weights of nodes, digests of intervals, live values.
+
+Weights are numbers of nodes, which the time of lowering grows with. Equal digests mean that one compile serves both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from fxpool.lowering.regions.calls import Call
+
+__all__ = ["LEAST", "repeated", "spread"]
+
+#: A call of fewer nodes is no piece: what one costs at run time and in the pool, a smaller one can't win back.
+LEAST = 12
+# A call is cut further where what repeats in it leaves less than this part of it to be compiled.
+_WORTH_GOING_IN = 0.5
+
+#: What is not repeated and heavier than this is spread over cores.
+WORTH_SPREADING = 400
+# Part of the whole's time that pieces may take and still be worth what they cost at run time.
+_WORTH = 0.75
+# What a piece costs besides its nodes (a request, a worker's start on it, loading), in nodes.
+_PIECE = 15
+
+
+def is_worth_it(whole: int, distinct: Sequence[int], pieces: int, cores: int) -> bool:
+    """Return whether compiling pieces takes clearly less time than compiling the graph of weight `whole`.
+
+    `distinct` are the weights of those that have to be compiled; `pieces` is the number of all.
+    """
+    if not distinct or pieces < 2:
+        return False
+    costs = [weight + _PIECE for weight in distinct]
+    return max(max(costs), sum(costs) / cores) <= _WORTH * whole
+
+
+Digest = Callable[[Call], "str | None"]
+
+
+def repeated(root: Call, weights: Sequence[int], digest: Digest, least: int = LEAST) -> list[Call]:
+    """Return the calls to cut out, in order and apart from each other: each is equal to another one of them.
+
+    `digest` tells what a call's interval of nodes is as a graph; None says that it can't be cut out. It is asked of
+    calls of at least `least` nodes only.
+    """
+    chosen, _ = _Planner(weights, digest, least).plan(root)
+    count = Counter(digest(call) for call in chosen)
+    return sorted((call for call in chosen if count[digest(call)] > 1), key=lambda call: call.first)
+
+
+class _Planner:
+    def __init__(self, weights: Sequence[int], digest: Digest, least: int) -> None:
+        self._sums = [0]
+        for weight in weights:
+            self._sums.append(self._sums[-1] + weight)
+        self._digest = digest
+        self._least = least
+
+    def weight(self, call: Call) -> int:
+        return self._sums[call.last + 1] - self._sums[call.first]
+
+    def plan(self, root: Call) -> tuple[list[Call], float]:
+        """The calls to cut out below `root`, and the weight that has to be compiled for it then."""
+        children = root.in_order()
+        digests = [self._digest_of(child, children) for child in children]
+        groups: dict[str, list[Call]] = {}
+        for child, name in zip(children, digests, strict=True):
+            if name is not None:
+                groups.setdefault(name, []).append(child)
+        chosen: list[Call] = []
+        left: float = self.weight(root)
+        for child, name in zip(children, digests, strict=True):
+            if name is not None and len(groups[name]) > 1:
+                continue
+            inside, rest = self.plan(child)
+            if inside:
+                chosen += inside
+                left -= self.weight(child) - rest
+        for equal in groups.values():
+            if len(equal) < 2:
+                continue
+            left -= sum(map(self.weight, equal))
+            inside, rest = self.plan(equal[0])
+            if inside and rest < _WORTH_GOING_IN * self.weight(equal[0]):
+                chosen += [call for member in equal for call in self.plan(member)[0]]
+                left += rest
+            else:
+                chosen += equal
+                left += self.weight(equal[0])
+        return chosen, left
+
+    def _digest_of(self, call: Call, siblings: Sequence[Call]) -> str | None:
+        if self.weight(call) < self._least:
+            return None
+        if any(other is not call and other.first <= call.last and call.first <= other.last for other in siblings):
+            return None  # they are in one another's way
+        return self._digest(call)
+
+
+def spread(weights: Sequence[int], live: Sequence[int | None], pieces: int, least: int = LEAST) -> list[int]:
+    """Return positions that cut a row of nodes into at most `pieces` parts at its thinnest places.
+
+    A cut at position p is in front of node p. `live[p]` is the number of values that live across it, None where it is
+    not allowed; it has one element more than `weights`. Each part weighs at least half and at most one and a half of an
+    equal share, and at least `least`; fewer parts are made where no such cut exists.
+    """
+    total = sum(weights)
+    for parts in range(min(pieces, total // max(1, least)), 1, -1):
+        cuts = _thinnest(weights, live, parts, max(least, total / parts / 2), 1.5 * total / parts)
+        if cuts is not None:
+            return cuts
+    return []
+
+
+def _thinnest(
+    weights: Sequence[int], live: Sequence[int | None], parts: int, least: float, most: float
+) -> list[int] | None:
+    """Positions of `parts - 1` cuts with the smallest sum of live values; None if there are none within the bounds."""
+    sums = [0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    # best[p]: (sum of live values, position of the cut before) with the last cut so far at p.
+    best: dict[int, tuple[int, int]] = {0: (0, -1)}
+    rows = [best]
+    allowed = [(position, count) for position, count in enumerate(live) if count is not None and position]
+    for _ in range(parts - 1):
+        row: dict[int, tuple[int, int]] = {}
+        for position, count in allowed:
+            before = [
+                (cost + count, earlier)
+                for earlier, (cost, _) in best.items()
+                if least <= sums[position] - sums[earlier] <= most
+            ]
+            if before:
+                row[position] = min(before)
+        rows.append(row)
+        best = row
+    ends = [(cost, p) for p, (cost, _) in best.items() if least <= sums[-1] - sums[p] <= most]
+    if not ends:
+        return None
+    cuts: list[int] = []
+    position = min(ends)[1]
+    for row in reversed(rows[1:]):
+        cuts.append(position)
+        position = row[position][1]
+    return cuts[::-1]

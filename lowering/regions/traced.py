@@ -1,0 +1,289 @@
+"""A graph as Dynamo made it, and where it may be cut.
+
+A cut is refused where it would change what the program does: inside of a stretch under another state (autocast,
+gradients off), where memory that one side writes to is used on the other, and where a value has no form as the input
+of a graph. Unsure means whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxpool.torch_compat.dynamo import node_effects, shape_env, tensors
+
+__all__ = ["Interval", "TracedGraph", "UncuttableError"]
+
+
+class UncuttableError(Exception):
+    """The graph, or an interval of it, stays whole. `reason` is counted, `detail` names what it was."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interval:
+    """The nodes from position `first` up to `end`, and what goes in and out of them.
+
+    `inputs` are in order of use with symbols first, `outputs` in order of the graph; `graphs` are the nodes that name
+    graphs of operators of operators.
+    """
+
+    first: int
+    end: int
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    graphs: tuple[Node, ...]
+
+
+class TracedGraph:
+    """`nodes` are those that compute, in order; `given` are the backend's inputs by placeholder.
+
+    Raises UncuttableError: the graph has something in it that rules out every cut.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self.gm = gm
+        self.placeholders: list[Node] = []
+        self.attributes: list[Node] = []
+        self.nodes: list[Node] = []
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                self.placeholders.append(node)
+            elif node.op == "get_attr":
+                self.attributes.append(node)
+            elif node.op == "output":
+                self.output = node
+            elif node.op == "call_module":
+                raise UncuttableError("call_module", str(node.target))
+            else:
+                self.nodes.append(node)
+        self.given = dict(zip(self.placeholders, inputs, strict=True))
+        self.position = {node: position for position, node in enumerate(self.nodes)}
+        self.graph_nodes = frozenset(node for node in self.attributes if self._is_graph(node))
+        self._symbols = self._symbols_by_name()
+        self._closed = self._closed_positions()
+        self._writes = self._writes_by_storage()
+
+    def attribute(self, node: Node) -> Any:
+        """Return what a ``get_attr`` node names."""
+        return operator.attrgetter(str(node.target))(self.gm)
+
+    def _is_graph(self, node: Node) -> bool:
+        value = self.attribute(node)
+        if isinstance(value, torch.fx.GraphModule):
+            return True
+        if isinstance(value, torch.Tensor):
+            return False
+        raise UncuttableError("attribute", type(value).__name__)
+
+    def value(self, node: Node) -> Any:
+        """Return a node's value as it was traced; for an attribute the tensor itself."""
+        return self.attribute(node) if node.op == "get_attr" else node_effects.value_of(node)
+
+    def _symbols_by_name(self) -> dict[str, Node]:
+        """The placeholder that stands for each symbol."""
+        found: dict[str, Node] = {}
+        for node in self.placeholders:
+            value = self.value(node)
+            if isinstance(value, torch.SymInt) and (name := shape_env.plain_symbol(value)) is not None:
+                found[name] = node
+        return found
+
+    # ------------------------------------------------------------ state and memory
+
+    def _closed_positions(self) -> list[bool]:
+        """Whether the state in front of each node, and after the last, is the one that the graph is called under."""
+        ambient = torch.is_grad_enabled()
+        open_stretches: set[Node] = set()
+        gradients = ambient
+        closed = []
+        for node in self.nodes:
+            closed.append(not open_stretches and gradients == ambient)
+            if not (name := node_effects.state_set_by(node)):
+                continue
+            setting = node_effects.gradients_set_by(node)
+            if node_effects.enters(node):
+                open_stretches.add(node)
+            elif node_effects.leaves(node) and node.args and node.args[0] in open_stretches:
+                open_stretches.discard(node.args[0])  # type: ignore[arg-type]
+            elif setting is not None:
+                gradients = setting
+            else:
+                raise UncuttableError("state", name)
+        return [*closed, not open_stretches and gradients == ambient]
+
+    def _writes_by_storage(self) -> dict[int, list[int]]:
+        """For memory that is written to: the positions of the nodes that write."""
+        writes: dict[int, list[int]] = {}
+        for position, node in enumerate(self.nodes):
+            for written in node_effects.written_by(node):
+                value = self.value(written)
+                storages = list(node_effects.storages_of(value))
+                if not storages and value is None:
+                    raise UncuttableError("write", f"{node.name} writes to {written.name}, which nothing is known of")
+                for storage in storages:
+                    writes.setdefault(storage, []).append(position)
+        return writes
+
+    @functools.cached_property
+    def _reach(self) -> dict[int, tuple[int, int, list[Node]]]:
+        """For memory that is written to: first and last position at which a node makes or uses it, and those nodes."""
+        reach: dict[int, tuple[int, int, list[Node]]] = {}
+        for node in (*self.placeholders, *self.attributes, *self.nodes):
+            for storage in node_effects.storages_of(self.value(node)):
+                if storage not in self._writes:
+                    continue
+                at = [self.position[user] for user in node.users if user in self.position]
+                if node in self.position:
+                    at.append(self.position[node])
+                first, last, nodes = reach.get(storage, (len(self.nodes), -1, []))
+                reach[storage] = min([first, *at]), max([last, *at]), [*nodes, node]
+        return reach
+
+    # ------------------------------------------------------------ intervals
+
+    def interval(self, first: int, end: int) -> Interval:
+        """Return the nodes from `first` up to `end` with their inputs and outputs."""
+        nodes = self.nodes[first:end]
+        inside = set(nodes)
+        used: dict[Node, None] = {}
+        graphs: dict[Node, None] = {}
+        for node in nodes:
+            for argument in node.all_input_nodes:
+                if argument not in inside:
+                    (graphs if argument in self.graph_nodes else used)[argument] = None
+        symbols: dict[Node, None] = {}
+        if self._symbols:
+            for node in (*nodes, *used):
+                for name in shape_env.symbols_in(self.value(node)):
+                    if (symbol := self._symbols.get(name)) is not None:
+                        symbols[symbol] = None
+        for symbol in symbols:
+            used.pop(symbol, None)
+        outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
+        return Interval(first, end, tuple(nodes), (*symbols, *used), outputs, tuple(graphs))
+
+    def grown(self, first: int, end: int) -> tuple[int, int]:
+        """Widen an interval over what belongs to it: the stretch that it fills, and the parts of a last tuple."""
+        while (
+            first > 0
+            and end < len(self.nodes)
+            and node_effects.enters(self.nodes[first - 1])
+            and node_effects.leaves(self.nodes[end])
+            and self.nodes[end].args[:1] == (self.nodes[first - 1],)
+        ):
+            first, end = first - 1, end + 1
+        while end < len(self.nodes) and self._takes_part(self.nodes[end], first, end):
+            end += 1
+        return first, end
+
+    def _takes_part(self, node: Node, first: int, end: int) -> bool:
+        if node.target is not operator.getitem or not isinstance(node.args[0], Node):
+            return False
+        whole = node.args[0]
+        return first <= self.position.get(whole, -1) < end and isinstance(self.value(whole), (tuple, list))
+
+    def check(self, interval: Interval) -> None:
+        """Raises UncuttableError if the interval can't be a graph of its own beside the rest."""
+        if not (self._closed[interval.first] and self._closed[interval.end]):
+            raise UncuttableError("open_context", "autocast, or gradients switched off, reaches over the border")
+        for node in (*interval.inputs, *interval.outputs):
+            if (reason := self.why_not_across(node)) is not None:
+                raise UncuttableError(reason, node.name)
+        self._check_symbols(interval)
+        for storage, positions in self._writes.items():
+            if not any(interval.first <= position < interval.end for position in positions):
+                continue
+            first, last, nodes = self._reach[storage]
+            if first < interval.first or last >= interval.end:
+                raise UncuttableError("write_across", nodes[0].name)
+            self._check_written(interval, nodes)
+
+    def _check_written(self, interval: Interval, nodes: Sequence[Node]) -> None:
+        """Memory that is written in an interval and used nowhere else is its own, or that of one input."""
+        outer = [node for node in nodes if node not in self.position]
+        if len(outer) > 1:
+            raise UncuttableError("write_shared", ", ".join(node.name for node in outer))
+        for node in outer:
+            value = self.value(node)
+            if node not in interval.inputs or (value.requires_grad and value.is_leaf):
+                raise UncuttableError("write_to_leaf", node.name)
+
+    def _check_symbols(self, interval: Interval) -> None:
+        """Every symbol of an interval has to be found in its inputs."""
+        given = {name for node in interval.inputs for name in shape_env.plain_symbols_in(self.value(node))}
+        needed = {
+            name for node in (*interval.inputs, *interval.nodes) for name in shape_env.symbols_in(self.value(node))
+        }
+        if not needed <= given:
+            raise UncuttableError("symbols", ", ".join(sorted(needed - given)))
+
+    def why_not_across(self, node: Node) -> str | None:
+        """Return why a value can't be handed from one graph to another; None if it can."""
+        value = self.value(node)
+        if isinstance(value, torch.Tensor):
+            if node.op == "get_attr":
+                return None if type(value) in (torch.Tensor, torch.nn.Parameter) else "subclass"
+            if not tensors.is_plain_fake(value):
+                return "subclass"
+            if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+                return "tensor"
+            return "unbacked" if shape_env.has_unbacked(value) else None
+        if isinstance(value, torch.SymInt):
+            return "unbacked" if shape_env.has_unbacked(value) else None
+        if node.op == "placeholder" and (value is None or isinstance(value, (int, float, bool, torch.SymFloat))):
+            return None if not isinstance(value, torch.SymFloat) else "symfloat"
+        return "value" if value is not None else "unknown_value"
+
+    def live(self) -> list[int | None]:
+        """Return for each position how many values a cut in front of it would hand on; None where it is not allowed.
+
+        Parameters are not counted: each side has those that it uses.
+        """
+        count = len(self.nodes)
+        crossing = [0] * (count + 2)
+        refused = [not closed for closed in self._closed]
+        for node in self.nodes:
+            users = [self.position.get(user, count) for user in node.users]
+            if not users:
+                continue
+            begin, last = self.position[node] + 1, max(users)
+            crossing[begin] += 1
+            crossing[last + 1] -= 1
+            if self.why_not_across(node) is not None:
+                for position in range(begin, min(last, count - 1) + 1):
+                    refused[position] = True
+        for first, last, _ in self._reach.values():
+            for position in range(first + 1, last + 1):
+                refused[position] = True
+        sums: list[int | None] = []
+        running = 0
+        for position in range(count + 1):
+            running += crossing[position]
+            sums.append(None if refused[position] or position == 0 else running)
+        return sums
+
+    def only_looks(self, node: Node) -> bool:
+        """Return whether a node computes no tensor: a view of one that is there, a size, a part of a tuple."""
+        if node_effects.written_by(node) or node_effects.state_set_by(node):
+            return False
+        known = {storage for argument in node.all_input_nodes for storage in _storages(self.value(argument))}
+        value = self.value(node)
+        parts = value if isinstance(value, (tuple, list)) else (value,)
+        if not all(isinstance(part, (torch.Tensor, torch.SymInt, int, bool, torch.Size)) for part in parts):
+            return False
+        return known.issuperset(_storages(value))
+
+
+_storages = node_effects.storages_of

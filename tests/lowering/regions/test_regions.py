@@ -1,0 +1,283 @@
+"""Graphs compiled in pieces: what they give, what is compiled for them, and what the next process finds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cutting import WIDTH, Block, Stack, small_models
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fxpool
+from fxpool.lowering.regions import compile_pieces
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, cache: object, own_background: None) -> Iterator[None]:
+    # Random numbers as eager execution draws them, so that dropout can be compared.
+    with small_models(monkeypatch), torch._inductor.config.patch(fallback_random=True):
+        yield
+
+
+def step(model: nn.Module, call: Callable[..., Any], x: torch.Tensor, *, train: bool) -> dict[str, Any]:
+    """Outputs, gradients and buffers of one step, and what else of the outputs can be seen."""
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_(train)
+    model.zero_grad()
+    with torch.set_grad_enabled(train):
+        made = call(x)
+    outputs = torch.utils._pytree.tree_leaves(made)
+    if train:
+        total = sum((one.float() ** 2).mean() for one in outputs if one.requires_grad)
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+    return {
+        "outputs": [one.detach() for one in outputs],
+        "gradients": [x.grad, *(one.grad for one in model.parameters())],
+        "buffers": [one.clone() for one in model.buffers()],
+        "strides": [one.stride() for one in outputs],
+        "require gradients": [one.requires_grad for one in outputs],
+    }
+
+
+def check(model: nn.Module, *, train: bool = True, rows: tuple[int, ...] = (6, 6)) -> dict[str, int]:
+    """Compare two steps in pieces with eager ones; return what was counted for them."""
+    torch._dynamo.reset()
+    eager = copy.deepcopy(model)
+    before = dict(fxpool.stats()["regions"])
+    compiled = torch.compile(model, backend="fxpool", options={"regions": True})
+    for count in rows:
+        x = torch.randn(count, WIDTH)
+        torch.testing.assert_close(
+            step(model, compiled, x, train=train), step(eager, eager, x, train=train), rtol=1e-3, atol=1e-4
+        )
+    counted = {name: count - before.get(name, 0) for name, count in fxpool.stats()["regions"].items()}
+    return {name: count for name, count in counted.items() if count}
+
+
+class _Views(Block):
+    def forward(self, x: torch.Tensor) -> Any:
+        made = super().forward(x)
+        return made.view(2, -1, WIDTH).transpose(0, 1), made
+
+
+class _StackOfViews(Stack):
+    def forward(self, x: torch.Tensor) -> Any:
+        views, x = [], self.first(x)
+        for block in self.blocks:
+            view, x = block(x)
+            views.append(view)
+        return self.last(x), views
+
+
+class _Statistics(nn.Module):
+    """Writes to buffers in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = x + self.down(nn.functional.relu(self.norm(self.up(x))))
+        return made
+
+
+class _WritesToItsOwn(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = nn.functional.relu(self.up(self.norm(x)), inplace=True)
+        made = self.down(made)
+        made += 1
+        return x + made.mul_(2)
+
+
+class _GivesItsInputBack(Block):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), x
+
+
+class _StackOfPairs(Stack):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for block in self.blocks:
+            x, before = block(x)
+            kept.append(before)
+        return x + torch.stack(kept).sum(0)
+
+
+class _Checkpointed(Stack):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]
+        return x
+
+
+class _OneBlock(Stack):
+    """The same block four times."""
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = self.blocks[0](x)
+        return x
+
+
+class _HalfWithout(Stack):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for block in self.blocks[:2]:
+                x = block(x)
+        for block in self.blocks[2:]:
+            x = block(x)
+        return x
+
+
+class _Random(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand_like(x)
+
+
+class _Halves(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.up(self.norm(x)).chunk(2, -1)
+        return x + first * second
+
+
+class _HasAConstant(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.tensor([0.5] * WIDTH)
+
+
+def _tied() -> nn.Module:
+    model = Stack()
+    model.blocks[1].up.weight = model.blocks[0].up.weight  # type: ignore[union-attr]
+    model.blocks[3].down = model.blocks[2].down  # type: ignore[union-attr]
+    return model
+
+
+def _alternating() -> nn.Module:
+    model = Stack()
+    for number, block in enumerate(model.blocks):
+        block.scale = 1.0 + number % 2  # type: ignore[assignment]
+    return model
+
+
+def _frozen_at_first() -> nn.Module:
+    model = Stack()
+    model.first.requires_grad_(False)
+    model.blocks[0].requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "equal blocks": (Stack, 3),
+    "dropout": (lambda: Stack(lambda: Block(drop=0.5)), 3),
+    "two kinds of blocks": (_alternating, 4),
+    "statistics": (lambda: Stack(_Statistics), 3),
+    "writes to their own": (lambda: Stack(_WritesToItsOwn), 3),
+    "views given out": (lambda: _StackOfViews(_Views), 3),
+    "inputs given back": (lambda: _StackOfPairs(_GivesItsInputBack), 3),
+    "checkpoints": (lambda: _Checkpointed(lambda: Block(drop=0.3)), 3),
+    "one block many times": (_OneBlock, 3),
+    "tied weights": (_tied, 3),
+    "frozen at first": (_frozen_at_first, 5),
+    "some without gradients": (lambda: _HalfWithout(count=5), 4),
+    "random numbers": (lambda: Stack(_Random), 3),
+    "parts of tuples": (lambda: Stack(_Halves), 3),
+    "constants": (lambda: Stack(_HasAConstant), 3),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_in_pieces_is_the_eager_one(name: str) -> None:
+    make, kinds = MODELS[name]
+    counted = check(make())
+    assert counted["graphs"] == 1, counted
+    assert counted["distinct"] <= kinds
+    assert counted["pieces"] > counted["distinct"]
+
+
+@pytest.mark.parametrize("name", ["equal blocks", "parts of tuples", "views given out"])
+def test_sizes_that_are_symbols(name: str) -> None:
+    assert check(MODELS[name][0](), rows=(6, 8, 10))["graphs"] == 2, "the second size makes it a symbol"
+
+
+@pytest.mark.parametrize("name", ["equal blocks", "statistics", "inputs given back"])
+def test_inference(name: str) -> None:
+    assert check(MODELS[name][0]().eval(), train=False)["graphs"] == 1
+
+
+def test_a_deeper_model_finds_the_pieces_of_another() -> None:
+    check(Stack(lambda: Block(scale=0.75)))
+    before = fxpool.stats()
+    check(Stack(lambda: Block(scale=0.75), count=7))
+    after = fxpool.stats()
+    assert after["hits"] - before["hits"] == 2, "a block, and the layers at both ends, which are equal"
+    assert after["compiles"] == before["compiles"]
+
+
+def test_a_changed_head_is_compiled_alone() -> None:
+    check(Stack(lambda: Block(scale=0.85)))
+    before = fxpool.stats()
+    other = Stack(lambda: Block(scale=0.85))
+    other.last = nn.Linear(WIDTH, 5)
+    check(other)
+    assert fxpool.stats()["compiles"]["worker"] - before["compiles"]["worker"] == 1
+
+
+def test_what_stays_whole_is_counted_with_the_reason() -> None:
+    counted = check(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+    assert [name for name in counted if name.startswith("whole:")], counted
+
+
+def test_a_piece_that_can_not_travel_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are compiled by workers as ever."""
+    from fxpool.errors import CannotTravelError
+
+    look_up = compile_pieces._Job._look_up
+    refused: list[str] = []
+
+    def refuse_first(job: Any) -> Any:
+        if not refused:
+            refused.append(job.attempt.label)
+            raise CannotTravelError("made_up", "for the test")
+        return look_up(job)
+
+    monkeypatch.setattr(compile_pieces._Job, "_look_up", refuse_first)
+    before = fxpool.stats()["fallbacks"].get("made_up", 0)
+    assert check(Stack(lambda: Block(scale=0.65)))["graphs"] == 1
+    assert fxpool.stats()["fallbacks"]["made_up"] == before + 1
+
+
+def test_compiled_code_runs_in_every_piece() -> None:
+    torch._dynamo.reset()
+    model = Stack()
+    compiled = torch.compile(model, backend="fxpool", options={"regions": True})
+    x = torch.randn(6, WIDTH)
+    compiled(x).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled(x)
+    calls = [event.name for event in profile.events() if event.name.startswith("## Call CompiledFxGraph")]
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("mode", ["progressive+subprocess", "async+subprocess"])
+def test_pieces_come_before_the_first_stage(mode: str, shared_pool: object) -> None:
+    torch._dynamo.reset()
+    model = Stack(lambda: Block(scale=0.55 if mode[0] == "a" else 0.45))
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="fxpool", options={"mode": mode, "stages": [{}]})
+    x = torch.randn(6, WIDTH)
+    states = set()
+    for _ in range(200):
+        torch.testing.assert_close(step(model, compiled, x, train=True), step(eager, eager, x, train=True))
+        (row,) = [one for one in fxpool.wait(0) if -1 in one["stages"]][-1:] or [None]
+        if row is not None:
+            states.add(row["stages"].get(-1))
+            if row["stage"] == 0:
+                break
+    rows = [one for one in fxpool.wait(120) if one["stages"].get(-1) in ("superseded", "in use")]
+    assert rows and rows[-1]["stage"] == 0, rows
+    torch.testing.assert_close(step(model, compiled, x, train=True), step(eager, eager, x, train=True))
