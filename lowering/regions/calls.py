@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fxpool.torch_compat.dynamo import node_effects
+from fxpool.torch_compat.operators import operators
 
 __all__ = ["Call", "tree", "weights"]
 
@@ -43,7 +44,7 @@ def weights(nodes: Sequence[torch.fx.Node]) -> list[int]:
 
 
 def _inside(node: torch.fx.Node) -> int:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if node.op != "call_function" or not operators.is_higher_order(node.target):
         return 0
     return sum(sum(weights(list(body.graph.nodes))) for body in node_effects.bodies(node))
 

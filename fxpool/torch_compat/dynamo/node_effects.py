@@ -24,7 +24,7 @@ _INPLACE = frozenset(
     (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.iand,
      operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.ipow, operator.imatmul)
 )  # fmt: skip
-# Written under a condition: parameter -> the parameters that decide, and those written.
+# Parameters of a normalization that it writes to in training.
 _STATISTICS = ("running_mean", "running_var")
 _WITHOUT_EFFECT = ("_log_api_usage_once",)
 

@@ -72,7 +72,7 @@ def of_piece(context: TracingContext | None) -> TracingContext | None:
 
 def without_parameters(gm: torch.fx.GraphModule) -> None:
     """Note on a graph, as Dynamo does, that it carries no parameters as attributes."""
-    gm._param_name_to_source = {}  # type: ignore[assignment]
+    gm._param_name_to_source = {}
 
 
 def real_inputs_expected(context: TracingContext | None) -> bool:
@@ -90,7 +90,7 @@ def placeholder_source(node: torch.fx.Node) -> Any | None:
 
 def set_placeholder_source(node: torch.fx.Node, source: Any | None) -> None:
     """Note where an input of a graph that was made here comes from."""
-    node._dynamo_source = source  # type: ignore[attr-defined]
+    node._dynamo_source = source
 
 
 def dump_sources(sources: Sequence[Any]) -> list[bytes | None]:
