@@ -139,8 +139,9 @@ def _as_dynamo_made_it(
     here = attempt.options.mode != "subprocess" or config.current().pool == "off"
     if here or not (attempt.options.asynchronous or attempt.options.stages):
         cut = in_pieces(gm, inputs, attempt) if in_pieces is not None else None
-        if cut is not None:
-            return cut.now()
+        served = _now(cut, attempt) if cut is not None else None
+        if served is not None:
+            return served
         with attempt.timed("capture"):
             only = captured()
         if attempt.options.mode == "normal":
@@ -168,6 +169,19 @@ def _as_dynamo_made_it(
         attempt.step_down(switched_off.counted_as(error), error)
         switched_off.say_without_pool(error)
     return _keeping(gm, inputs, only, attempt, loader(only), looked_up=True)
+
+
+def _now(cut: CutGraph, attempt: Attempt) -> Call | None:
+    """The callable for a graph in pieces; None if a piece has none, which says nothing about the graph as a whole."""
+    try:
+        return cut.now()
+    except tracing.control_flow_errors():
+        raise
+    except FINAL:
+        raise
+    except Exception as error:
+        attempt.step_down(f"pieces:{type(error).__name__}", error)
+        return None
 
 
 def _is_of_code(error: CannotTravelError, captured: Captured) -> bool:
@@ -202,14 +216,14 @@ def _by_stages(
         if in_pieces is not None:
             cut = in_pieces()
         if cut is not None:
-            served = cut.found() if attempt.options.asynchronous else cut.now()
-            if served is not None:
-                cut = None
-                attempt.stage = compiles.PIECES
-            at = -1
+            served = cut.found() if attempt.options.asynchronous else _now(cut, attempt)
+        if served is not None:
+            cut = None
+            at, attempt.stage = -1, compiles.PIECES
         elif attempt.options.asynchronous:
             at = -1
         else:
+            cut = None
             first = stages[0].captured
             complete(first)
             served = remote.compile_in_worker(first, attempt, store, loader(first))

@@ -251,6 +251,20 @@ def test_a_piece_that_can_not_travel_goes_its_own_way(monkeypatch: pytest.Monkey
     assert fxpool.stats()["fallbacks"]["made_up"] == before + 1
 
 
+def test_a_piece_that_does_not_compile_leaves_the_graph_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a graph can be more than Inductor is up to where the whole is not."""
+
+    def fail(job: Any, waiting: Any) -> None:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(compile_pieces._Job, "finish", fail)
+    before = fxpool.stats()
+    check(Stack(lambda: Block(scale=0.35)))
+    after = fxpool.stats()
+    assert after["fallbacks"]["pieces:RuntimeError"] == before["fallbacks"].get("pieces:RuntimeError", 0) + 1
+    assert after["graphs"][-1]["outcome"] == "worker"
+
+
 def test_compiled_code_runs_in_every_piece() -> None:
     torch._dynamo.reset()
     model = Stack()
