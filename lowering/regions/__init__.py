@@ -4,6 +4,7 @@
     traced           a graph as Dynamo made it, and where it may be cut
     pieces           an interval of it as a graph of its own, and what tells two of them apart
     plan             which cuts are worth making: decisions on numbers only
+    cut              where a graph is cut
     compose          the pieces' callables in one line of generated code
     compile_pieces   from a graph to the composed callable, or the reason why it stays whole
 

@@ -300,6 +300,17 @@ def _load_library() -> None:
     assert library.Library("digest", None).load() == "module"  # type: ignore[arg-type]
 
 
+def _loading_pieces(_: Path) -> Any:
+    from fxpool.lowering.regions.compile_pieces import _Loading
+
+    return _Loading()
+
+
+def _load_a_piece(loading: Any) -> None:
+    with loading.lock:
+        pass  # what is done under it takes a graph in pieces
+
+
 def _load_in_background() -> None:
     from fxpool.lowering.background import compiles
 
@@ -427,6 +438,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "lowering/cuda/triton_library.py:TritonLibrary._lock": _of_object(
         _library, "_lock", lambda one: one.keep_choices()
     ),
+    "lowering/regions/compile_pieces.py:_Loading.lock": _of_object(_loading_pieces, "lock", _load_a_piece),
     "pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
     "pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
     "pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxpool.lowering.regions import compile_pieces, plan
+from fxpool.lowering.regions import cut as regions_cut
+from fxpool.lowering.regions import plan
 from fxpool.lowering.regions.pieces import Piece
 from fxpool.lowering.regions.traced import TracedGraph, UncuttableError
 
@@ -63,7 +64,7 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class Cut:
+class Outcome:
     """What became of one graph: its pieces and their names, or why it stays whole."""
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> None:
@@ -71,8 +72,8 @@ class Cut:
         self.names: list[str] = []
         self.whole = ""
         try:
-            cut = compile_pieces._Cut(TracedGraph(gm, inputs))
-            self.pieces, self.names = cut.pieces, cut.names
+            made = regions_cut.Cut(TracedGraph(gm, inputs))
+            self.pieces, self.names = made.pieces, made.names
         except UncuttableError as error:
             self.whole = error.reason
 
@@ -86,12 +87,12 @@ class Cut:
         return [self.names[n] for n in sorted(largest)]
 
 
-def cut(model: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Cut:
+def cut(model: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Outcome:
     """Cut the one graph of `model`, which runs eagerly."""
-    made: list[Cut] = []
+    made: list[Outcome] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        made.append(Cut(gm, example_inputs))
+        made.append(Outcome(gm, example_inputs))
         return gm.forward
 
     torch._dynamo.reset()

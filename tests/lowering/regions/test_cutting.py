@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cutting import WIDTH, Block, Cut, Stack, cut, small_models
+from cutting import WIDTH, Block, Outcome, Stack, cut, small_models
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @functools.cache
-def _unchanged(scale: float) -> Cut:
+def _unchanged(scale: float) -> Outcome:
     return cut(Stack(lambda: Block(drop=0.1, scale=scale)), X)
 
 
@@ -197,10 +197,11 @@ def test_what_may_not_be_cut_stays_whole(model: Callable[[], nn.Module], reason:
 
 
 def test_without_repetition_the_thinnest_places_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxpool.lowering.regions import compile_pieces, plan
+    from fxpool.lowering.regions import cut as regions_cut
+    from fxpool.lowering.regions import plan
 
     monkeypatch.setattr(plan, "WORTH_SPREADING", 16)
-    monkeypatch.setattr(compile_pieces, "_cores", lambda: 2)
+    monkeypatch.setattr(regions_cut, "_cores", lambda: 2)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         for number in range(5):

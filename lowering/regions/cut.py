@@ -1,0 +1,121 @@
+"""Where a graph is cut: equal calls first, what is left in parts of a size that keeps the cores busy.
+
+Brings the numbers of `plan` together with what `traced` allows and `pieces` takes for equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from fxpool import config, counters, notices
+from fxpool.lowering.regions import calls, plan
+from fxpool.lowering.regions.calls import Call
+from fxpool.lowering.regions.pieces import Piece, extract, identity
+from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
+from fxpool.torch_compat.dynamo import tracing
+
+__all__ = ["Cut"]
+
+log = notices.logger(__name__)
+
+
+class Cut:
+    """The pieces of a graph, and for each the name of those that it is equal to."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self._graph = graph
+        self._digests: dict[Call, str | None] = {}
+        self._found: dict[Call, Piece] = {}
+        self._weights = calls.weights(graph.nodes)
+        root = calls.tree(graph.nodes)
+        regions = plan.repeated(root, self._weights, self._digest)
+        self.pieces, self.names = self._pieces([self._found[call] for call in regions])
+        sizes: dict[str, int] = {}
+        for piece, name in zip(self.pieces, self.names, strict=True):
+            if not _is_views(graph, piece.interval):
+                sizes[name] = sum(self._weights[piece.interval.first : piece.interval.end])
+        if not plan.is_worth_it(sum(self._weights), list(sizes.values()), len(self.pieces), _cores()):
+            raise UncuttableError("nothing_to_gain", f"{len(self.pieces)} pieces, {len(sizes)} distinct")
+
+    def distinct(self) -> dict[str, Piece]:
+        """The first piece of each kind that has to be compiled, by name."""
+        first: dict[str, Piece] = {}
+        for piece, name in zip(self.pieces, self.names, strict=True):
+            if not _is_views(self._graph, piece.interval):
+                first.setdefault(name, piece)
+        return first
+
+    def _digest(self, call: Call) -> str | None:
+        if call not in self._digests:
+            try:
+                interval = self._graph.interval(*self._graph.grown(call.first, call.last + 1))
+                self._graph.check(interval)
+                piece = extract(self._graph, interval)
+                self._digests[call] = identity(piece, _constraints(piece))
+                self._found[call] = piece
+            except UncuttableError as error:
+                log.info("%s is not cut out: %s", call.name, error)
+                counters.count("regions", f"refused:{error.reason}")
+                self._digests[call] = None
+        return self._digests[call]
+
+    def _pieces(self, regions: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
+        """The regions and what is between them, in order. Raises UncuttableError."""
+        pieces: list[Piece] = []
+        end = 0
+        for region in [*regions, None]:
+            first = region.interval.first if region is not None else len(self._graph.nodes)
+            if first < end:
+                raise UncuttableError("overlap", "two calls claim the same nodes")
+            pieces += self._between(end, first)
+            if region is not None:
+                pieces.append(region)
+                end = region.interval.end
+        if len(pieces) < 2:
+            raise UncuttableError("nothing_repeats", "and the graph is too small, or has no thin place")
+        known = {piece.interval: self._digests[call] for call, piece in self._found.items()}
+        return pieces, [known.get(piece.interval) or _identity_or_own(piece) for piece in pieces]
+
+    def _between(self, first: int, end: int) -> list[Piece]:
+        """What is not repeated, in parts of a size that keeps the cores busy."""
+        if first == end:
+            return []
+        weights = self._weights[first:end]
+        cuts: list[int] = []
+        if _cores() > 1 and sum(weights) >= plan.WORTH_SPREADING:
+            live = self._graph.live()[first : end + 1]
+            cuts = plan.spread(weights, live, sum(weights) // (plan.WORTH_SPREADING // 2), plan.WORTH_SPREADING // 4)
+        borders = [first, *(first + cut for cut in cuts), end]
+        made = []
+        for begin, stop in itertools.pairwise(borders):
+            interval = self._graph.interval(begin, stop)
+            if not _is_views(self._graph, interval):
+                self._graph.check(interval)
+            made.append(extract(self._graph, interval))
+        return made
+
+
+def _identity_or_own(piece: Piece) -> str:
+    try:
+        return identity(piece, _constraints(piece))
+    except UncuttableError:  # what can't be compared may still be compiled
+        return f"piece at {piece.interval.first}"
+
+
+def _constraints(piece: Piece) -> list[Any]:
+    context = tracing.current_context()
+    if context is None:
+        return []
+    return [tracing.constraints(context, value) for value in piece.inputs]
+
+
+def _is_views(graph: TracedGraph, interval: Interval) -> bool:
+    """Return whether nodes only look at memory in another way, or compute sizes: they are run as they are."""
+    return all(graph.only_looks(node) for node in interval.nodes)
+
+
+def _cores() -> int:
+    return config.current().workers or len(os.sched_getaffinity(0))
