@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fxpool.torch_compat.dynamo import node_effects
-from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.operators import node_effects, operators
 
 __all__ = ["Call", "tree", "weights"]
 

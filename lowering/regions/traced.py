@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxpool.torch_compat.dynamo import node_effects, shape_env, tensors
+from fxpool.torch_compat.dynamo import shape_env, tensors
+from fxpool.torch_compat.operators import node_effects
 
 __all__ = ["Interval", "TracedGraph", "UncuttableError"]
 

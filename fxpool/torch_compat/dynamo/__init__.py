@@ -2,7 +2,6 @@
 
 tracing            Dynamo's tracing context: fake inputs, sources, guards, compile ids
 frames             the function that is traced, and a summary of its inputs for people
-node_effects       what a node writes to, and what state of the thread it sets
 shape_env          symbolic shapes as data: symbols, ranges, guards, there and back
 tensors            a (fake) tensor's description, and the tensor made from it
 sympy_functions    torch's own sympy functions by name

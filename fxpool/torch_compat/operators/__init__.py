@@ -1,6 +1,7 @@
 """Operators by name, and a program's registrations for them.
 
 operators                 operators and functions of a graph by name
+node_effects              what a node of a graph writes to, and what state of the thread it sets
 registrations             a program's registrations for an operator, and for torch's own
 dispatch_probe            the Python code behind a kernel of the dispatcher's
 libraries                 the shared library that registered an operator
