@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,106 @@ def test_sizes_that_are_symbols(name: str) -> None:
 @pytest.mark.parametrize("name", ["equal blocks", "statistics", "inputs given back"])
 def test_inference(name: str) -> None:
     assert check(MODELS[name][0]().eval(), train=False)["graphs"] == 1
+
+
+def test_gradients_of_several_steps_are_added_up() -> None:
+    model = Stack()
+    torch._dynamo.reset()
+    eager, compiled = copy.deepcopy(model), torch.compile(model, backend="fxpool", options={"regions": True})
+    for _ in range(3):
+        x = torch.randn(6, WIDTH)
+        (compiled(x) ** 2).mean().backward()
+        (eager(x) ** 2).mean().backward()
+    expected = [one.grad for one in eager.parameters()]
+    torch.testing.assert_close([one.grad for one in model.parameters()], expected, rtol=1e-3, atol=1e-4)
+    assert fxpool.stats()["regions"]["graphs"]
+
+
+class _Cached(Block):
+    """Writes a row of what it made to memory of its own, and reads all of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(8, WIDTH))
+        self.rows: torch.Tensor
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+        made = super().forward(x)
+        if at is None:
+            return made
+        self.rows.index_copy_(0, at, made)
+        return made + self.rows.sum(0)
+
+
+class _StackWithCaches(Stack):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, at)
+        return self.last(x)
+
+
+def test_caches_that_are_written_to_in_place() -> None:
+    model = _StackWithCaches(_Cached).eval()
+    torch._dynamo.reset()
+    eager, compiled = copy.deepcopy(model), torch.compile(model, backend="fxpool", options={"regions": True})
+    before = fxpool.stats()["regions"]
+    with torch.no_grad():
+        for number in range(4):
+            x, at = torch.randn(1, WIDTH), torch.tensor([number])
+            torch.testing.assert_close(compiled(x, at), eager(x, at), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(list(model.buffers()), list(eager.buffers()), rtol=1e-3, atol=1e-4)
+    after = fxpool.stats()["regions"]
+    assert after["graphs"] - before.get("graphs", 0) == 1
+    assert after["distinct"] - before.get("distinct", 0) <= 3
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("buckets", [False, True], ids=["one graph", "a graph for each bucket"])
+def test_a_rank_of_data_parallel_training(one_rank: None, buckets: bool) -> None:
+    model = Stack()
+    torch._dynamo.reset()
+    eager = copy.deepcopy(model)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    before = fxpool.stats()["regions"]
+    with torch._dynamo.config.patch(optimize_ddp=buckets):
+        compiled = torch.compile(parallel, backend="fxpool", options={"regions": True})
+        for _ in range(2):
+            x = torch.randn(6, WIDTH)
+            (compiled(x) ** 2).mean().backward()
+            (eager(x) ** 2).mean().backward()
+    expected = [one.grad for one in eager.parameters()]
+    torch.testing.assert_close([one.grad for one in model.parameters()], expected, rtol=1e-3, atol=1e-4)
+    graphs = fxpool.stats()["regions"].get("graphs", 0) - before.get("graphs", 0)
+    assert buckets or graphs == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
+def test_a_rank_with_sharded_blocks(one_rank: None) -> None:
+    """The hooks at each block's borders end a graph: the blocks are graphs, and what is between them is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Stack()
+    torch._dynamo.reset()
+    eager = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (1,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    compiled = torch.compile(model, backend="fxpool", options={"regions": True})
+    for _ in range(2):
+        x = torch.randn(6, WIDTH)
+        (compiled(x) ** 2).mean().backward()
+        (eager(x) ** 2).mean().backward()
+    found = [one.grad.full_tensor() for one in model.parameters()]  # type: ignore[union-attr]
+    torch.testing.assert_close(found, [one.grad for one in eager.parameters()], rtol=1e-3, atol=1e-4)
 
 
 def test_a_deeper_model_finds_the_pieces_of_another() -> None:
