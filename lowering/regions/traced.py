@@ -117,7 +117,7 @@ class TracedGraph:
             if node_effects.enters(node):
                 open_stretches.add(node)
             elif node_effects.leaves(node) and node.args and node.args[0] in open_stretches:
-                open_stretches.discard(node.args[0])  # type: ignore[arg-type]
+                open_stretches.discard(node.args[0])
             elif setting is not None:
                 gradients = setting
             else:

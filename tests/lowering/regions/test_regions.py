@@ -240,7 +240,7 @@ class _Cached(Block):
 
 
 class _StackWithCaches(Stack):
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:  # type: ignore[override]
         x = self.first(x)
         for block in self.blocks:
             x = block(x, at)
@@ -306,7 +306,7 @@ def test_a_rank_with_sharded_blocks(one_rank: None) -> None:
         x = torch.randn(6, WIDTH)
         (compiled(x) ** 2).mean().backward()
         (eager(x) ** 2).mean().backward()
-    found = [one.grad.full_tensor() for one in model.parameters()]  # type: ignore[union-attr]
+    found = [one.grad.full_tensor() for one in model.parameters()]
     torch.testing.assert_close(found, [one.grad for one in eager.parameters()], rtol=1e-3, atol=1e-4)
 
 
