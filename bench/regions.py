@@ -228,7 +228,7 @@ def child(asked: dict[str, Any]) -> None:
         call(compiled)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
+    seconds: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(seconds) < CALLS or time.perf_counter() < end:
         begun = time.perf_counter()
