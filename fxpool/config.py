@@ -83,7 +83,7 @@ class Settings:
     """Number of calls that a new stage and the one in use are timed with; 0: a later stage is taken to be better."""
     regions: str
     """Whether graphs are cut into pieces, so that a model's equal blocks are compiled once and pieces side by side:
-    `on`, `off`, or `auto`: `on` for the first code of ``async+`` and ``progressive+`` modes."""
+    `on`, `off`, or `auto`: for the first code of ``async+`` and ``progressive+`` modes, if that is clearly faster."""
     progress: str
     """`on`: show the progress of each graph on standard error; a path: write it there, line by line."""
     trace: Path | None

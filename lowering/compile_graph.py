@@ -42,7 +42,8 @@ def compile_graph(
     attempt = Attempt(_label(), parsed)
     try:
         with attempt.timed("total"), chain.options_in_force(parsed):
-            return chain.compile_with_fallback(gm, inputs, attempt, in_pieces=_in_pieces if parsed.regions else None)
+            cutter = _in_pieces if parsed.regions != "off" else None
+            return chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter)
     finally:
         attempt.record()
         if attempt.outcome is not Outcome.ASYNC:  # its thread tells

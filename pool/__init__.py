@@ -11,7 +11,7 @@
             Unix socket in a private        │      ^  └──────────────> │ worker           │─┐
             directory, peer's uid checked   │      └────────────────── │ runs one job     │ │ g++, ...: its
                                             │   Returned, LogRecord    └──────────────────┘ │ process group
-                                            │   Submit (a sub-job), Waiting, Resume         │
+                                            │   Submit (a sub-job), Ask, Waiting, Resume    │
                                             └──> sub-jobs run in workers like any other <───┘
 
 Every arrow is a socket whose end means the death of its peer, so no process keeps a copy of another's end.
@@ -43,6 +43,7 @@ The server:
     causes             why a worker ended, in a sentence
     records            logs on their way to the clients that read them
     job_events         progress of jobs, for clients that watch them
+    questions          what workers ask the callers of their jobs
     report             job records for `fxpool status`
     predecessor        ends a server that hung
     zygote_link        the server's end of the zygote

@@ -97,10 +97,13 @@ class PoolClient:
         spec: JobSpec,
         *,
         on_event: Callable[[m.JobEvent], object] | None = None,
+        on_ask: Callable[[bytes], bytes | None] | None = None,
     ) -> Job:
         """Have a worker run `function` ("package.module:qualname", bytes to bytes) on `payload`. Returns at once.
 
-        `on_event` is called in the connection's thread with each event of the job and of its sub-jobs.
+        `on_event` is called in the connection's thread with each event of the job and of its sub-jobs. `on_ask` is
+        called, in a thread of its own, with what the job or a sub-job asks (`JobContext.ask`) and returns the answer,
+        or None; an exception of it is logged, and counts as None.
 
         Raises:
             PoolUnavailableError: no server can be started.
@@ -126,10 +129,11 @@ class PoolClient:
                 reuse=spec.reuse,
                 watched=on_event is not None,
                 spare=spec.spare,
+                answers=on_ask is not None,
             )
 
         for _ in range(3):
-            job = self._session().submit(self, spec.label, make, payload, on_event)
+            job = self._session().submit(self, spec.label, make, payload, on_event, on_ask)
             if job is not None:
                 return job
         raise PoolUnavailableError("the server ended as often as it was started")

@@ -25,6 +25,7 @@ from fxpool.pool.connection import Connection
 from fxpool.pool.job_events import JobEvents
 from fxpool.pool.outcomes import Client, Exceeded, JobLogs, Work, Worker, WorkerResult
 from fxpool.pool.protocol import encode
+from fxpool.pool.questions import Questions
 from fxpool.pool.records import Records
 from fxpool.pool.scheduler import Scheduler
 from fxpool.pool.scheduler_state import Wishes
@@ -79,6 +80,7 @@ class Dispatcher:
         self._jobs: dict[int, Work] = {}
         self._job_events = JobEvents()
         self._records = Records(self.counters)
+        self._questions = Questions(lambda worker: self._listening(worker.job), self._send)
         self._hurried = False
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
@@ -114,9 +116,14 @@ class Dispatcher:
             self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
             self._bounds.keep(self._workers.values())
 
+    def answer(self, client: Client, message: m.Answer, payload: memoryview) -> None:
+        """Hand a client's answer to the worker that asked. No-op if nobody waits for it."""
+        self._questions.answer(client, message, payload)
+
     def client_left(self, client: Client) -> None:
         """Withdraw all jobs of a client, except spare ones."""
         self.do(self.scheduler.owner_left(client.number))
+        self._questions.left(client)
         self._bounds.keep(self._workers.values())
 
     def _submit(self, work: Work, keys: dict[int, int]) -> None:
@@ -238,6 +245,7 @@ class Dispatcher:
     def _deliver(self, action: d.Deliver) -> None:
         work = self._jobs.pop(action.job)
         self._job_events.forget(work)
+        self._questions.withdrawn(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
         message, payload = outcomes.outcome(action, work, worker)
         if worker is not None:
@@ -346,6 +354,8 @@ class Dispatcher:
         elif isinstance(message, m.Resume):
             worker.resume = message.number
             self.do(self.scheduler.resume(worker.number))
+        elif isinstance(message, m.Ask):
+            self._questions.ask(worker, message, payload)
         elif isinstance(message, m.SlotsQuery):
             self._send(worker, m.SlotsReply(number=message.number, free=self.scheduler.free))
 
@@ -516,6 +526,7 @@ class Dispatcher:
 
     def _forget(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
+        self._questions.forget(worker)
         for timer in worker.timers:
             timer.cancel()
         worker.timers = []

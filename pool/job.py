@@ -47,6 +47,7 @@ class Job:
         self._records: list[m.LogRecord | m.WarningRecord] = []
         self._callbacks: list[Callable[[Job], object]] = []
         self.on_event: Callable[[m.JobEvent], object] | None = None
+        self.on_ask: Callable[[bytes], bytes | None] | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error is not None else "done"
@@ -133,6 +134,16 @@ class Job:
                 self.on_event(message)
             except Exception:
                 log.exception("who watches %r raised", self)
+
+    def answer(self, question: bytes) -> bytes | None:
+        """Return what `on_ask` says to a worker's question; an exception of that is logged."""
+        if self.on_ask is None:
+            return None
+        try:
+            return self.on_ask(question)
+        except Exception:
+            log.exception("a question of %r has no answer", self)
+            return None
 
     def add(self, record: m.LogRecord | m.WarningRecord) -> None:
         """Keep a record or warning of the worker for `result`."""

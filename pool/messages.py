@@ -5,12 +5,12 @@ output, pickled exceptions) are not fields: they travel behind the message, unto
 
 | direction         | messages                                                                                |
 |-------------------|-----------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, StatusQuery, Ping, Shutdown                                      |
-| server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Done,       |
+| client -> server  | Hello, Submit, Cancel, Answer, StatusQuery, Ping, Shutdown                              |
+| server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Asked, Done, |
 |                   | Failed, Status, Pong, Leaving                                                           |
-| server -> worker  | Run, Granted, SlotsReply, Started, Done, Failed                                         |
-| worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Waiting, Resume, SlotsQuery, LogRecord, |
-|                   | WarningRecord                                                                           |
+| server -> worker  | Run, Granted, SlotsReply, Answered, Started, Done, Failed                               |
+| worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Ask, Waiting, Resume, SlotsQuery,       |
+|                   | LogRecord, WarningRecord                                                                |
 | server -> zygote  | Prepare, Fork, Kill, WarmUp                                                             |
 | zygote -> server  | Prepared, Forked, Exited                                                                |
 """
@@ -59,6 +59,7 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     priority, levels and limits; these fields of its own, `flight` and `spare` are ignored. `reuse`: the job leaves its
     process as it found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing
     else is to run meanwhile. `spare`: the job belongs to the server, which begins it when there is time to spare.
+    `answers`: the client answers what the job asks (`Asked`).
     """
 
     job: int
@@ -78,6 +79,7 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
     watched: bool = False
     alone: bool = False
     spare: bool = False
+    answers: bool = False
 
 
 class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -112,6 +114,23 @@ class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
     at: float
     worker: int | None = None
     name: str = ""  # the phase
+
+
+class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The worker of `job` asks its caller what only that can know; the payload is the question.
+
+    To be answered with `Answer` of the same number. Where several callers share a job, one is asked.
+    """
+
+    job: int
+    number: int
+
+
+class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answers Asked; the payload is the answer. Without `ok` there is none: another caller is asked, if there is."""
+
+    number: int
+    ok: bool
 
 
 class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -289,6 +308,19 @@ class SlotsReply(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=T
     free: int
 
 
+class Ask(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Asks a caller of the job; the payload is the question. Answered by Answered with the same number."""
+
+    number: int
+
+
+class Answered(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answers Ask; the payload is the answer. Without `ok` there is none: no caller knows, or none is left."""
+
+    number: int
+    ok: bool
+
+
 # ---------------------------------------------------------------- server and zygote
 
 
@@ -350,7 +382,7 @@ class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     code: str = ""
 
 
-ToServer = Hello | Submit | Cancel | StatusQuery | Ping | Shutdown
+ToServer = Hello | Submit | Cancel | Answer | StatusQuery | Ping | Shutdown
 ToClient = (
     Welcome
     | Refused
@@ -359,15 +391,27 @@ ToClient = (
     | JobEvent
     | LogRecord
     | WarningRecord
+    | Asked
     | Done
     | Failed
     | Status
     | Pong
     | Leaving
 )
-ToWorker = Run | Granted | SlotsReply | Started | Done | Failed
+ToWorker = Run | Granted | SlotsReply | Answered | Started | Done | Failed
 FromWorker = (
-    Begun | Unable | Returned | Phase | Submit | Cancel | Waiting | Resume | SlotsQuery | LogRecord | WarningRecord
+    Begun
+    | Unable
+    | Returned
+    | Phase
+    | Submit
+    | Cancel
+    | Ask
+    | Waiting
+    | Resume
+    | SlotsQuery
+    | LogRecord
+    | WarningRecord
 )
 ToZygote = Prepare | Fork | Kill | WarmUp
 FromZygote = Prepared | Forked | Exited

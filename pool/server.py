@@ -153,6 +153,8 @@ class Server:
             self.dispatcher.submit(client, message, payload)
         elif isinstance(message, m.Cancel):
             self.dispatcher.cancel(client, message.job)
+        elif isinstance(message, m.Answer):
+            self.dispatcher.answer(client, message, payload)
         elif isinstance(message, m.StatusQuery):
             client.connection.send(m.Status(number=message.number, facts=self.status()))
         elif isinstance(message, m.Ping):

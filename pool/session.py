@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import descriptors, forks
+from fxpool import descriptors, forks, notices
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fxpool.pool.client import PoolClient
 
 __all__ = ["Session", "again"]
+
+log = notices.logger(__name__)
 
 _LOG_TAIL = 2000
 # Seconds of silence after which a server with jobs of ours is pinged, and those it has to answer.
@@ -126,11 +128,12 @@ class Session:
         make: Callable[[int], m.Submit],
         payload: bytes,
         on_event: Callable[[m.JobEvent], object] | None = None,
+        on_ask: Callable[[bytes], bytes | None] | None = None,
     ) -> Job | None:
         """Submit a job; None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self, number, label, client)
-        job.on_event = on_event
+        job.on_event, job.on_ask = on_event, on_ask
         with self._lock:
             if self.error is not None or self._state is not _State.OPEN:
                 return None
@@ -321,6 +324,8 @@ class Session:
                     job.on_job_event(message)
             elif job is not None:
                 job.add(message)  # type: ignore[arg-type]
+        elif isinstance(message, m.Asked):
+            self._answer(message.number, self.jobs.get(message.job), bytes(payload))
         elif isinstance(message, m.Done):
             job = self.jobs.pop(message.job, None)
             if job is not None:
@@ -351,6 +356,22 @@ class Session:
             if reply is not None:
                 reply.facts = message.facts
                 reply.event.set()
+
+    def _answer(self, number: int, job: Job | None, question: bytes) -> None:
+        """Have a question of a worker answered, in a thread of its own: that may take seconds."""
+
+        def answer() -> None:
+            answered = job.answer(question) if job is not None else None
+            try:
+                self.send(m.Answer(number=number, ok=answered is not None), answered or b"")
+            except ProtocolError as error:
+                log.warning("the answer to a question of %r is lost: %s", job, error)
+                self.send(m.Answer(number=number, ok=False))
+
+        try:
+            threading.Thread(target=answer, name="fxpool-answer", daemon=True).start()
+        except RuntimeError:  # no thread can be started (any more)
+            self.send(m.Answer(number=number, ok=False))
 
     def _end(self, error: PoolError) -> None:
         error = self._of_the_host(error) if self.shared else self._of_our_own(error)

@@ -59,7 +59,7 @@ class _Link:
         self.lock = forks.lock(self, "lock")
         self.numbers = itertools.count(1)
         self.futures: dict[int, SubJob] = {}
-        self.replies: dict[int, concurrent.futures.Future[int]] = {}
+        self.replies: dict[int, concurrent.futures.Future[Any]] = {}
         self._reader: threading.Thread | None = None
         self._waiters = 0
         self.left = False
@@ -82,13 +82,17 @@ class _Link:
                 self._reader = threading.Thread(target=self._receive, name="fxpool-worker", daemon=True)
                 self._reader.start()
 
-    def ask(self, make: Callable[[int], msgspec.Struct]) -> int:
-        """Send a question and wait for the number that answers it."""
+    def ask(self, make: Callable[[int], msgspec.Struct], payload: Buffer = b"") -> Any:
+        """Send a question and wait for what answers it."""
         self.listen()
         number = next(self.numbers)
-        reply: concurrent.futures.Future[int] = concurrent.futures.Future()
+        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.replies[number] = reply
-        self.send(make(number))
+        try:
+            self.send(make(number), payload)
+        except ProtocolError:
+            del self.replies[number]
+            raise
         return reply.result()
 
     @contextlib.contextmanager
@@ -133,6 +137,8 @@ class _Link:
             self.replies.pop(message.number).set_result(0)
         elif isinstance(message, m.SlotsReply):
             self.replies.pop(message.number).set_result(message.free)
+        elif isinstance(message, m.Answered):
+            self.replies.pop(message.number).set_result(bytes(payload) if message.ok else None)
 
 
 def _lost() -> None:
@@ -249,7 +255,19 @@ class JobContext:
 
     def slots_free(self) -> int:
         """Return how many more workers the server would run at this moment (others may take them in the next)."""
-        return self._link.ask(lambda number: m.SlotsQuery(number=number))
+        free: int = self._link.ask(lambda number: m.SlotsQuery(number=number))
+        return free
+
+    def ask(self, question: bytes) -> bytes | None:
+        """Ask a caller of this job, or of the job that it is a part of, what only that process can know.
+
+        None if no caller answers such questions (`PoolClient.submit`, `on_ask`), knows the answer, or is still there.
+        The slot is given back meanwhile. Raises ProtocolError if the question is over the cap of a frame.
+        """
+        answer: bytes | None
+        with self._link.slot_given_back():
+            answer = self._link.ask(lambda number: m.Ask(number=number), question)
+        return answer
 
 
 # ---------------------------------------------------------------- the process

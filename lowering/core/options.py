@@ -34,7 +34,8 @@ class Options:
 
     `mode` is without ``progressive+`` and ``async+``; `asynchronous` says that the latter was there. `stages` are
     Inductor's options for each stage of a progressive mode, those of `inductor` among them, and empty in others.
-    `regions`: graphs are compiled in pieces, in those modes until their own code is there.
+    `regions`: whether graphs are compiled in pieces, in those modes until their own code is there: ``on``, ``off``, or
+    ``auto`` where that is clearly faster.
     """
 
     mode: str
@@ -44,7 +45,7 @@ class Options:
     asynchronous: bool = False
     stages: tuple[dict[str, Any], ...] = ()
     stage_calls: int = 0
-    regions: bool = False
+    regions: str = "off"
 
 
 def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -97,7 +98,7 @@ def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> 
         "async" in prefixes,
         stages,
         own["stage_calls"] if stages else 0,
-        regions=own["regions"] == "on" or (own["regions"] == "auto" and bool(prefixes)),
+        regions="off" if own["regions"] == "auto" and not prefixes else own["regions"],
     )
 
 

@@ -1,7 +1,9 @@
 """Decisions that take a clock: kept beside a host's other facts, and made by who has the device.
 
-worker: lowering asks ──▶ `KnownAnswers` ──▶ kept, or a question ──▶ back to who asked for the compile: `measure`
-                                                                   one at a time ──▶ kept ──▶ compiled again
+worker: lowering asks ──▶ `KnownAnswers` ──▶ kept, or a question to who asked for the compile ──▶ `answer`
+                                             one at a time ──▶ kept ──▶ the worker, which waits for it, goes on
+
+A caller that can't be asked gets the questions as the compile's result, and asks again with the answers (`measure`).
 
 <tools>/measured/<digest of device, torch and question>    "1" or "0"; times of candidates (`tuning`)
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import filelock
@@ -29,6 +31,8 @@ from fxpool.torch_compat.cuda.padding import PaddingQuestion
 
 log = notices.logger(__name__)
 
+_BYTES = {True: b"1", False: b"0"}
+_ANSWERS = {content: answer for answer, content in _BYTES.items()}
 # Longest wait, in seconds, for another process that measures.
 _PATIENCE = 120.0
 
@@ -46,11 +50,16 @@ class _Measuring:
         pass
 
 
-class KnownAnswers:
-    """Answers about one kind of device: those that came with the request, and those kept under `toolchain_dir`."""
+#: Asks another process; None if that gives no answer.
+Ask = Callable[[bytes], "bytes | None"]
 
-    def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None) -> None:
-        self._facts, self._tools = facts, toolchain_dir
+
+class KnownAnswers:
+    """Answers about one kind of device: those that came with the request, those kept under `toolchain_dir`, and what
+    `ask` says, until that gives no answer."""
+
+    def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None, ask: Ask | None = None) -> None:
+        self._facts, self._tools, self._ask = facts, toolchain_dir, ask
         self._known = dict(known)
         #: What was asked and answered.
         self.given: dict[PaddingQuestion, bool] = {}
@@ -59,6 +68,13 @@ class KnownAnswers:
         answer = self._known.get(question)
         if answer is None:
             answer = _kept(self._tools, self._facts, question)
+        if answer is None and self._ask is not None:
+            said = self._ask(msgspec.msgpack.encode(question))
+            answer = _ANSWERS.get(said) if said is not None else None
+            if answer is None:
+                self._ask = None  # who has no answer to one question has none to the next
+            else:
+                self._known[question] = answer
         if answer is not None:
             self.given[question] = answer
         return answer
@@ -66,6 +82,13 @@ class KnownAnswers:
     def record(self) -> list[Any]:
         """For people who look at the entry."""
         return msgspec.to_builtins(list(self.given.items()))
+
+
+def answer(question: bytes, facts: DeviceFacts, index: int, toolchain_dir: str | None) -> bytes:
+    """Answer what `KnownAnswers` asks, measured on device `index` unless it is kept."""
+    asked = msgspec.msgpack.decode(question, type=PaddingQuestion)
+    ((_, found),) = measure([asked], facts, index, toolchain_dir)
+    return _BYTES[found]
 
 
 def measure(
@@ -79,7 +102,7 @@ def measure(
             if answer is None:
                 answer = padding.measure(question, index)
                 log.info("padding %s is %s", question, "faster" if answer else "no faster")
-                keep(toolchain_dir, facts, question, b"1" if answer else b"0")
+                keep(toolchain_dir, facts, question, _BYTES[answer])
             answers.append((question, answer))
     return answers
 
@@ -126,4 +149,4 @@ def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: byte
 
 def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: PaddingQuestion) -> bool | None:
     content = kept(toolchain_dir, facts, question)
-    return {b"1": True, b"0": False}.get(content) if content is not None else None
+    return _ANSWERS.get(content) if content is not None else None

@@ -27,7 +27,7 @@ import torch
 from fxpool import forks, notices
 from fxpool.codecache import blobs, toolchain
 from fxpool.errors import StoreError
-from fxpool.lowering.cuda.benchmark_cache import KnownAnswers
+from fxpool.lowering.cuda.benchmark_cache import Ask, KnownAnswers
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.cuda import device_guard, padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
@@ -59,8 +59,10 @@ def _answering(facts: Sequence[DeviceFacts], current: int, library: str) -> Iter
 
 
 @contextlib.contextmanager
-def answered(request: CompileRequest) -> Iterator[KnownAnswers | None]:
+def answered(request: CompileRequest, ask: Ask | None = None) -> Iterator[KnownAnswers | None]:
     """In a worker: compile for the request's devices without seeing them. Gives None for a graph without.
+
+    `ask` asks the process that has them.
 
     Raises:
         NotMeasuredError: something is to be measured first.
@@ -70,7 +72,7 @@ def answered(request: CompileRequest) -> Iterator[KnownAnswers | None]:
     if not facts:
         yield None
         return
-    answers = KnownAnswers(facts[0], request.measured, toolchain_dir)
+    answers = KnownAnswers(facts[0], request.measured, toolchain_dir, ask)
     with configs.entered(request.ambient.configuration):  # it says which compiler
         library = _library(toolchain_dir)
     with _answering(facts, request.current_device, library), padding.asking(answers):

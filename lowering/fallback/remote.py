@@ -2,7 +2,8 @@
 
     submit ──▶ worker ──▶ an entry in the store         loaded from there
                       ├─▶ the result itself             where nothing may be kept, or nothing could be written
-                      ├─▶ questions for a device        timed here, and asked again with the answers
+                      ├─▶ questions for a device        timed here while it waits (`on_ask`); where it could not ask,
+                      │                                 timed here, and asked again with the answers
                       └─▶ a device it has to see        asked again with the devices in sight
 
 Several processes may want one graph: they share a flight, and the one compile may come to guards that do not hold for
@@ -14,6 +15,7 @@ Only a miss imports this module, with the pool's client: 0.05 s.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cpp import host_facts
 from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY
+from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
 from fxpool.watch import events
@@ -158,7 +161,7 @@ def _reply(
     for _ in range(_MEASURINGS):
         request = dataclasses.replace(captured.request, store=None) if inline else captured.request
         try:
-            data, joined = _submit(request, attempt, flight)
+            data, joined = _submit(captured, request, attempt, flight)
         except DEADLY as error:
             eager.add(store, attempt.key, attempt.label, error)
             raise
@@ -180,6 +183,15 @@ def _reply(
     return reply, joined
 
 
+def _answer(captured: Captured, attempt: Attempt, question: bytes) -> bytes:
+    """Time what a worker asks for while it waits, in the thread that the pool's client has for it."""
+    from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
+
+    facts, index = captured.placement.facts[0], captured.placement.indices[0]
+    with attempt.timed("measure"), ambient.entered_by_thread(captured.request.ambient):
+        return benchmark_cache.answer(question, facts, index, captured.request.toolchain_dir)
+
+
 def _measure(captured: Captured, questions: Sequence[PaddingQuestion]) -> None:
     """Time what lowering asks a clock for; the next try has the answers."""
     from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
@@ -194,7 +206,7 @@ def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
     captured.show_devices()
 
 
-def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
+def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
     """(the worker's reply, whether it is a reply to somebody who asked for the same before).
 
     A server that is lost meanwhile is not the graph's fault: another is asked.
@@ -202,13 +214,15 @@ def _submit(request: CompileRequest, attempt: Attempt, flight: str) -> tuple[byt
     payload = request.dump()
     for _ in range(_SERVERS - 1):
         try:
-            return _submit_once(request, payload, attempt, flight)
+            return _submit_once(captured, request, payload, attempt, flight)
         except ServerLostError as error:
             log.warning("%s is asked for again: %s", attempt.label, error)
-    return _submit_once(request, payload, attempt, flight)
+    return _submit_once(captured, request, payload, attempt, flight)
 
 
-def _submit_once(request: CompileRequest, payload: bytes, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
+def _submit_once(
+    captured: Captured, request: CompileRequest, payload: bytes, attempt: Attempt, flight: str
+) -> tuple[bytes, bool]:
     pool = runtime.pool()
     progress = None
     if events.listening():
@@ -216,7 +230,8 @@ def _submit_once(request: CompileRequest, payload: bytes, attempt: Attempt, flig
 
         progress = JobProgress(attempt.label, attempt.stage, pool)
     spec = dataclasses.replace(spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority)
-    job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress)
+    on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
+    job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask)
     if attempt.submitted is not None:
         attempt.submitted(job)
     if request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):

@@ -49,7 +49,7 @@ class InPieces:
         with attempt.timed("cut"):
             _refuse_whole()
             self._graph = TracedGraph(gm, inputs)
-            self._cut = Cut(self._graph)
+            self._cut = Cut(self._graph, asked_for=attempt.options.regions == "on")
             distinct = self._cut.distinct()
             # Before anything is compiled: an output that has no text is refused.
             compose.source(self._graph, [piece.interval for piece in self._cut.pieces], [True] * len(self._cut.pieces))

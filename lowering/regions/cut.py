@@ -23,9 +23,13 @@ log = notices.logger(__name__)
 
 
 class Cut:
-    """The pieces of a graph, and for each the name of those that it is equal to."""
+    """The pieces of a graph, and for each the name of those that it is equal to.
 
-    def __init__(self, graph: TracedGraph) -> None:
+    `asked_for`: the caller wants pieces; else they have to be clearly cheaper than the whole. Raises UncuttableError:
+    the graph stays whole.
+    """
+
+    def __init__(self, graph: TracedGraph, *, asked_for: bool = True) -> None:
         self._graph = graph
         self._digests: dict[Call, str | None] = {}
         self._found: dict[Call, Piece] = {}
@@ -37,7 +41,10 @@ class Cut:
         for piece, name in zip(self.pieces, self.names, strict=True):
             if not _is_views(graph, piece.interval):
                 sizes[name] = sum(self._weights[piece.interval.first : piece.interval.end])
-        if not plan.is_worth_it(sum(self._weights), list(sizes.values()), len(self.pieces), _cores()):
+        fixed = plan.FIXED_AT_LEAST
+        if not asked_for:
+            fixed = plan.FIXED_ON_GPU if graph.on_gpu else plan.FIXED_ON_CPU
+        if not plan.is_worth_it(sum(self._weights), list(sizes.values()), len(self.pieces), _cores(), fixed):
             raise UncuttableError("nothing_to_gain", f"{len(self.pieces)} pieces, {len(sizes)} distinct")
 
     def distinct(self) -> dict[str, Piece]:

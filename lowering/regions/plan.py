@@ -21,19 +21,23 @@ _WORTH_GOING_IN = 0.5
 WORTH_SPREADING = 400
 # Part of the whole's time that pieces may take and still be worth what they cost at run time.
 _WORTH = 0.75
-# What a piece costs besides its nodes (a request, a worker's start on it, loading), in nodes.
-_PIECE = 15
+#: What a graph of its own costs besides its nodes, in nodes. On a CPU a compiler's call and a linker's are the most of
+#: it: 0.8 to 1.0 s beside 9 ms a node, GPT-2's inference on two cores. On a GPU it is a worker's start and loading.
+FIXED_ON_CPU, FIXED_ON_GPU = 100, 30
+#: The same where pieces are asked for: who does that knows more cores, or deeper models to come.
+FIXED_AT_LEAST = 15
 
 
-def is_worth_it(whole: int, distinct: Sequence[int], pieces: int, cores: int) -> bool:
+def is_worth_it(whole: int, distinct: Sequence[int], pieces: int, cores: int, fixed: int) -> bool:
     """Return whether compiling pieces takes clearly less time than compiling the graph of weight `whole`.
 
-    `distinct` are the weights of those that have to be compiled; `pieces` is the number of all.
+    `distinct` are the weights of those that have to be compiled; `pieces` is the number of all; `fixed` is what every
+    graph costs besides its weight.
     """
     if not distinct or pieces < 2:
         return False
-    costs = [weight + _PIECE for weight in distinct]
-    return max(max(costs), sum(costs) / cores) <= _WORTH * whole
+    costs = [weight + fixed for weight in distinct]
+    return max(max(costs), sum(costs) / cores) <= _WORTH * (whole + fixed)
 
 
 Digest = Callable[[Call], "str | None"]

@@ -76,6 +76,11 @@ class TracedGraph:
         self._closed = self._closed_positions()
         self._writes = self._writes_by_storage()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether any input is on another device than the CPU."""
+        return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in self.given.values())
+
     def attribute(self, node: Node) -> Any:
         """Return what a ``get_attr`` node names."""
         return operator.attrgetter(str(node.target))(self.gm)

@@ -52,7 +52,7 @@ def compile_job(payload: bytes) -> bytes:
     try:
         with (
             scratch_directory(),
-            devices.answered(request) as measured,
+            devices.answered(request, job.ask) as measured,
             autotune.tuned(request, _submit) as tuned,
         ):
             kernel_jobs = KernelJobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from fxpool.codecache import programs, toolchain
 from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.programs import identify
+from fxpool.torch_compat.cpp import cpp_toolchain
 
 Change = Callable[[Path], object]
 
@@ -21,6 +23,11 @@ def script(path: Path, text: str, interpreter: str = "/bin/sh") -> Path:
     path.write_text(f"#!{interpreter}\n{text}\n")
     path.chmod(0o755)
     return path
+
+
+def named(compiler: Path) -> str:
+    """The compiler as CXX names it: from torch 2.14 on, a name with a space is quoted."""
+    return shlex.quote(str(compiler)) if cpp_toolchain.takes_arguments() else str(compiler)
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +189,7 @@ def test_variables_that_a_script_reads_count(
     assert "EXTRA_FLAGS" in identify(str(script(place / "c++", text, interpreter)), None).variables
     sh = script(place / "sh-c++", f'. "{place}/settings"\necho "c++ 1"')
     script(place / "settings", text, interpreter)
-    monkeypatch.setattr(toolchain, "_candidates", lambda: [str(sh)])
+    monkeypatch.setattr(toolchain, "_candidates", lambda: [named(sh)])
     monkeypatch.setattr(toolchain, "_run", lambda path: ("c++ 1", ""))
     assert "EXTRA_FLAGS" in toolchain.variables_read()
     found = []
@@ -249,7 +256,7 @@ def test_what_cannot_be_followed_is_not_kept(place: Path, monkeypatch: pytest.Mo
     for number in range(programs._MOST_FILES + 1):
         (place / f"part{number}").write_text("")
     wrapper = script(place / "c++", "\n".join(f'. "{place}/part{n}"' for n in range(programs._MOST_FILES + 1)))
-    monkeypatch.setattr(toolchain, "_candidates", lambda: [str(wrapper)])
+    monkeypatch.setattr(toolchain, "_candidates", lambda: [named(wrapper)])
     monkeypatch.setattr(toolchain, "_run", lambda path: ("c++ 1", ""))
     assert "compiler_unknown" in toolchain.toolchain_facts()
     with pytest.raises(Bypass, match="compiler_unknown"):

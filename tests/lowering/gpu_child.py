@@ -144,16 +144,30 @@ def architecture(binary: bytes) -> int:
     return flags >> 8 & 0xFF if binary[8] >= 8 else flags & 0xFF
 
 
-def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
+def answered_afterwards(request: CompileRequest, answers: bool) -> tuple[list[PaddingQuestion], Any]:
+    """For a caller that is not asked on the way: what it is asked as a result, and what was measured in the end."""
+    request = dataclasses.replace(request, store=None)
     asked: list[PaddingQuestion] = []
     while True:
-        job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request))
-        answer = decode_reply(job.result())
+        answer = decode_reply(runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request)).result())
         if not answer.questions:
-            break
+            assert answer.artifact is not None
+            return asked, answer.artifact.decisions.measured
         assert not set(asked) & set(answer.questions), "asked twice"
         asked += answer.questions
         request = dataclasses.replace(request, measured=[(question, answers) for question in asked])
+
+
+def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
+    asked: list[PaddingQuestion] = []
+
+    def answer_one(question: bytes) -> bytes:
+        asked.append(msgspec.msgpack.decode(question, type=PaddingQuestion))
+        return b"1" if answers else b"0"
+
+    job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request), on_ask=answer_one)
+    answer = decode_reply(job.result())
+    assert not answer.questions, "they were answered"
     assert answer.reference is not None, answer.artifact and answer.artifact.unkept
     assert request.store is not None
     store = LocalStore(request.store)
@@ -168,6 +182,7 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
         "calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops\.aten)\.(\w+)[\w.]*\(", "".join(texts)))),
         "ambient": sorted(os.listdir(os.path.join(request.toolchain_dir or "", "devices"))),
         "questions": [msgspec.to_builtins(question) for question in asked],
+        "attempts": job.attempts,
         "measured": content_of(entry).decisions.measured,
     }  # fmt: skip
 
@@ -193,6 +208,9 @@ def main(wanted: list[str]) -> None:
             (only,) = captured(function, *inputs)
             request = for_device(complete(only, place), device)
             report[name] = compiled(request, answers=True)
+            if report[name]["questions"]:
+                questions, measured = answered_afterwards(request, answers=True)
+                report[name]["afterwards"] = msgspec.to_builtins([questions, measured])
             if "unanswered" not in report:
                 report["unanswered"] = unanswered(request)
         fxpool.close()

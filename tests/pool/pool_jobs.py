@@ -329,6 +329,26 @@ def _submit(function: str, data: bytes, label: str = "sub") -> concurrent.future
     return job.submit(f"pool_jobs:{function}", data, label=label)
 
 
+def asks(data: bytes) -> bytes:
+    """The answer to what it was given, as the program's literal; asks twice."""
+    job = current_job()
+    assert job is not None
+    return repr([job.ask(data), job.ask(data + b" again")]).encode()
+
+
+def asks_in_a_sub_job(data: bytes) -> bytes:
+    return _submit("asks", data).result()
+
+
+def asks_and_is_killed_once(data: bytes) -> bytes:
+    """Killed while its first attempt's question is open."""
+    job = current_job()
+    assert job is not None
+    if job.attempt == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return repr(job.ask(str(job.attempt).encode())).encode()
+
+
 def gather(data: bytes) -> bytes:
     """Echo through n sub-jobs."""
     futures = [_submit("echo", b"%d" % n) for n in range(int(data))]

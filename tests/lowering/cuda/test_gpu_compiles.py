@@ -87,6 +87,7 @@ def test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry(compiled: di
     assert question[0] == "mm"
     assert question[1][:2] == [[4095, 4095], [4095, 1]]
     assert found["measured"] == [[question, True]]
+    assert found["afterwards"] == [[question], [[question, True]]], "a caller that is not asked meanwhile"
     assert len(found["kernels"]) == 2, "padded, as the answer was: a kernel that pads, and one that takes it off again"
 
 

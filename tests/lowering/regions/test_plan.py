@@ -125,7 +125,14 @@ def test_cuts_are_allowed_and_parts_of_like_size(weights: list[int], seed: int, 
         (1000, [480, 500], 2, 2, True),
         (100, [30, 30, 30], 3, 1, False),
         (1000, [], 1, 4, False),
+        (150, [50, 50, 10], 4, 1, False),
     ],
 )
 def test_what_is_worth_it(whole: int, distinct: list[int], pieces: int, cores: int, worth: bool) -> None:
-    assert plan.is_worth_it(whole, distinct, pieces, cores) is worth
+    assert plan.is_worth_it(whole, distinct, pieces, cores, 15) is worth
+
+
+def test_what_a_piece_costs_besides_its_nodes_counts() -> None:
+    assert plan.is_worth_it(1000, [50, 100, 40], 14, 2, plan.FIXED_ON_CPU)
+    assert plan.is_worth_it(200, [10, 50, 10], 6, 2, plan.FIXED_ON_GPU)
+    assert not plan.is_worth_it(150, [10, 70, 10], 4, 2, plan.FIXED_ON_CPU), "three compilers' calls for one"
