@@ -81,9 +81,9 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     flights: list[str] = []
     submit = remote._submit
 
-    def joined(request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
+    def joined(captured: Any, request: Any, attempt: Any, flight: str) -> tuple[bytes, bool]:
         flights.append(flight)
-        data, _ = submit(request, attempt, flight)
+        data, _ = submit(captured, request, attempt, flight)
         return data, len(flights) == 1
 
     def hold(guards: Any, values: Any) -> bool:
