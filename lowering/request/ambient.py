@@ -140,8 +140,9 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
 
     The rest is not touched: other threads run under it. Loading an entry does not depend on it.
     """
+    own = configs.entered(state.configuration, state.configured) if configs.per_thread() else contextlib.nullcontext()
     with (
-        configs.entered(state.configuration, state.configured),
+        own,
         switches.entered(state.switches, thread_only=True),
     ):
         yield

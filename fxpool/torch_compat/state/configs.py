@@ -9,6 +9,7 @@ other devices count like torch's own.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import importlib
@@ -42,6 +43,13 @@ _NO_ENTRIES = (choices.HANDLER, choices.REGISTERED)
 def capture() -> dict[str, dict[str, Any]]:
     """Return portable configuration by module, for `entered` to reproduce."""
     return captured()[0]
+
+
+def per_thread() -> bool:
+    """Return whether each thread has values of its own, as since 2.12. Before, a value that one thread sets for a
+    ``with`` block is in force in all, and two such blocks that overlap leave one of the values behind."""
+    entry = inductor_config._config["max_fusion_size"]
+    return isinstance(entry.user_override, contextvars.ContextVar)
 
 
 def code_values() -> dict[str, Any]:
