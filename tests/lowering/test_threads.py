@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from processes import run_python
 
 THREADS = """
@@ -60,11 +61,19 @@ print(json.dumps(said))
 """
 
 
+# With any back end, "eager" too.
+crashes = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="this torch's Dynamo crashes when threads compile at once"
+)
+
+
+@crashes
 def test_the_first_compiles_of_a_program_that_imports_torch_alone(shared_pool: Path, cache: Path) -> None:
     printed = run_python(["-c", THREADS + COMPILES])
     assert json.loads(printed.splitlines()[-1]) == [[""] * 4, 4]
 
 
+@crashes
 def test_everything_public_at_once(shared_pool: Path, cache: Path) -> None:
     printed = run_python(["-c", THREADS + EVERYTHING], FXPOOL_POOL="embedded")
     assert json.loads(printed.splitlines()[-1]) == [""] * 8

@@ -372,7 +372,7 @@ def test_compiled_code_runs_in_every_piece() -> None:
     compiled = torch.compile(model, backend="fxpool", options={"regions": True})
     x = torch.randn(6, WIDTH)
     compiled(x).sum().backward()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         compiled(x)
     calls = [event.name for event in profile.events() if event.name.startswith("## Call CompiledFxGraph")]
     assert len(calls) == 6

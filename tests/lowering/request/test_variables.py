@@ -68,7 +68,7 @@ OF_A_PROFILER = ("TRITON_PROTON_", "TRITON_PROFILE_", "TRITON_CUPTI_", "TRITON_H
 def test_what_triton_says_is_in_the_key_and_travels() -> None:
     invalidating, read = json.loads(run_python(["-c", ASKING, *variables._OF_TRITON]).splitlines()[-1])
     assert len(invalidating) > 25
-    assert len(read) > 50
+    assert len(read) >= 50
     assert set(invalidating) <= set(variables._OF_TRITON)
     assert all(variables.in_key(name) and variables.travels(name) for name in invalidating)
     undecided = {
