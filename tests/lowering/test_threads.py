@@ -80,7 +80,6 @@ def test_everything_public_at_once(shared_pool: Path, cache: Path) -> None:
 
 
 def test_the_name_still_stands_for_one_backend() -> None:
-    import torch
     from torch._dynamo.backends import registry
 
     def other(gm: torch.fx.GraphModule, inputs: object) -> object:
