@@ -134,6 +134,8 @@ def _refuse_whole() -> None:
         raise UncuttableError("fakify_first_call", "DDPOptimizer has cut the graph already")
     if configs.cudagraphs():
         raise UncuttableError("cudagraphs", "a piece's parameters differ from call to call")
+    if code := configs.code_values():
+        raise UncuttableError("configured_code", f"{', '.join(sorted(code))} may look at the graph as a whole")
 
 
 # ---------------------------------------------------------------- compiling

@@ -145,6 +145,15 @@ def test_numbers_that_are_symbols_of_their_own_are_refused() -> None:
     assert cut(Stack(), X, dynamic=True).whole == "symbols"
 
 
+def test_frozen_weights_are_part_of_a_piece() -> None:
+    with torch._inductor.config.patch(freezing=True), torch.no_grad():
+        assert cut(Stack().eval(), X).whole == "nothing_repeats"
+        model = Stack().eval()
+        for block in model.blocks[1:]:
+            block.load_state_dict(model.blocks[0].state_dict())
+        assert len(set(cut(model, X).of_blocks())) == 1, "equal weights"
+
+
 class Written(Stack):
     """A view of what a block made is written to behind the blocks."""
 

@@ -328,6 +328,25 @@ def test_a_changed_head_is_compiled_alone() -> None:
     assert fxpool.stats()["compiles"]["worker"] - before["compiles"]["worker"] == 1
 
 
+def _looks(graph: torch.fx.Graph) -> None:
+    """A pass of the program's."""
+
+
+def test_a_pass_of_the_program_s_is_given_the_graph_as_a_whole() -> None:
+    with torch._inductor.config.patch(post_grad_custom_post_pass=_looks):
+        assert check(Stack()) == {"whole:configured_code": 1}
+
+
+def test_inference_mode() -> None:
+    model = Stack().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fxpool", options={"regions": True})
+    with torch.inference_mode():
+        for rows in (6, 6, 9):
+            x = torch.randn(rows, WIDTH)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+
+
 def test_what_stays_whole_is_counted_with_the_reason() -> None:
     counted = check(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
     assert [name for name in counted if name.startswith("whole:")], counted
