@@ -48,7 +48,10 @@ def together(count: int, what: str, size: str, backend: str) -> dict[str, Any]:
     eager, _ = _at_once(count, what, size, "eager")
     seconds, results = _at_once(count, what, size, backend)
     stats = [result["stats"] for result in results if result["stats"]]
+    # In pieces (FXPOOL_REGIONS) a graph is as many compiles as it has distinct ones.
+    graphs = max((one["regions"].get("distinct", 1) for one in stats), default=1)
     return {
+        "graphs": graphs,
         "beyond_seconds": seconds - eager,
         "eager_seconds": eager,
         "compiled": sum(one["compiles"]["worker"] + one["compiles"]["in_process"] for one in stats),

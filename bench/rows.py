@@ -228,7 +228,7 @@ def problem(row: Row, result: Mapping[str, Any]) -> str:
     process unnoticed, or is wrong.
     """
     stats = result.get("stats") or {}
-    if result.get("compiled", 1) != 1:
+    if result.get("compiled", 1) != result.get("graphs", 1):
         return f"compiled {result['compiled']} times"
     if result.get("graph_lowerings", 0) == 0 and "stats" not in result:
         return ""  # no graph is part of it

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ class Machine:
     Always at the same place: a precompiled header holds paths, and what was restored elsewhere would be built again.
     """
 
-    def __init__(self, root: Path, backend: str) -> None:
+    def __init__(self, root: Path, backend: str, settings: Mapping[str, str]) -> None:
         self.backend = backend
         self.directory = root / backend
         self._known = root / f"{backend}-known"
         threads = str(len(os.sched_getaffinity(0)))
-        self._extra = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "FXPOOL_WORKERS": threads}
+        self._extra = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "FXPOOL_WORKERS": threads, **settings}
         self._warm_for: Row | None = None
 
     def run(self, arguments: list[str]) -> dict[str, Any]:
@@ -108,6 +109,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5, help="rounds per row; fewer than 5 are for a first look")
     parser.add_argument("--size", choices=("small", "full"), default="full", help="small models are for a first look")
     parser.add_argument("--backend", default=OURS, help="what to measure beside the rivals")
+    parser.add_argument("--regions", action="store_true", help="graphs in pieces on fxpool's side (FXPOOL_REGIONS=on)")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("out"))
     chosen = parser.parse_args()
     try:
@@ -120,6 +122,10 @@ def main() -> int:
         parser.error(f"{chosen.backend} is a rival of these rows")
     console = Console(width=max(160, Console().width))
     facts = machine(chosen.backend)
+    settings = {}
+    if chosen.regions:
+        settings = {"FXPOOL_REGIONS": "on"}
+        facts["ours"] += " in pieces"
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False)
     console.print(
         "A server is running in S3, S9, S10, R3 and a row of S5; elsewhere starting it is in the measured time."
@@ -128,7 +134,7 @@ def main() -> int:
     failed = False
     with orderly_end(), tempfile.TemporaryDirectory(prefix="fxpool-bench-") as directory:
         backends = list(dict.fromkeys([chosen.backend, *(rival for row in rows for rival in row.goals)]))
-        machines = {backend: Machine(Path(directory), backend) for backend in backends}
+        machines = {backend: Machine(Path(directory), backend, settings) for backend in backends}
         for row in rows:
             try:
                 measured.append(measure(row, machines, chosen.pairs, chosen.size, console, chosen.backend))

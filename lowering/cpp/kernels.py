@@ -2,8 +2,10 @@
 
 One compiler call per kernel spends most of its time reading the same header. Here the kernels of a graph (backward
 included) are shared out over as few units as keep the free cores busy, each unit is compiled by a sub-job, and their
-objects are linked to one library, a blob of the entry. The forward's kernels compile while the backward is lowered.
+objects are linked to one library, a blob of the entry. Where a core is free, kernels compile while the others are still
+being generated, and the forward's while the backward is lowered.
 
+    generated kernels ──▶ `Linking.begin` ─┐
     collected kernels ──▶ `Linking.take` ──▶ sub-jobs (g++) ──▶ objects ──▶ `Linking.library` ──▶ entry
 
 A unit that the compiler refuses is compiled kernel by kernel, and what is refused then without its namespace.
@@ -75,6 +77,9 @@ class KernelJobs:
     apart: bool = False
 
 
+# A unit of fewer characters waits until the one before is done: a small kernel takes hardly longer in company.
+_WORTH_A_UNIT = 8_000
+
 #: Kernels with their numbers in the library.
 Group = list[tuple[int, commands.CollectedKernel]]
 
@@ -91,6 +96,7 @@ class Linking:
         self.without_header = False
         #: The function of the library that each kernel is, by the kernel's digest.
         self.names: dict[str, str] = {}
+        self._called: set[str] = set()
         self._waiting: Group = []
         self._pending: list[tuple[Group, Future[bytes]]] = []
         self._command: commands.Command | None = None
@@ -101,17 +107,36 @@ class Linking:
         `last` says that nothing else is going to be lowered: all cores are free for them.
         """
         for kernel in kernels:
-            digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
-            if digest not in self.names:
-                number = len(self.names)
-                self.names[digest] = function_name(number)
-                self._waiting.append((number, kernel))
+            self._called.add(self._note(kernel))
         if last:
             self._start()
-        elif self._waiting and (not self._patient or precompiled_header.is_ready(self._tools)):
+        elif self._waiting and self._may_start():
             beside = self._units() - 1
             if beside > 0:
                 self._start(beside)
+
+    def begin(self, kernel: commands.CollectedKernel) -> None:
+        """Take a kernel of a module that is still being generated. It begins to compile now if a core is free."""
+        self._note(kernel)
+        if not self._waiting or not self._may_start():
+            return
+        under_way = any(not compiled.done() for _, compiled in self._pending)
+        if under_way and sum(len(waiting.source) for _, waiting in self._waiting) < _WORTH_A_UNIT:
+            return
+        if self._units() > 1:
+            self._start(1)
+
+    def _note(self, kernel: commands.CollectedKernel) -> str:
+        digest = output_code.kernel_digest(kernel.argument_types, kernel.source)
+        if digest not in self.names:
+            number = len(self.names)
+            self.names[digest] = function_name(number)
+            self._waiting.append((number, kernel))
+        return self.names[digest]
+
+    def _may_start(self) -> bool:
+        """Return whether a compiler can be called before lowering is through, without waiting for its header."""
+        return not self._patient or precompiled_header.is_ready(self._tools)
 
     def _start(self, units: int | None = None) -> None:
         """Compile what waits, in so many units; all that may be if nothing is said."""
@@ -160,7 +185,9 @@ class Linking:
         return link(objects, self._command)
 
     def _one_by_one(self, group: Group) -> list[bytes]:
-        alone = [(one, self._compile([one])) for one in group] if len(group) > 1 else [(group[0], None)]
+        # One that was begun, and is in no module after all, is not missed.
+        called = [(number, kernel) for number, kernel in group if function_name(number) in self._called]
+        alone = [(one, self._compile([one]) if len(group) > 1 else None) for one in called]
         objects = []
         for one, future in alone:
             try:

@@ -87,7 +87,8 @@ def _compile(
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
-        with unless_met(others), _restart_caught() as asked, commands.collecting(linking.take), triton.collecting():
+        cpp = commands.collecting(linking.take, linking.begin)
+        with unless_met(others), _restart_caught() as asked, cpp, triton.collecting():
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
@@ -299,7 +300,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
     request = captured.request
     linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
     with toolchain.failures_explained(request.toolchain_dir), host_facts.known(request.toolchain_dir):
-        with _restart_caught() as asked, commands.collecting(linking.take):
+        with _restart_caught() as asked, commands.collecting(linking.take, linking.begin):
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)

@@ -6,9 +6,11 @@ that fxpool decides how they are grouped; the compiler's command line for a grou
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,11 +30,16 @@ class CollectedKernel:
 
 #: Takes the kernels of one generated module, and whether this was the graph's last one.
 Collect = Callable[[Sequence[CollectedKernel], bool], None]
+#: Takes a kernel when it is generated, while the rest of its module is not yet.
+Begin = Callable[[CollectedKernel], None]
 
 
 @contextlib.contextmanager
-def collecting(collect: Collect) -> Iterator[None]:
-    """Let Inductor generate C++ kernels without compiling them: `collect` gets those of each generated module."""
+def collecting(collect: Collect, begin: Begin | None = None) -> Iterator[None]:
+    """Let Inductor generate C++ kernels without compiling them: `collect` gets those of each generated module.
+
+    `begin` is told of each kernel before. It comes again with its module, which alone says what the graph calls.
+    """
     from torch._inductor.async_compile import AsyncCompile
 
     collected: list[CollectedKernel] = []
@@ -52,12 +59,46 @@ def collecting(collect: Collect) -> Iterator[None]:
     AsyncCompile.cpp_pybinding = take
     AsyncCompile.wait = wait
     try:
-        yield
+        with _definitions_seen(begin) if begin is not None else contextlib.nullcontext():
+            yield
         if collected:  # from a module without a call of `wait`
             collect(collected, True)
     finally:
         AsyncCompile.cpp_pybinding = original
         AsyncCompile.wait = original_wait
+
+
+@contextlib.contextmanager
+def _definitions_seen(begin: Begin) -> Iterator[None]:
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    def define(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
+        kernel = defined_kernel(kernel_body)
+        if kernel is not None:
+            begin(kernel)
+        return original(self, kernel_name, kernel_body, *args, **kwargs)
+
+    original = PythonWrapperCodegen.define_kernel
+    PythonWrapperCodegen.define_kernel = define
+    try:
+        yield
+    finally:
+        PythonWrapperCodegen.define_kernel = original
+
+
+def defined_kernel(definition: str) -> CollectedKernel | None:
+    """Return the kernel that a generated expression defines; None if it is no C++ kernel of a Python wrapper."""
+    if not definition.lstrip().startswith("async_compile.cpp_pybinding("):
+        return None
+    try:
+        # The module is generated with it dedented, which changes blank lines of the source.
+        call = ast.parse(textwrap.dedent(definition).strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.keywords:
+            return None
+        argument_types, source = map(ast.literal_eval, call.args)
+    except (SyntaxError, ValueError):
+        return None
+    return CollectedKernel(argument_types, source)
 
 
 def _backward_follows() -> bool:
