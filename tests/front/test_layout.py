@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 import subprocess
 import zipfile
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fxpool.torch_compat import versions
 
 ROOT = Path(__file__).parents[2]
 # Where each folder is installed; fxpool first, because the others lie in it.
@@ -226,3 +229,15 @@ def test_an_import_inside_a_function_says_why() -> None:
         for number in _unexplained_imports(path)
     ]
     assert not found, "a comment beside or above it, or 'inside functions' in the module's docstring"
+
+
+def test_all_places_that_say_which_pythons_say_the_same() -> None:
+    """pip goes by `requires-python`, the workflow tests, and fxpool itself refuses."""
+    (_, oldest), (_, newest) = versions.PYTHONS
+    every = [f"3.{minor}" for minor in range(oldest, newest + 1)]
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">=3.{oldest},<3.{newest + 1}"' in project
+    assert [version for version in every if f'"Programming Language :: Python :: {version}"' in project] == every
+    assert f'"Programming Language :: Python :: 3.{newest + 1}"' not in project
+    assert f"python: {json.dumps(every)}" in (ROOT / ".github/workflows/ci.yml").read_text()
+    assert f"Python 3.{oldest}-3.{newest}" in (ROOT / "README.md").read_text()
