@@ -49,7 +49,9 @@ class Bounds:
                 worker.limit_timer.cancel()
                 worker.limit_timer = None
             limit = self.seconds(worker)
-            if worker.reached is not None and limit is not None and worker.exceeded is None:
+            if worker.reached is None or worker.exceeded is not None or worker.stopped:
+                continue
+            if limit is not None:
                 worker.limit_timer = self._loop.call_at(worker.reached + limit, self._out_of_time, worker, limit)
 
     def trees(self) -> list[tuple[Worker, list[int]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fxpool import forks
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool import logs
+from fxpool.pool import logs, pausing
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
@@ -110,6 +110,8 @@ class PoolClient:
             ProtocolError: `payload` is over the cap of a frame.
         """
         levels, disabled = logs.level_map()
+        if not spec.spare:
+            pausing.give_up_ours(f"{spec.label} was compiled while this process measured")
 
         def make(number: int) -> m.Submit:
             return m.Submit(

@@ -68,3 +68,4 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     link: str = ""  # where clients of this host find its socket
     idle_timeout: float = 120.0
     predecessor: str = ""  # private directory of the server that did not answer
+    client: int = 0  # the process that starts it

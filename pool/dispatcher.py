@@ -85,6 +85,8 @@ class Dispatcher:
         self._numbers = 0
         self._stall: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
+        self._still_since: float | None = None
+        self._never_stopped: set[int] = set()
 
     # ------------------------------------------------------------ requests of clients
 
@@ -173,6 +175,48 @@ class Dispatcher:
     def zygote_broken(self, reason: str) -> None:
         """Fail all jobs: no zygote will ever fork workers for them."""
         self.do(self.scheduler.zygote_broken(reason))
+
+    # ------------------------------------------------------------ while somebody measures
+
+    @property
+    def stopped(self) -> int:
+        """Number of workers that are stopped."""
+        return sum(worker.stopped for worker in self._workers.values())
+
+    def stand_still(self, never: set[int]) -> None:
+        """Begin no job and stop all workers, but those whose process group is in `never`, until `go_on`."""
+        self.scheduler.hold()
+        self.watch.rests = True
+        self._never_stopped = never
+        if self._still_since is None:
+            self._still_since = self.loop.time()
+        for worker in self._workers.values():
+            self._stop(worker)
+
+    def _stop(self, worker: Worker) -> None:
+        if worker.pid is None or worker.stopped or worker.exited is not None or worker.pid in self._never_stopped:
+            return
+        if not self.scheduler.asks_of(worker.job):
+            return  # it has answered, and ends or waits for another job
+        worker.stopped = True
+        if worker.limit_timer is not None:
+            worker.limit_timer.cancel()
+        self._to_zygote(m.Stop(worker=worker.number), None)
+
+    def go_on(self) -> None:
+        """End `stand_still`. The time is not counted against the limits of jobs."""
+        assert self._still_since is not None
+        since, self._still_since = self._still_since, None
+        self.watch.rests = False
+        stopped = [worker for worker in self._workers.values() if worker.stopped]
+        for worker in stopped:
+            worker.stopped = False
+            if worker.exited is None:
+                self._to_zygote(m.GoOn(worker=worker.number), None)
+            if worker.reached is not None:
+                worker.reached += self.loop.time() - max(since, worker.reached)
+        self._bounds.keep(stopped)
+        self.do(self.scheduler.go_on())
 
     # ------------------------------------------------------------ the scheduler's actions
 
@@ -431,6 +475,8 @@ class Dispatcher:
             return
         worker.pid = message.pid
         self._begin(worker)
+        if self._still_since is not None:
+            self._stop(worker)
 
     def _begin(self, worker: Worker) -> None:
         """Tell the callers that a job has its worker."""
@@ -459,7 +505,9 @@ class Dispatcher:
             self._bounds.keep([worker])
 
     def _never_began(self, worker: Worker) -> None:
-        if worker.reached is None and self.scheduler.asks_of(worker.job):
+        if worker.stopped:
+            worker.timers.append(self.loop.call_later(BEGIN_SECONDS, self._never_began, worker))
+        elif worker.reached is None and self.scheduler.asks_of(worker.job):
             worker.unable = m.Unable(reason=f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
             self._kill(worker)
 

@@ -236,6 +236,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         link=str(link) if link is not None else "",
         idle_timeout=config.idle_timeout,
         predecessor=str(before) if before is not None else "",
+        client=os.getpid(),
     )
     (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)

@@ -5,14 +5,14 @@ output, pickled exceptions) are not fields: they travel behind the message, unto
 
 | direction         | messages                                                                                |
 |-------------------|-----------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, Answer, StatusQuery, Ping, Shutdown                              |
+| client -> server  | Hello, Submit, Cancel, Answer, Pause, StatusQuery, Ping, Shutdown                       |
 | server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Asked, Done, |
-|                   | Failed, Status, Pong, Leaving                                                           |
+|                   | Failed, Paused, GoneOn, Status, Pong, Leaving                                           |
 | server -> worker  | Run, Granted, SlotsReply, Answered, Started, Done, Failed                               |
 | worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Ask, Waiting, Resume, SlotsQuery,       |
 |                   | LogRecord, WarningRecord                                                                |
-| server -> zygote  | Prepare, Fork, Kill, WarmUp                                                             |
-| zygote -> server  | Prepared, Forked, Exited                                                                |
+| server -> zygote  | Prepare, Fork, Kill, WarmUp, Stop, GoOn, Rest                                           |
+| zygote -> server  | Prepared, Forked, Exited, Resting                                                       |
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import msgspec
 
 
 class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First frame of a client."""
+    """First frame of a client. A `visitor` submits no jobs: no server is there for it."""
 
     protocol: int
     fxpool: str
     pid: int
+    visitor: bool = False
 
 
 class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -196,6 +197,25 @@ class WarningRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_field
 # ---------------------------------------------------------------- about the pool
 
 
+class Pause(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The client measures: no job is to begin, and workers stand still, for `seconds` at most.
+
+    Ends with the connection. Answered by Paused. A worker that is itself the client goes on.
+    """
+
+    seconds: float
+
+
+class Paused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Nothing of the server's runs any more; `workers` were stopped."""
+
+    workers: int
+
+
+class GoneOn(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """The client's pause lasted as long as it may: workers run again."""
+
+
 class StatusQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Answered by Status with the same number."""
 
@@ -357,6 +377,28 @@ class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Make the idle calls now: many more workers will be forked than run, and each gains from it."""
 
 
+class Stop(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Stop a worker's process group (SIGSTOP)."""
+
+    worker: int
+
+
+class GoOn(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Let a worker's process group that was stopped go on."""
+
+    worker: int
+
+
+class Rest(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Make no idle call until told otherwise (`on`), and answer with Resting: what came before has been done."""
+
+    on: bool
+
+
+class Resting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Answers Rest."""
+
+
 class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Kill a worker's process group. The zygote does it, as it alone knows that the pid has not been reaped."""
 
@@ -382,7 +424,7 @@ class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     code: str = ""
 
 
-ToServer = Hello | Submit | Cancel | Answer | StatusQuery | Ping | Shutdown
+ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | Ping | Shutdown
 ToClient = (
     Welcome
     | Refused
@@ -394,6 +436,8 @@ ToClient = (
     | Asked
     | Done
     | Failed
+    | Paused
+    | GoneOn
     | Status
     | Pong
     | Leaving
@@ -413,5 +457,5 @@ FromWorker = (
     | LogRecord
     | WarningRecord
 )
-ToZygote = Prepare | Fork | Kill | WarmUp
-FromZygote = Prepared | Forked | Exited
+ToZygote = Prepare | Fork | Kill | WarmUp | Stop | GoOn | Rest
+FromZygote = Prepared | Forked | Exited | Resting

@@ -52,6 +52,7 @@ class Client:
     number: int
     pid: int
     greeted: bool = False
+    visitor: bool = False
     timer: asyncio.TimerHandle | None = None
     pidfd: int = -1
     keys: dict[int, int] = field(default_factory=dict)  # job key by the client's number
@@ -74,6 +75,7 @@ class Worker:
     reached: float | None = None  # when it reached its job's function, on the loop's clock
     unable: m.Unable | None = None  # what the host refused it
     paused: bool = False  # it is gone, and its job waits before it is begun again
+    stopped: bool = False  # while somebody measures
     broken: str = ""  # why its output is not a valid message
     phase: str = ""
     exceeded: Exceeded | None = None

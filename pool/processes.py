@@ -13,7 +13,7 @@ import os
 import signal
 import time
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "is_stopped", "kill_group", "name_process", "reap_strays"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "is_stopped", "kill_group", "name_process", "reap_strays", "signal_group"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -59,12 +59,17 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def kill_group(leader: int) -> None:
-    """Send SIGKILL to the process group of a worker that has not been reaped (so the number is still its own)."""
+def signal_group(leader: int, signum: signal.Signals) -> None:
+    """Send a signal to the process group of a worker that has not been reaped (so the number is still its own)."""
     try:
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, signum)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def kill_group(leader: int) -> None:
+    """Send SIGKILL to such a group."""
+    signal_group(leader, signal.SIGKILL)
 
 
 def children() -> list[int]:

@@ -16,6 +16,8 @@ for the next one. As many are kept as there are slots, the latest.
 A worker's end is blamed on its job only once it **reached** that: before, it is the host that lacks something. Such a
 job is begun again, up to `begins` workers in a row, and then ends with `NoWorker`.
 
+On `hold` nothing is begun and nobody gets a slot back, until `go_on`.
+
 While `admit` says so, no job is begun beside those that run: the host is short of something. A job that is to run
 **alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
 
@@ -81,6 +83,7 @@ class Scheduler:
         self._used = 0
         self._admitted: int | None = None
         self._quiet = False
+        self._on_hold = False
         self._ages = itertools.count()
         self._worker_numbers = itertools.count(1)
         self.retries = 0
@@ -121,20 +124,22 @@ class Scheduler:
     def stalled(self) -> bool:
         """True if all slots are held by workers with unfinished sub-jobs, and those sub-jobs wait for a slot."""
         waiting = self._used >= self.slots or self.waits_to_be_alone
-        if not waiting or not self._ready or self._next_helper() is None:
+        if not waiting or self._on_hold or not self._ready or self._next_helper() is None:
             return False
         return all(w.children and w.job is not None for w in self._workers.values() if w.slot is Slot.HELD)
 
     @property
     def waits_to_be_alone(self) -> bool:
         """True if it is the turn of a job that is to run alone, and others run."""
-        head = self._head() if self._ready and self._used and not self._wanting and not self._held_alone() else None
+        may_be = self._ready and self._used and not self._on_hold and not self._wanting and not self._held_alone()
+        head = self._head() if may_be else None
         return head is not None and head.alone
 
     @property
     def waits_for_quiet(self) -> bool:
         """True if no slot is held, and only spare jobs are queued."""
-        return self._ready and not self._used and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
+        idle = self._ready and not self._used and not self._on_hold
+        return idle and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
 
     # -- jobs
 
@@ -204,6 +209,17 @@ class Scheduler:
         """From now on, begin no job while so many run (None: no limit but the slots). Sub-jobs are always admitted."""
         actions: list[Action] = []
         self._admitted = jobs
+        self._dispatch(actions)
+        return actions
+
+    def hold(self) -> None:
+        """Begin nothing from now on, and give nobody a slot back."""
+        self._on_hold = True
+
+    def go_on(self) -> list[Action]:
+        """End `hold`."""
+        actions: list[Action] = []
+        self._on_hold = False
         self._dispatch(actions)
         return actions
 
@@ -408,7 +424,7 @@ class Scheduler:
         )
 
     def _run_next(self, actions: list[Action], beside: bool = False) -> bool:
-        if not beside and self._held_alone():
+        if self._on_hold or (not beside and self._held_alone()):
             return False
         if self._wanting:
             worker = self._workers[self._wanting.popleft()]

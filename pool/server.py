@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from fxpool.errors import ProtocolError
-from fxpool.pool import memory, predecessor, processes, runtime_dir
+from fxpool.pool import memory, predecessor, processes, runtime_dir, turns
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
@@ -35,6 +35,7 @@ from fxpool.pool.dispatcher import GRACE_SECONDS, Dispatcher
 from fxpool.pool.launch import READY
 from fxpool.pool.limits import default_workers
 from fxpool.pool.outcomes import Client
+from fxpool.pool.pauses import Pauses
 from fxpool.pool.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.pool.watch import Limits
 from fxpool.pool.zygote_link import ZygoteLink
@@ -51,6 +52,8 @@ _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
 # Seconds for which a server without clients finishes its spare jobs, and between the looks whether they are done.
 _SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
+# Seconds for which the zygote waits for processes that measure.
+_OTHERS_MEASURE_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,7 @@ class Server:
         self.end = asyncio.Event()
         limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
         self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
+        self.pauses = Pauses(self.dispatcher, self._to_zygote)
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
@@ -96,7 +100,10 @@ class Server:
         self._listen()
         # End if the client that started this server never connects.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
-        self._start_zygote()
+        if measuring := turns.of_others(Path(self.config.runtime_root), self.config.client):
+            self._spawn(self._start_zygote_after(measuring))
+        else:
+            self._start_zygote()
         (self.directory / READY).touch(mode=0o600)
         self._spawn(self._sweep())
         self._seen_off = self.loop.create_task(self._see_off())
@@ -155,6 +162,8 @@ class Server:
             self.dispatcher.cancel(client, message.job)
         elif isinstance(message, m.Answer):
             self.dispatcher.answer(client, message, payload)
+        elif isinstance(message, m.Pause):
+            self.pauses.begin(client, message.seconds, self._zygote_obeys)
         elif isinstance(message, m.StatusQuery):
             client.connection.send(m.Status(number=message.number, facts=self.status()))
         elif isinstance(message, m.Ping):
@@ -174,10 +183,12 @@ class Server:
                 f"the client fxpool {message.fxpool} (protocol {message.protocol})"
             )
             raise ProtocolError(reason)
-        client.greeted = self._had_client = True
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+        client.greeted, client.visitor = True, message.visitor
+        if not client.visitor:
+            self._had_client = True
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
         assert client.timer is not None
         client.timer.cancel()
         client.connection.raise_cap(PAYLOAD_CAP)
@@ -209,7 +220,9 @@ class Server:
             self.loop.remove_reader(client.pidfd)
             os.close(client.pidfd)
         self.dispatcher.client_left(client)
-        self._leave_if_alone()
+        self.pauses.end(client)
+        if not client.visitor:
+            self._leave_if_alone()
 
     def _leave_if_nobody_came(self) -> None:
         if not self._had_client:
@@ -217,7 +230,7 @@ class Server:
 
     def _leave_if_alone(self) -> None:
         """End a client's own server with its client, the host's after a while without any."""
-        if any(client.greeted for client in self.clients.values()) or not self._had_client:
+        if any(client.greeted and not client.visitor for client in self.clients.values()) or not self._had_client:
             return
         if not self.config.link or self._draining:
             self.end.set()
@@ -285,6 +298,13 @@ class Server:
 
     # ------------------------------------------------------------ the zygote
 
+    async def _start_zygote_after(self, measuring: list[Path]) -> None:
+        """Start it when those have ended who measure now: its start keeps a core busy for seconds."""
+        end = self.loop.time() + min(_OTHERS_MEASURE_SECONDS, self.config.start_timeout / 4)
+        while self.loop.time() < end and not all(map(turns.is_over, measuring)):
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._start_zygote()
+
     def _start_zygote(self) -> None:
         if self._ending:
             return
@@ -338,13 +358,21 @@ class Server:
         for client in self.clients.values():
             if client.greeted:
                 self._tell_zygote_state(client)
+        self.pauses.zygote_is_new()
         self.dispatcher.zygote_ready()
+
+    def on_resting(self) -> None:
+        self.pauses.resting()
 
     def on_forked(self, message: m.Forked) -> None:
         self.dispatcher.on_forked(message)
 
     def on_exited(self, message: m.Exited) -> None:
         self.dispatcher.on_exited(message)
+
+    @property
+    def _zygote_obeys(self) -> bool:
+        return self.zygote is not None and self.zygote_facts["state"] in ("starting", "ready")
 
     def _to_zygote(self, message: m.ToZygote, attached: socket.socket | None) -> None:
         if self.zygote is not None:
@@ -374,6 +402,7 @@ class Server:
         ]
         self.zygote = None
         self.dispatcher.zygote_gone(reason)
+        self.pauses.resting()  # as its workers are gone, too
         if late:
             self.dispatcher.zygote_broken(reason)
         if self.dispatcher.broken is not None:
@@ -411,7 +440,8 @@ class Server:
             "cgroup": _cgroup(),
             "shared": bool(self.config.link),
             "draining": self._draining,
-            "clients": [client.pid for client in self.clients.values() if client.greeted],
+            "clients": [client.pid for client in self.clients.values() if client.greeted and not client.visitor],
+            "paused": bool(self.pauses),
             "slots": self.slots,
             "slots_rule": self.rule,
             **self.dispatcher.status(),

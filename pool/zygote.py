@@ -36,6 +36,12 @@ _REASON_KEPT = 32 << 10
 # Seconds without an order before the next idle call.
 _IDLE_AFTER = 0.05
 
+_SIGNALS: dict[type[m.ToZygote], signal.Signals] = {
+    m.Kill: signal.SIGKILL,
+    m.Stop: signal.SIGSTOP,
+    m.GoOn: signal.SIGCONT,
+}
+
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygote)
 
@@ -51,6 +57,7 @@ class Zygote:
         self.foreign: set[int] = set()
         self.idle: list[str] = []  # idle calls still to be made
         self.all_idle: tuple[str, ...] = ()
+        self.rests = False
 
     def prepare(self) -> bool:
         """Import the server's preload modules; return False if that failed (the server has been told why)."""
@@ -93,7 +100,7 @@ class Zygote:
         Only the first call, a short one, is also made while jobs run, if a core is spare: during a call no worker can
         be forked.
         """
-        if not self.idle:
+        if not self.idle or self.rests:
             return False
         spare = self.idle[0] == self.all_idle[0] and len(self.workers) + 1 < len(os.sched_getaffinity(0))
         return spare or not self.workers
@@ -162,10 +169,10 @@ class Zygote:
 
     def obey(self, order: m.ToZygote, descriptors: list[int]) -> socket.socket | None:
         """Carry out an order; in a forked worker, return its socket."""
-        if isinstance(order, m.Kill):
+        if isinstance(order, (m.Kill, m.Stop, m.GoOn)):
             for pid, number in self.workers.items():
                 if number == order.worker:
-                    processes.kill_group(pid)
+                    processes.signal_group(pid, _SIGNALS[type(order)])
         elif isinstance(order, m.Fork):
             if not descriptors:  # the kernel drops descriptors that this process has no number left for
                 self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
@@ -174,6 +181,9 @@ class Zygote:
         elif isinstance(order, m.WarmUp):
             while self.idle:
                 self.use_idle_time()
+        elif isinstance(order, m.Rest):
+            self.rests = order.on
+            self.send(m.Resting())
         return None
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:

@@ -45,6 +45,7 @@ class Listener(Protocol):
     def on_prepared(self, message: m.Prepared) -> None: ...
     def on_forked(self, message: m.Forked) -> None: ...
     def on_exited(self, message: m.Exited) -> None: ...
+    def on_resting(self) -> None: ...
     def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None: ...
 
 
@@ -169,6 +170,8 @@ class ZygoteLink:
                 self._deadline.cancel()
                 self.ready = True
                 self._listener.on_prepared(message)
+            elif isinstance(message, m.Resting):
+                self._listener.on_resting()
             else:
                 self._of_a_worker(message)
 
@@ -225,5 +228,5 @@ class ZygoteLink:
             if not packet:
                 return
             message = _decoder.decode(packet)
-            if not isinstance(message, m.Prepared):
+            if not isinstance(message, (m.Prepared, m.Resting)):
                 self._of_a_worker(message)

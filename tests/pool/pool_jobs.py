@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 
-from fxpool.pool import current_job
+from fxpool.pool import current_job, pausing
 
 
 class Holder:
@@ -601,3 +601,37 @@ def gather_late(data: bytes) -> bytes:
 
 def zeros(data: bytes) -> bytes:
     return bytes(int(data))
+
+
+_COUNTER = """
+import pathlib, sys, time
+place = pathlib.Path(sys.argv[1])
+while not (place / "mark-go").exists():
+    with open(place / "mark-count", "a") as file:
+        file.write("x")
+    time.sleep(0.005)
+"""
+
+
+def counts(data: bytes) -> bytes:
+    """Of `data`, a directory: makes ``mark-count`` longer until there is ``mark-go``."""
+    sys_argv, sys.argv = sys.argv, ["", data.decode()]
+    try:
+        exec(_COUNTER, {})
+    finally:
+        sys.argv = sys_argv
+    return b"counted"
+
+
+def counts_in_a_child(data: bytes) -> bytes:
+    """The same in a process of the worker's, as a compiler is."""
+    subprocess.run([sys.executable, "-c", _COUNTER, data.decode()], check=True)
+    return b"counted"
+
+
+def pauses_and_counts(data: bytes) -> bytes:
+    """Pauses all servers, its own too, and goes on itself. `data`: the runtime directory."""
+    paused = pausing.pause(pathlib.Path(data.decode()), 30.0, 20.0)
+    time.sleep(0.2)
+    paused.end()
+    return repr((paused.workers, paused.remarks)).encode()
