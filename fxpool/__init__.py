@@ -32,6 +32,7 @@ Every private name of torch is used in `fxpool.torch_compat` and nowhere else. A
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version, in its one place          torch_release  is torch supported, or tried?
+    measurement   times code while nothing else runs
     torch_compat  torch's private names
 
 Importing this module imports neither torch nor anything else that takes time: that happens inside functions.
@@ -49,10 +50,15 @@ if TYPE_CHECKING:
 
     from fxpool import errors
     from fxpool.config import configure
+    from fxpool.measurement.exclusive import measuring
+    from fxpool.measurement.timing import measure
     from fxpool.version import __version__
     from fxpool.watch.display import Progress
 
-__all__ = ["__version__", "close", "configure", "errors", "install", "progress", "stats", "uninstall", "wait"]
+__all__ = [
+    "__version__", "close", "configure", "errors", "install", "measure", "measuring", "progress", "stats", "uninstall",
+    "wait",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -65,6 +71,14 @@ def __getattr__(name: str) -> Any:
         from fxpool.config import configure
 
         return configure
+    if name == "measure":
+        from fxpool.measurement.timing import measure
+
+        return measure
+    if name == "measuring":
+        from fxpool.measurement.exclusive import measuring
+
+        return measuring
     if name == "errors":
         import fxpool.errors
 

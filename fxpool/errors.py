@@ -19,6 +19,7 @@
     │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
     │   ├── CannotReturnError         a result that can't be sent back, with the reason
     │   └── NoCompilerError           no working C++ compiler
+    ├── MeasurementBusyError          others measured for longer than the caller was ready to wait
     └── StoreError
         ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, another user
         └── CorruptEntryError         bytes with a wrong digest (callers turn it into a miss)
@@ -323,6 +324,17 @@ def _is_command_line(tried: str) -> bool:
     """Return whether a candidate is a command line whose first word is an executable."""
     words = tried.split()
     return len(words) > 1 and not os.path.exists(tried) and shutil.which(words[0]) is not None
+
+
+class MeasurementBusyError(FxpoolError):
+    """Others measured on `device` for longer than `patience` seconds."""
+
+    def __init__(self, device: str, patience: float) -> None:
+        self.device, self.patience = device, patience
+        super().__init__(
+            f"other processes have measured on {device} for {patience:g} s",
+            remedy="wait longer (patience=...), or see `fxpool status` for who they are",
+        )
 
 
 class StoreError(FxpoolError):

@@ -13,7 +13,16 @@ import os
 import signal
 import time
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "is_stopped", "kill_group", "name_process", "reap_strays", "signal_group"]
+__all__ = [
+    "adopt_orphans",
+    "children",
+    "die_with_parent",
+    "is_stopped",
+    "kill_group",
+    "name_process",
+    "reap_strays",
+    "signal_group",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -16,15 +16,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import filelock
 import msgspec
 import torch
 
 from fxpool import forks, notices
 from fxpool.codecache import blobs
-from fxpool.errors import StoreError
+from fxpool.errors import MeasurementBusyError, StoreError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured
+from fxpool.measurement import exclusive
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
@@ -34,7 +34,7 @@ log = notices.logger(__name__)
 _BYTES = {True: b"1", False: b"0"}
 _ANSWERS = {content: answer for answer, content in _BYTES.items()}
 # Longest wait, in seconds, for another process that measures.
-_PATIENCE = 120.0
+_PATIENCE = 30.0
 
 
 class _Measuring:
@@ -96,7 +96,7 @@ def measure(
 ) -> Measured:
     """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
     answers = []
-    with runtime.part(_Measuring).lock, _alone(toolchain_dir):
+    with runtime.part(_Measuring).lock, alone_on(index):
         for question in questions:
             answer = _kept(toolchain_dir, facts, question)
             if answer is None:
@@ -108,16 +108,16 @@ def measure(
 
 
 @contextlib.contextmanager
-def _alone(toolchain_dir: str | None) -> Iterator[None]:
-    """Wait until nobody else measures on this host, as far as that can be known: a figure too many is no failure."""
+def alone_on(index: int) -> Iterator[None]:
+    """Wait until nobody else measures on a device of this host, as far as that can be known and takes no longer than
+    `_PATIENCE`: a figure that others disturbed is no failure."""
     with contextlib.ExitStack() as stack:
-        if toolchain_dir is not None:
-            try:
-                os.makedirs(toolchain_dir, mode=0o700, exist_ok=True)
-                lock = filelock.FileLock(os.path.join(toolchain_dir, "measuring.lock"), timeout=_PATIENCE, mode=0o600)
-                stack.enter_context(lock)
-            except OSError as error:  # full, read-only, or somebody who measures for ever
-                log.warning("measured while others may be: %s", error)
+        try:
+            # What compiles goes on: this time is part of somebody's compile.
+            device = torch.device("cuda", index)
+            stack.enter_context(exclusive.measuring(device, patience=_PATIENCE, pause=False))
+        except (MeasurementBusyError, RuntimeError, AssertionError) as error:  # or no such device
+            log.warning("measured while others may be: %s", error)
         yield
 
 

@@ -1,0 +1,67 @@
+"""Copies of inputs, taken in turn, so that no call finds in a cache what the call before has read.
+
+A program whose next input comes from elsewhere pays for reading it; one measured on the same input again and again does
+not. Copies are made until they take more than the caches hold together. What a call changes in its inputs stays
+changed, in each copy by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+__all__ = ["rotated"]
+
+# Copies take at most so many bytes, and there are at most so many.
+_MOST_BYTES, _MOST_COPIES = 2 << 30, 64
+_L2_BYTES = 50 << 20  # of a GPU that does not tell
+_L3_BYTES = 32 << 20  # of a processor that does not tell
+
+
+def rotated(fn: Callable[..., object], arguments: Sequence[Any], device: torch.device) -> tuple[Callable[[], Any], int]:
+    """Return a function that calls `fn` with copies of `arguments` in turn, and the number of copies.
+
+    Without tensors among them there is one: the arguments themselves.
+    """
+    copies = [tuple(arguments), *_copies(tuple(arguments), device)]
+    if len(copies) == 1:
+        return lambda: fn(*arguments), 1
+    rotation: Iterator[tuple[Any, ...]] = itertools.cycle(copies)
+    return lambda: fn(*next(rotation)), len(copies)
+
+
+def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[Any, ...]]:
+    values, spec = tree_flatten(arguments)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    # A tensor that is on a graph of autograd's can't be copied without becoming another one.
+    if not tensors or not all(type(tensor) is torch.Tensor and tensor.is_leaf for tensor in tensors):
+        return
+    size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    wanted = 2 * _cache_bytes(device)
+    count = min(_MOST_COPIES, -(-wanted // max(size, 1)), _MOST_BYTES // max(size, 1))
+    for _ in range(max(0, count - 1)):
+        yield tree_unflatten(list(map(_copy, values)), spec)
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    # With the same strides: code is compiled for them.
+    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    made.copy_(value.detach())
+    return made.requires_grad_(value.requires_grad)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", _L2_BYTES))
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return _L3_BYTES

@@ -1,0 +1,152 @@
+"""What else the machine does while something is measured: load, clock, temperature, other processes on a GPU.
+
+What can't be read here (no sensors in a virtual machine, no NVML) is None, and nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+__all__ = ["Look", "Surroundings", "between", "look"]
+
+# A change of a clock by less than this is how processors are.
+_CLOCK = 0.05
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the machine. `busy` and `own` are CPU seconds so far, of all processes and of this one."""
+
+    at: float
+    busy: float
+    own: float
+    load: float
+    megahertz: float | None
+    celsius: float | None
+    gpu: GpuLook | None = None
+
+
+@dataclass(frozen=True)
+class GpuLook:
+    """The same of a GPU; `others` is the number of other processes that have it open."""
+
+    megahertz: float
+    celsius: float
+    others: int
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the machine did between two looks.
+
+    `seconds`: how long that was. `own_cores`, `other_cores`: cores that this process and all others kept busy, on
+    average. `load`: the load average (1 minute) before. `megahertz`, `celsius`: before and after. `gpu_*`: of the
+    device, `gpu_processes` being other processes that had it open, before or after.
+    """
+
+    seconds: float
+    own_cores: float
+    other_cores: float
+    load: float
+    megahertz: tuple[float, float] | None
+    celsius: tuple[float, float] | None
+    gpu_megahertz: tuple[float, float] | None = None
+    gpu_celsius: tuple[float, float] | None = None
+    gpu_processes: int | None = None
+
+    def remarks(self) -> list[str]:
+        """Return what speaks against a measurement that was taken meanwhile, in sentences' parts."""
+        said = []
+        if self.other_cores > max(0.1, 0.05 * (os.cpu_count() or 1)):
+            said.append(f"other processes kept {self.other_cores:.1f} cores busy")
+        for name, clock in (("processor", self.megahertz), ("GPU", self.gpu_megahertz)):
+            if clock is not None and clock[0] and abs(clock[1] / clock[0] - 1) > _CLOCK:
+                said.append(f"the {name}'s clock went from {clock[0]:.0f} to {clock[1]:.0f} MHz")
+        if self.gpu_processes:
+            said.append(f"{self.gpu_processes} other processes had the GPU open")
+        return said
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def look(gpu: str | None = None) -> Look:
+    """Look at the machine, and at the GPU with this UUID. Takes a millisecond or two."""
+    cpu = psutil.cpu_times()
+    spent = os.times()
+    # Guests' time is in user's already, and a hypervisor that takes the core away keeps it busy for us.
+    idle = cpu.idle + getattr(cpu, "iowait", 0.0) + getattr(cpu, "guest", 0.0) + getattr(cpu, "guest_nice", 0.0)
+    return Look(
+        at=time.monotonic(),
+        busy=sum(cpu) - idle,
+        own=spent.user + spent.system + spent.children_user + spent.children_system,
+        load=os.getloadavg()[0],
+        megahertz=_megahertz(),
+        celsius=_celsius(),
+        gpu=_gpu(gpu) if gpu is not None else None,
+    )
+
+
+def between(before: Look, after: Look) -> Surroundings:
+    """Return what the machine did between two looks."""
+    seconds = max(after.at - before.at, 1e-9)
+    own = after.own - before.own
+    gpus = (before.gpu, after.gpu) if before.gpu is not None and after.gpu is not None else None
+    return Surroundings(
+        seconds=seconds,
+        own_cores=own / seconds,
+        # The kernel counts in ticks: what is left may come out a tick below nothing.
+        other_cores=max(0.0, (after.busy - before.busy - own) / seconds),
+        load=before.load,
+        megahertz=_both(before.megahertz, after.megahertz),
+        celsius=_both(before.celsius, after.celsius),
+        gpu_megahertz=(gpus[0].megahertz, gpus[1].megahertz) if gpus else None,
+        gpu_celsius=(gpus[0].celsius, gpus[1].celsius) if gpus else None,
+        gpu_processes=max(gpus[0].others, gpus[1].others) if gpus else None,
+    )
+
+
+def _both(before: float | None, after: float | None) -> tuple[float, float] | None:
+    return (before, after) if before is not None and after is not None else None
+
+
+def _megahertz() -> float | None:
+    with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
+        frequency = psutil.cpu_freq()
+        return frequency.current if frequency is not None and frequency.current else None
+    return None
+
+
+def _celsius() -> float | None:
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        sensors = psutil.sensors_temperatures()
+        return max((one.current for name in ("coretemp", "k10temp", "cpu_thermal") for one in sensors.get(name, ())))
+    return None
+
+
+def _gpu(uuid: str) -> GpuLook | None:
+    try:
+        import pynvml  # nvidia-ml-py, where the user has it
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+            return GpuLook(
+                megahertz=float(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)),
+                celsius=float(pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU)),
+                others=sum(process.pid != os.getpid() for process in processes),
+            )
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,117 @@
+"""measure(): from a function to its times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from fxpool.measurement import clocks, exclusive, inputs, samples
+from fxpool.measurement.result import Measurement
+
+__all__ = ["measure"]
+
+# Seconds of one turn: then others who wait have theirs.
+_TURN_SECONDS = 5.0
+# Calls at the beginning of a turn that don't count: caches and clocks have to come back to what they were.
+_CALLS_BEFORE = 2
+# Seconds that samples take at least: in fewer, the machine's clock ticks say nothing about what others do.
+_LEAST_SECONDS = 0.2
+# Seconds to wait for code that is compiled in the background: until it is in use, it is not what is measured.
+_BACKGROUND_SECONDS = 600.0
+
+
+def measure(
+    fn: Callable[..., object],
+    *arguments: Any,
+    device: Any = None,
+    seconds: float = 5.0,
+    precision: float = 0.01,
+    least: int = 10,
+    warm_up: int = 3,
+    rotate: bool = True,
+    alone: bool = True,
+    patience: float = exclusive.PATIENCE,
+) -> Measurement:
+    """Time ``fn(*arguments)`` while nothing else of fxpool's runs on this host.
+
+    `device`: where the time passes; by default that of the first GPU tensor among the arguments, else the CPU. Before
+    the clock starts, `fn` is called `warm_up` times, what it has compiled in the background is waited for, and others
+    who measure have their turn (`measuring`). Samples are taken until the median is known to `precision` (half of its
+    95 % interval, as a part of it) by at least `least` of them, or `seconds` have passed. A sample is the mean of as
+    many calls as take 0.2 ms. With `rotate`, calls take copies of the arguments in turn, more than fit into the caches.
+    `alone=False` measures beside whatever else runs, and says so in the remarks.
+
+    Random numbers, gradients and autograd's mode are the caller's business: `fn` is called as it is.
+
+    Raises:
+        ValueError: no positive `seconds` or `precision`, or `device` is none with a clock.
+        errors.MeasurementBusyError: others measured for longer than `patience`.
+        Exception: whatever `fn` raises.
+    """
+    if seconds <= 0 or precision <= 0 or least < 1 or warm_up < 1:
+        raise ValueError(f"seconds={seconds}, precision={precision}, least={least}, warm_up={warm_up}")
+    where = clocks.device_of(_device_among(arguments) if device is None else device)
+    clock = clocks.clock_of(where)
+    first = clock.seconds(lambda: fn(*arguments), 1)
+    _until_compiled()
+    call, copies = inputs.rotated(fn, arguments, where) if rotate else (lambda: fn(*arguments), 1)
+    for _ in range(warm_up - 1):
+        call()
+    taken: list[float] = []
+    waited, turns, remarks = 0.0, [], []
+    calls = 0
+    left = seconds
+    while left > 0 and not samples.enough(taken, precision, least):
+        with _turn(where, alone, patience) as turn:
+            clock.seconds(call, _CALLS_BEFORE)
+            calls = calls or clocks.calls_per_sample(clock, call)
+            start = time.monotonic()
+            for_now = min(left, _TURN_SECONDS)
+            while True:
+                taken.append(clock.seconds(call, calls) / calls)
+                spent = time.monotonic() - start
+                if spent >= for_now or (spent >= _LEAST_SECONDS and samples.enough(taken, precision, least)):
+                    break
+            left -= spent
+        waited += turn.waited
+        turns.append(turn)
+        remarks += [remark for remark in turn.remarks if remark not in remarks]
+    estimate = samples.estimate(taken)
+    if not alone:
+        remarks.insert(0, "others may have measured or compiled meanwhile")
+    if not samples.enough(taken, precision, least):
+        remarks.append(f"the median is known to {estimate.precision:.1%} only, not to {precision:.1%}")
+    if drift := samples.drifts(taken):
+        remarks.append(f"later calls took {drift:+.1%}")
+    return Measurement(
+        samples=taken,
+        median=estimate.median,
+        low=estimate.low,
+        high=estimate.high,
+        calls=calls,
+        device=str(where),
+        copies=copies,
+        warm_up=first,
+        waited=waited,
+        surroundings=[turn.surroundings for turn in turns if turn.surroundings is not None],
+        remarks=remarks,
+    )
+
+
+def _turn(where: torch.device, alone: bool, patience: float) -> Any:
+    return exclusive.measuring(where, patience=patience) if alone else exclusive.beside(where)
+
+
+def _device_among(arguments: tuple[Any, ...]) -> torch.device | None:
+    tensors = [value for value in tree_flatten(arguments)[0] if isinstance(value, torch.Tensor)]
+    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+
+
+def _until_compiled() -> None:
+    import fxpool  # the front door, which imports what compiles in the background only if it is in use
+
+    fxpool.wait(_BACKGROUND_SECONDS)
