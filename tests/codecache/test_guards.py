@@ -38,6 +38,8 @@ FLOAT_FUNCTIONS = {
     name: 1 for name in F if name.startswith("OpaqueUnaryFn_") or name in ("TruncToFloat", "ToFloat")
 } | {"FloatPow": 2, "FloatTrueDiv": 2, "IntTrueDiv": 2}
 Values = Mapping[str, Any]  # of symbols, by their names
+# sympy computes these whatever comes out: a term as the second argument could be a number that no memory holds.
+OF_SMALL = ("LShift", "RShift", "PowByNatural")
 TO_INT = ("CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt")
 
 
@@ -53,8 +55,9 @@ def attempt(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @st.composite
 def int_expressions(draw: st.DrawFn, depth: int = 2) -> Any:
+    leaves = st.sampled_from(SYMBOLS) | st.integers(-9, 40).map(sympy.Integer)
     if depth == 0 or draw(st.integers(0, 3)) == 0:
-        return draw(st.sampled_from(SYMBOLS) | st.integers(-9, 40).map(sympy.Integer))
+        return draw(leaves)
 
     def sub() -> Any:
         return draw(int_expressions(depth=depth - 1))
@@ -78,6 +81,8 @@ def int_expressions(draw: st.DrawFn, depth: int = 2) -> Any:
         return attempt(sympy.Piecewise, (sub(), draw(relations(depth=depth - 1))), (sub(), True))
     if choice == "toint":
         return attempt(F[draw(st.sampled_from(TO_INT))], draw(float_expressions(depth=depth - 1)))
+    if choice in OF_SMALL:
+        return attempt(F[choice], sub(), draw(leaves))
     return attempt(F[choice], *(sub() for _ in range(INT_FUNCTIONS[choice])))
 
 
