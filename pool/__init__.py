@@ -25,6 +25,8 @@ The caller's process:
     launch             starts a server of the caller's own, or finds or starts the host's
     identity           names the environment a host's server belongs to
     config             PoolConfig: the settings a pool is started with
+    turns              turns to measure on this host, over all processes
+    pausing            has servers stand still while this process measures
     hosts              lists, queries and stops this host's servers from outside
     ending             ends one of them, even one that does not answer
 
@@ -37,6 +39,7 @@ The server:
     decisions          actions for the server to carry out, outcomes for callers
     outcomes           records of jobs and workers, and the message that reports a job's end
     bounds             the limits of running jobs
+    pauses             clients that measure, and what stands still for them
     watch              compares those with what jobs take
     limits             how many workers: affinity, CPU quota, memory
     memory             memory used by jobs and left on the host

@@ -351,11 +351,13 @@ class Session:
         elif isinstance(message, m.ZygoteState):
             self.zygote = message
             self.zygote_known.set()
-        else:
+        elif isinstance(message, m.Status):
             reply = self.replies.get(message.number)
             if reply is not None:
                 reply.facts = message.facts
                 reply.event.set()
+        else:
+            raise ProtocolError(f"the server sent {type(message).__name__}, which answers nothing that was asked")
 
     def _answer(self, number: int, job: Job | None, question: bytes) -> None:
         """Have a question of a worker answered, in a thread of its own: that may take seconds."""

@@ -82,7 +82,8 @@ def _begin(
 ) -> tuple[float, pausing.Pause, list[str]]:
     """Wait for the turn, and for the servers; both end with `stack`. Returns the seconds waited, and remarks."""
     try:
-        root = runtime_dir.runtime_root(config.current().runtime_dir)
+        configured = config.current().runtime_dir
+        root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
         turn = turns.Turn(root, clocks.uuid_of(where) or turns.CPU)
     except PoolUnavailableError as error:
         return 0.0, pausing.Pause(), [f"others may have measured, too: {error.message}"]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fxpool.torch_compat import nested
 
 __all__ = ["rotated"]
 
@@ -36,7 +37,7 @@ def rotated(fn: Callable[..., object], arguments: Sequence[Any], device: torch.d
 
 
 def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[Any, ...]]:
-    values, spec = tree_flatten(arguments)
+    values, rebuild = nested.flatten(arguments)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     # A tensor that is on a graph of autograd's can't be copied without becoming another one.
     if not tensors or not all(type(tensor) is torch.Tensor and tensor.is_leaf for tensor in tensors):
@@ -45,7 +46,7 @@ def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[
     wanted = 2 * _cache_bytes(device)
     count = min(_MOST_COPIES, -(-wanted // max(size, 1)), _MOST_BYTES // max(size, 1))
     for _ in range(max(0, count - 1)):
-        yield tree_unflatten(list(map(_copy, values)), spec)
+        yield rebuild(list(map(_copy, values)))
 
 
 def _copy(value: Any) -> Any:

@@ -127,7 +127,7 @@ def _megahertz() -> float | None:
 def _celsius() -> float | None:
     with contextlib.suppress(OSError, AttributeError, ValueError):
         sensors = psutil.sensors_temperatures()
-        return max((one.current for name in ("coretemp", "k10temp", "cpu_thermal") for one in sensors.get(name, ())))
+        return max(one.current for name in ("coretemp", "k10temp", "cpu_thermal") for one in sensors.get(name, ()))
     return None
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from fxpool.measurement import clocks, exclusive, inputs, samples
 from fxpool.measurement.result import Measurement
+from fxpool.torch_compat import nested
 
 __all__ = ["measure"]
 
@@ -107,11 +108,11 @@ def _turn(where: torch.device, alone: bool, patience: float) -> Any:
 
 
 def _device_among(arguments: tuple[Any, ...]) -> torch.device | None:
-    tensors = [value for value in tree_flatten(arguments)[0] if isinstance(value, torch.Tensor)]
+    tensors = [value for value in nested.flatten(arguments)[0] if isinstance(value, torch.Tensor)]
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
 
 
 def _until_compiled() -> None:
-    import fxpool  # the front door, which imports what compiles in the background only if it is in use
-
-    fxpool.wait(_BACKGROUND_SECONDS)
+    background = sys.modules.get("fxpool.lowering.background.compiles")  # a program that has none does not need it
+    if background is not None:
+        background.wait(_BACKGROUND_SECONDS)

@@ -2,6 +2,7 @@
 
     patching     one attribute of torch's or Triton's replaced for a while
     versions     supported releases of torch, and the refusal of others
+    nested       values in nested containers
     dynamo       Dynamo, symbolic shapes and fake tensors
     operators    operators by name, and a program's registrations for them
     state        configuration and switches that shape compiled code
