@@ -393,6 +393,18 @@ def test_who_is_to_run_alone_waits_for_all_others_and_they_for_it() -> None:
     assert scheduler.answered(3, None) == [Deliver(3, Answered(None), 1, 3), Grant(parent), Fork(4, 4, 1)]
 
 
+def test_nothing_begins_on_hold() -> None:
+    scheduler = ready(2)
+    parent = start(scheduler, 1)
+    scheduler.waiting(parent)
+    scheduler.hold()
+    assert scheduler.submit(2, owner="a") == []
+    assert scheduler.resume(parent) == []
+    assert scheduler.relieve() == [] and not scheduler.stalled
+    assert scheduler.submit(3, Wishes(spare=True), owner="a") == [] and not scheduler.waits_for_quiet
+    assert scheduler.go_on() == [Grant(parent), Fork(2, 2, 1)]
+
+
 def test_who_is_to_run_alone_is_let_in_when_its_caller_is_out_of_patience() -> None:
     scheduler = ready(2)
     parent, other = start(scheduler, 1), start(scheduler, 2)
@@ -436,10 +448,12 @@ class Machine(RuleBasedStateMachine):
         self.kind: dict[int, str] = {}  # of workers
         self.over = 0  # how many `relieve` let in and that may still hold a slot
         self.admitted: int | None = None
+        self.on_hold = False
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, (Fork, Assign, Grant)):
+                assert not self.on_hold, "nothing is to begin"
                 assert not self.measuring(), "it is to be alone"
                 held = [w for w in self.live if self.slot[w] == "held"]
                 assert isinstance(action, Grant) or action.job not in self.alone or not held, "it is not alone"
@@ -593,6 +607,19 @@ class Machine(RuleBasedStateMachine):
         self.admitted = jobs
         self.take(self.scheduler.admit(jobs))
 
+    @precondition(lambda self: not self.on_hold)
+    @rule()
+    def hold(self) -> None:
+        self.on_hold = True
+        self.scheduler.hold()
+        assert not self.scheduler.stalled and not self.scheduler.waits_to_be_alone
+
+    @precondition(lambda self: self.on_hold)
+    @rule()
+    def go_on(self) -> None:
+        self.on_hold = False
+        self.take(self.scheduler.go_on())
+
     @rule(owner=st.sampled_from("abc"))
     def leave(self, owner: str) -> None:
         self.take(self.scheduler.owner_left(owner))
@@ -630,7 +657,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_idle_while_something_waits(self) -> None:
-        if not hasattr(self, "scheduler") or not self.scheduler.free or self.measuring():
+        if not hasattr(self, "scheduler") or not self.scheduler.free or self.measuring() or self.on_hold:
             return
         assert not [w for w in self.live if self.slot[w] == "wanted"]
         if self.ready and self.scheduler.queued and not self.scheduler.waits_to_be_alone:
@@ -644,6 +671,8 @@ class Machine(RuleBasedStateMachine):
             return
         self.zygote_comes()
         self.admit(None)
+        if self.on_hold:
+            self.go_on()
         for _ in range(20 * (self.next + 1)):
             if not self.open and not self.live:
                 break
