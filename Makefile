@@ -100,7 +100,7 @@ test-slow: $(INSTALLED) $(TRITON)
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
 # and tests/hunt are packages below tests.
-CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" tests/measurement \
+CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" "tests/measurement tests/benchmarks" \
   tests/lowering tests/pool "bench docs" examples
 
 # mypy sees the installed package, because only there are the rooms where their import names say.

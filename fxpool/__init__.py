@@ -32,7 +32,7 @@ Every private name of torch is used in `fxpool.torch_compat` and nowhere else. A
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version, in its one place          torch_release  is torch supported, or tried?
-    measurement   times code while nothing else runs
+    measurement   times code while nothing else runs    benchmarks   ``fxpool bench``: suites, run side by side
     torch_compat  torch's private names
 
 Importing this module imports neither torch nor anything else that takes time: that happens inside functions.

@@ -5,5 +5,6 @@ output    shared by all: exit statuses, widths, errors
 cache     `stats` and `cache`
 server    `serve`, `status` and `stop`
 device    `device`
+bench     `bench`
 doctor    `doctor`
 """

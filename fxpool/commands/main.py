@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import click
 
-from fxpool.commands import cache, device, doctor, server
+from fxpool.commands import bench, cache, device, doctor, server
 from fxpool.commands.output import Commands, console
 from fxpool.version import __version__
 
@@ -51,5 +51,6 @@ for command in (
     server.status,
     server.stop,
     device.device,
+    bench.bench,
 ):
     main.add_command(command)

@@ -1,0 +1,18 @@
+"""``fxpool bench``: compiles the cases of a suite side by side and measures them one after the other.
+
+suite ──▶ runs (case, mode, backend) ──▶ a process each, several at once ──▶ ready
+                                             │ crashed, hung, too much memory: its own failure
+results.jsonl ◀── times, differences, memory ◀── one at a time, all others stopped ◀──┘
+
+case         what a suite is made of: cases, and the runs that they are
+suite        reads suites: Python files, TOML files, those that ship
+suites       those that ship
+plan         how many processes at once, in what order. Pure.
+child        the process of one run
+runner       starts, stops and watches the processes, lets one at a time measure
+guard        ends what a runner that was killed has left
+results      records as JSON lines; what is there already
+statistics   speed-ups and changes with their intervals. Pure.
+report       tables for people
+    display      what is going on: a live table, or lines
+"""

@@ -1,0 +1,196 @@
+"""The process of one run: makes a model, compiles it, compares with eager, and measures when it is told to.
+
+    python -m fxpool.benchmarks.child PARENT
+
+The order is a line of JSON on standard input, another line means "measure now". Events are lines of JSON on what was
+standard output; what the model prints goes to standard error. torch is imported inside functions, once the runner has
+been told that the model is being built.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fxpool.benchmarks import suite as suites
+from fxpool.benchmarks.case import Case
+from fxpool.pool import processes
+
+__all__ = ["main"]
+
+# Characters of a traceback that are kept.
+_KEPT = 8000
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one order; returns the exit status, 1 if it failed (an event has told why)."""
+    processes.die_with_parent(signal.SIGKILL, int(arguments[0]))
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        _serve(json.loads(sys.stdin.readline()), events)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        _tell(events, "failed", reason=reason, traceback=traceback.format_exc()[-_KEPT:])
+        return 1
+    return 0
+
+
+def _tell(events: IO[str], event: str, **facts: Any) -> None:
+    events.write(json.dumps({"event": event, **facts}, default=str) + "\n")
+    events.flush()
+
+
+def _serve(order: dict[str, Any], events: IO[str]) -> None:
+    _tell(events, "building")
+    suite = suites.load(order["suite"])
+    case = suite.case(order["case"])
+    mode, backend = order["mode"], order["backend"]
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(order["threads"] or torch.get_num_threads())
+    function, inputs = suites.maker(case, suite.path)(**case.arguments)
+    expected = _values(_prepared(copy.deepcopy(function), mode), inputs) if backend != "eager" else None
+    function = _prepared(function, mode)
+    _tell(events, "compiling")
+    options = dict(case.options.get(backend, {}))
+    if mode == "dynamic":
+        options.setdefault("dynamic", True)
+    start = time.perf_counter()
+    called = _step(function if backend == "eager" else torch.compile(function, backend=backend, **options), mode)
+    called(*inputs)
+    _wait_for(case.device)
+    first_call = time.perf_counter() - start
+    # Of a call of its own: the first one's gradients would have been added to.
+    difference = _difference(_values_of(called, function, inputs), expected) if expected is not None else None
+    facts: dict[str, Any] = {"first_call": first_call, "difference": difference, "stats": _stats(backend)}
+    del expected
+    _tell(events, "ready", peak=_peak(), **facts)
+    if not sys.stdin.readline():
+        return  # the runner is gone
+    found = _measured(case, called, inputs, order["alone"])
+    wrong = difference is not None and not difference <= case.tolerance
+    _tell(events, "measured", peak=_peak(), measured=found.facts(), wrong=wrong, **(facts | {"stats": _stats(backend)}))
+
+
+def _measured(case: Case, called: Callable[..., Any], inputs: tuple[Any, ...], alone: bool) -> Any:
+    from fxpool.measurement.timing import measure
+
+    return measure(called, *inputs, device=case.device, seconds=case.seconds, precision=case.precision, alone=alone)
+
+
+def _prepared(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    import torch
+
+    return function.train(mode == "training") if isinstance(function, torch.nn.Module) else function
+
+
+def _step(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Return one step: a call, with its backward pass in training."""
+    import torch
+
+    if mode != "training":
+
+        def infer(*inputs: Any) -> Any:
+            with torch.no_grad():
+                return function(*inputs)
+
+        return infer
+
+    def train(*inputs: Any) -> Any:
+        if isinstance(function, torch.nn.Module):
+            for parameter in function.parameters():
+                parameter.grad = None
+        outputs = function(*inputs)
+        _loss(outputs).backward()
+        return outputs
+
+    return train
+
+
+def _loss(outputs: Any) -> Any:
+    """Return a loss: the model's own, or the mean of all outputs' squares."""
+    loss = getattr(outputs, "loss", None)
+    if loss is not None:
+        return loss
+    return sum(tensor.float().square().mean() for tensor in _tensors(outputs) if tensor.requires_grad)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    from fxpool.torch_compat import nested
+
+    if hasattr(value, "to_tuple"):  # a model's output in a class of transformers'
+        value = value.to_tuple()
+    yield from (leaf for leaf in nested.flatten(value)[0] if isinstance(leaf, torch.Tensor))
+
+
+def _values(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[Any]:
+    import torch
+
+    mode = "training" if isinstance(function, torch.nn.Module) and function.training else "inference"
+    return _values_of(_step(function, mode), function, inputs)
+
+
+def _values_of(step: Callable[..., Any], function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[Any]:
+    """Return what a step gives: its outputs, and the gradients of a module's parameters."""
+    import torch
+
+    torch.manual_seed(0)
+    values = [tensor.detach().clone() for tensor in _tensors(step(*inputs))]
+    if isinstance(function, torch.nn.Module):
+        values += [parameter.grad for parameter in function.parameters() if parameter.grad is not None]
+    return values
+
+
+def _difference(ours: list[Any], theirs: list[Any]) -> float:
+    """Return the largest difference, as a part of the largest value of its tensor; infinite if they don't fit."""
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        return float("inf")
+    largest = 0.0
+    for mine, other in zip(ours, theirs, strict=True):
+        if not mine.numel():
+            continue
+        if not bool((mine.isnan() == other.isnan()).all()):
+            return float("inf")
+        mine, other = mine.double().nan_to_num(), other.double().nan_to_num()
+        apart = (mine - other).abs().max().item()
+        if apart:
+            largest = max(largest, apart / max(other.abs().max().item(), 1e-30))
+    return largest
+
+
+def _wait_for(device: str) -> None:
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _stats(backend: str) -> dict[str, Any]:
+    if backend != "fxpool":
+        return {}
+    import fxpool
+
+    stats = fxpool.stats()
+    return {name: stats[name] for name in ("hits", "misses", "joined", "compiles", "fallbacks", "seconds_saved")}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path.cwd()))
+    sys.exit(main(sys.argv[1:]))

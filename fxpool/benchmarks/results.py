@@ -1,0 +1,152 @@
+"""Records of runs, one JSON object a line, written as they come.
+
+The first line says of which suite and machine they are. A line that a killed runner left half is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fxpool.benchmarks.case import Run
+from fxpool.benchmarks.suite import Suite
+from fxpool.errors import ConfigurationError
+
+__all__ = ["FORMAT", "Record", "Results", "machine", "read"]
+
+FORMAT = 1
+#: What became of a run.
+STATES = ("done", "wrong", "failed", "killed", "timeout", "memory")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one run.
+
+    `state`: ``done``; ``wrong``, measured but with other outputs than eager's; ``failed``, it raised; ``killed``, its
+    process died; ``timeout``; ``memory``. `reason`: in words, with the last of its output. `first_call`: seconds,
+    compiling included. `difference`: the largest from eager's, as a part of the largest value. `peak`: bytes of its
+    process. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
+    """
+
+    run: Run
+    state: str
+    reason: str = ""
+    first_call: float | None = None
+    difference: float | None = None
+    peak: int | None = None
+    measured: dict[str, Any] | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float | None:
+        """Seconds per call; None if it was not measured."""
+        return self.measured["median"] if self.measured is not None else None
+
+
+class Results:
+    """The file of a suite's records, open for more. `there` are those it had."""
+
+    def __init__(self, path: Path, suite: Suite, *, fresh: bool = False) -> None:
+        """Raises ConfigurationError: it is of another suite, or of another state of this one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.there: dict[Run, Record] = {}
+        if not fresh and path.exists():
+            head, self.there = read(path)
+            if head.get("digest") != suite.digest:
+                raise ConfigurationError(
+                    f"{path} has results of another suite, or of {suite.name} before it was changed",
+                    remedy="--fresh begins anew, --out names another place",
+                )
+        self._file = open(path, "w" if fresh or not self.there else "a", encoding="utf-8")  # noqa: SIM115 (`close`)
+        if not self.there:
+            self._write({"format": FORMAT, "suite": suite.name, "digest": suite.digest, "machine": machine()})
+        else:
+            self._end_half_line()
+
+    def add(self, record: Record) -> None:
+        """Write a record; it is on the disk when this returns."""
+        run = record.run
+        line = {"case": run.case, "mode": run.mode, "backend": run.backend, "repetition": run.repetition}
+        line |= {name: value for name, value in vars(record).items() if name != "run" and value not in (None, "", {})}
+        self._write(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _end_half_line(self) -> None:
+        if not self.path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # default=str: a counter that is no plain value must not cost the measurement.
+        self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[Run, Record]]:
+    """Return the first line of a file of results, and the latest record of each run.
+
+    Raises ConfigurationError: it can't be read, or is no such file.
+    """
+    try:
+        lines = list(_lines(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} can't be read: {error}") from error
+    if not lines or lines[0].get("format") != FORMAT:
+        raise ConfigurationError(
+            f"{path} holds no results of fxpool bench", remedy="name a results.jsonl that it wrote"
+        )
+    found: dict[Run, Record] = {}
+    for line in lines[1:]:
+        try:
+            run = Run(line.pop("case"), line.pop("mode"), line.pop("backend"), line.pop("repetition"))
+            found[run] = Record(run, **line)
+        except (KeyError, TypeError):
+            continue  # of a version with other fields
+    return lines[0], found
+
+
+def _lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers; not which machine it was."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    versions = {}
+    for name in ("fxpool", "torch", "triton", "transformers"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": time.strftime("%Y-%m-%d"),
+    }

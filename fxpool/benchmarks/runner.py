@@ -1,0 +1,357 @@
+"""Starts, stops and watches the processes of a suite's runs, and lets one at a time measure.
+
+While one measures, all others are stopped (SIGSTOP) with everything that they started; this host's pool stands still by
+`fxpool.measure` itself. A run that crashes, hangs or takes too much memory is a record like another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from fxpool.benchmarks import guard, plan
+from fxpool.benchmarks.case import Case, Run
+from fxpool.benchmarks.results import Record
+from fxpool.benchmarks.suite import Suite
+
+__all__ = ["Live", "Runner", "Settings"]
+
+# Between two looks at the memory of processes, and at the host's before another begins.
+_LOOK_SECONDS = 0.25
+# Seconds from a run's last event to its process's end.
+_END_SECONDS = 30.0
+# Characters kept of what a run printed.
+_OUTPUT_KEPT = 4000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`jobs`: processes at once. `exclusive`: one measures while all others stand still. `threads`: of torch in each
+    process; 0: as torch decides. `environment`: added to each."""
+
+    jobs: int = 1
+    exclusive: bool = True
+    threads: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Live:
+    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended; `since` when it began."""
+
+    run: Run
+    case: Case
+    process: asyncio.subprocess.Process
+    output: IO[bytes]
+    expected: int
+    phase: str = "starting"
+    since: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=time.monotonic)
+    stopped_for: float = 0.0
+    stopped_since: float | None = None
+    bytes: int = 0
+    peak: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    ended_by: str = ""
+
+    def enter(self, phase: str) -> None:
+        now = time.monotonic()
+        self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.since
+        self.phase, self.since = phase, now
+
+    @property
+    def seconds(self) -> float:
+        """Seconds it has run, without those in which it was stopped."""
+        stopped = time.monotonic() - self.stopped_since if self.stopped_since is not None else 0.0
+        return time.monotonic() - self.begun - self.stopped_for - stopped
+
+
+class Runner:
+    """Runs of one suite. `on_record` gets each record as it comes, `on_change` is called when anything changes."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        runs: Sequence[Run],
+        settings: Settings,
+        on_record: Callable[[Record], None],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.waiting = deque(plan.in_order(runs))
+        self.live: list[Live] = []
+        self._suite, self._settings = suite, settings
+        self._on_record, self._on_change = on_record, on_change
+        self._peaks: dict[Run, int] = {}
+        self._queue: deque[Live] = deque()  # those that are ready to measure
+        self._measuring: Live | None = None
+        self._mark = uuid.uuid4().hex
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._over = False
+
+    async def run(self) -> None:
+        """Run them all. On SIGINT, SIGTERM and when cancelled, end those that live, without a record of them.
+
+        Raises asyncio.CancelledError then.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-m", "fxpool.benchmarks.guard", self._mark]
+        watcher = subprocess.Popen(command, stdin=reader, start_new_session=True)
+        os.close(reader)
+        try:
+            while self.waiting or self.live:
+                await self._begin_some()
+                self._look_after()
+                self._on_change()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), _LOOK_SECONDS)
+                self._idle.clear()
+        finally:
+            self._over = True
+            for live in self.live:
+                _signal(live.process.pid, signal.SIGKILL)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            guard.kill_marked(self._mark)
+            os.close(writer)
+            watcher.wait()
+
+    # ------------------------------------------------------------ processes
+
+    async def _begin_some(self) -> None:
+        # None begins during a measurement: its start alone takes a core for seconds.
+        while self.waiting and not (self._measuring is not None and self._settings.exclusive):
+            expected = plan.expected_bytes(self.waiting[0], self._peaks)
+            memory = psutil.virtual_memory()
+            growing = [(live.expected, live.bytes) for live in self.live]
+            if not plan.may_begin(expected, growing, memory.available, memory.total, self._settings.jobs):
+                return
+            await self._begin(self.waiting.popleft(), expected)
+
+    async def _begin(self, run: Run, expected: int) -> None:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the run has ended)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fxpool.benchmarks.child",
+            str(os.getpid()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env={**os.environ, **self._settings.environment, guard.VARIABLE: self._mark},
+            start_new_session=True,
+            limit=64 << 20,  # a line holds all samples
+        )
+        live = Live(run, self._suite.case(run.case), process, output, expected)
+        self.live.append(live)
+        order = {
+            "suite": str(self._suite.path),
+            "case": run.case,
+            "mode": run.mode,
+            "backend": run.backend,
+            "threads": self._settings.threads,
+            "alone": self._settings.exclusive,
+        }
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        if self._measuring is not None and self._settings.exclusive:
+            self._stop(live)  # a measurement began while this process was being made
+        task = asyncio.create_task(self._follow(live))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, live: Live) -> None:
+        """Read a run's events until its process ends; then record it."""
+        assert live.process.stdout is not None
+        try:
+            while line := await live.process.stdout.readline():
+                with contextlib.suppress(ValueError):
+                    self._event(live, json.loads(line))
+                self._on_change()
+            await live.process.wait()
+        finally:
+            self._ended(live)
+
+    def _event(self, live: Live, event: dict[str, Any]) -> None:
+        name = event.pop("event")
+        live.facts |= event
+        live.peak = max(live.peak, event.get("peak", 0))
+        if name == "ready":
+            live.enter("ready")
+            self._queue.append(live)
+            self._next_measurement()
+        elif name in ("measured", "failed"):
+            live.facts["state"] = "failed" if name == "failed" else "wrong" if event["wrong"] else "done"
+            live.enter("ended")
+            self._measurement_over(live)
+        else:
+            live.enter(name)
+
+    def _ended(self, live: Live) -> None:
+        live.enter("ended")
+        self.live.remove(live)
+        if live in self._queue:
+            self._queue.remove(live)
+        self._peaks[live.run] = live.peak
+        self._measurement_over(live)
+        self._idle.set()
+        if not self._over:
+            self._on_record(_record(live))
+        live.output.close()
+
+    # ------------------------------------------------------------ one at a time
+
+    def _next_measurement(self) -> None:
+        if self._measuring is not None or not self._queue:
+            return
+        live = self._measuring = self._queue.popleft()
+        if self._settings.exclusive:
+            for other in self.live:
+                if other is not live:
+                    self._stop(other)
+        live.enter("measuring")
+        assert live.process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            live.process.stdin.write(b"now\n")
+
+    def _measurement_over(self, live: Live) -> None:
+        if self._measuring is not live:
+            return
+        self._measuring = None
+        self._next_measurement()
+        if self._measuring is None:
+            for other in self.live:
+                self._go_on(other)
+        else:
+            self._go_on(self._measuring)
+        self._idle.set()
+
+    def _stop(self, live: Live) -> None:
+        if live.stopped_since is None:
+            live.stopped_since = time.monotonic()
+            _signal(live.process.pid, signal.SIGSTOP)
+
+    def _go_on(self, live: Live) -> None:
+        if live.stopped_since is not None:
+            live.stopped_for += time.monotonic() - live.stopped_since
+            live.stopped_since = None
+            _signal(live.process.pid, signal.SIGCONT)
+
+    # ------------------------------------------------------------ limits
+
+    def _look_after(self) -> None:
+        """End runs that are over their time or memory. Their memory is not looked at during a measurement."""
+        for live in self.live:
+            if live.seconds > live.case.timeout:
+                self._end(live, f"timeout: it took longer than {live.case.timeout:g} s, and was {live.phase}")
+            elif self._measuring is None or not self._settings.exclusive:
+                live.bytes = _bytes(live.process.pid)
+                live.peak = max(live.peak, live.bytes)
+                limit = live.case.memory or psutil.virtual_memory().total // 2
+                if live.bytes > limit:
+                    self._end(live, f"memory: it took {live.bytes >> 20} MB of {limit >> 20}, and was {live.phase}")
+
+    def _end(self, live: Live, why: str) -> None:
+        if not live.ended_by:
+            live.ended_by = why
+            _signal(live.process.pid, signal.SIGKILL)
+
+
+def _record(live: Live) -> Record:
+    """What became of a run whose process has ended."""
+    facts, code = live.facts, live.process.returncode
+    state, reason = facts.get("state", "killed"), facts.get("reason", "")
+    if live.ended_by:
+        state, _, reason = live.ended_by.partition(": ")
+    elif state == "killed":
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        at = max(live.phases, key=lambda name: list(live.phases).index(name))
+        reason = f"its process ended while it was {at}: {how}"
+    if state not in ("done", "wrong"):
+        reason = "\n".join(filter(None, [reason, facts.get("traceback", ""), _last_output(live.output)]))
+    return Record(
+        live.run,
+        state,
+        reason,
+        facts.get("first_call"),
+        facts.get("difference"),
+        live.peak or None,
+        facts.get("measured"),
+        facts.get("stats", {}),
+        {name: round(seconds, 3) for name, seconds in live.phases.items() if name != "ended"},
+    )
+
+
+def _last_output(output: IO[bytes]) -> str:
+    output.seek(0, os.SEEK_END)
+    output.seek(max(0, output.tell() - _OUTPUT_KEPT))
+    return output.read().decode(errors="replace").strip()
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """The process and all that it started, in whatever session: compilers, Inductor's own workers."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and to all that it started.
+
+    When stopping, those that were started meanwhile are found by looking until there are no others; when going on, the
+    process itself is the last.
+    """
+    reached: set[int] = set()
+    for _ in range(5):
+        found = [one for one in _tree(pid) if one.pid not in reached]
+        if not found:
+            return
+        for one in reversed(found) if number == signal.SIGCONT else found:
+            reached.add(one.pid)
+            with contextlib.suppress(psutil.Error):
+                one.send_signal(number)
+
+
+def _bytes(pid: int) -> int:
+    total = 0
+    for one in _tree(pid):
+        with contextlib.suppress(psutil.Error):
+            total += one.memory_info().rss
+    return total
+
+
+def default_jobs() -> int:
+    """Return how many processes at once: a core each, and one more for the time in which one reads from the disk."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def fresh_caches(directory: Path) -> dict[str, str]:
+    """Return the environment in which nothing is compiled yet, and that leaves the user's caches alone."""
+    return {
+        "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+    }

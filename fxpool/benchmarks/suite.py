@@ -1,0 +1,156 @@
+"""Reads suites: Python files, TOML files, and those that ship with fxpool.
+
+A Python file has ``CASES``, or a function ``cases()`` that returns them. It is imported by the runner and again by the
+process of each run, so what takes long belongs into the functions that make models. A TOML file:
+
+    [defaults]
+    backends = ["eager", "fxpool"]
+
+    [[case]]
+    name = "mlp"
+    make = "mymodels:mlp"
+    arguments = {width = 512}
+    modes = ["inference", "training"]
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib
+import runpy
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fxpool.benchmarks.case import Case
+from fxpool.errors import ConfigurationError, UnknownNameError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Suite", "load", "maker", "select", "shipped"]
+
+_SHIPPED = Path(__file__).with_name("suites")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The cases of a file. `digest` is the file's: results of another one are not these."""
+
+    name: str
+    path: Path
+    digest: str
+    cases: tuple[Case, ...]
+
+    def case(self, name: str) -> Case:
+        """Return a case by its name. Raises UnknownNameError."""
+        for case in self.cases:
+            if case.name == name:
+                return case
+        raise UnknownNameError("case", name, [case.name for case in self.cases])
+
+
+def shipped() -> list[str]:
+    """Return the names of the suites that ship."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.py") if path.stem != "__init__")
+
+
+def load(name: str) -> Suite:
+    """Read a suite by the path of its file, or by its name if it ships.
+
+    Raises ConfigurationError: there is no such file, it has no cases, two of one name, or one that is none.
+    """
+    path = Path(name)
+    if not path.suffix and not path.exists() and name in shipped():
+        path = _SHIPPED / f"{name}.py"
+    path = path.absolute()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"there is no suite {name}: {error.strerror}",
+            remedy=f"name a .py or .toml file, or one of those that ship: {', '.join(shipped())}",
+        ) from None
+    if path.suffix == ".toml":
+        cases = _of_toml(path, content)
+    elif path.suffix == ".py":
+        cases = _of_python(path)
+    else:
+        raise ConfigurationError(f"{path} is no suite", remedy="a suite is a .py or .toml file")
+    names = [case.name for case in cases]
+    if not names or len(set(names)) != len(names):
+        raise ConfigurationError(f"suite {path} has no cases" if not names else f"suite {path} has two cases of a name")
+    return Suite(path.stem, path, hashlib.sha256(content).hexdigest(), tuple(cases))
+
+
+def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
+    """Return the cases whose names match one of the shell patterns; all if there is none. Raises UnknownNameError."""
+    cases, patterns = list(cases), list(patterns)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(case.name, pattern) for case in cases):
+            raise UnknownNameError("case", pattern, [case.name for case in cases])
+    return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, one) for one in patterns)]
+
+
+def maker(case: Case, suite: Path) -> Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Return the function that makes a case's model and inputs. Raises ConfigurationError: there is none.
+
+    Modules are found beside the suite, too.
+    """
+    if not isinstance(case.make, str):
+        return case.make
+    sys.path.insert(0, str(suite.parent))
+    module, _, name = case.make.partition(":")
+    try:
+        made: Any = importlib.import_module(module)
+        for part in name.split("."):
+            made = getattr(made, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"case {case.name!r}: {case.make!r} can't be imported: {error}", remedy="make is 'module:function'"
+        ) from error
+    if not callable(made):
+        raise ConfigurationError(
+            f"case {case.name!r}: {case.make!r} is no function", remedy="make is 'module:function'"
+        )
+    return made
+
+
+def _of_python(path: Path) -> list[Case]:
+    sys.path.insert(0, str(path.parent))
+    try:
+        space = runpy.run_path(str(path), run_name=f"fxpool_suite_{path.stem}")
+        cases = space["cases"]() if "cases" in space else space.get("CASES", ())
+        cases = list(cases)
+    except Exception as error:
+        raise ConfigurationError(f"suite {path} can't be read: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    wrong = [case for case in cases if not isinstance(case, Case)]
+    if wrong:
+        raise ConfigurationError(f"suite {path} has {wrong[0]!r} among its cases, which is no Case")
+    return cases
+
+
+def _of_toml(path: Path, content: bytes) -> list[Case]:
+    known = {one.name for one in fields(Case)}
+    try:
+        data = tomllib.loads(content.decode())
+        tables = data.pop("case", [])
+        defaults = data.pop("defaults", {})
+        if data:
+            raise ValueError(f"it has {', '.join(data)}, and may have defaults and case")
+        cases = []
+        for table in tables:
+            settings = {**defaults, **table}
+            if unknown := set(settings) - known:
+                raise ValueError(f"{', '.join(sorted(unknown))} is no setting of a case")
+            cases.append(Case(**settings))
+        return cases
+    except (ValueError, TypeError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise ConfigurationError(f"suite {path} can't be read: {error}") from error

@@ -1,0 +1,7 @@
+"""The suites that ship: ``fxpool bench NAME``.
+
+    kernels        elementwise work, reductions, attention, an MLP
+    transformers   language models of eight architectures
+
+Each model imports what it needs inside functions: the runner, which reads the suite, needs neither torch nor models.
+"""

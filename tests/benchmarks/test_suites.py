@@ -1,0 +1,266 @@
+"""Suites and the runs that they are; records and what is made of them. No process is started here."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from fxpool.benchmarks import plan, report, results, suite
+from fxpool.benchmarks.case import Case, Run, runs
+from fxpool.benchmarks.results import Record, Results
+from fxpool.benchmarks.statistics import ratio
+from fxpool.errors import ConfigurationError, UnknownNameError
+
+_PYTHON = """
+from fxpool.benchmarks.case import Case
+def make():
+    raise RuntimeError("the runner makes no models")
+CASES = [Case("a", make, modes=("inference", "training")), Case("b", "somewhere:make", backends=("eager",))]
+"""
+_TOML = """
+[defaults]
+backends = ["eager", "fxpool"]
+seconds = 2.5
+
+[[case]]
+name = "a"
+make = "somewhere:make"
+arguments = {width = 8}
+modes = ["dynamic"]
+
+[[case]]
+name = "b"
+make = "somewhere:other"
+backends = ["inductor"]
+"""
+
+
+@pytest.fixture
+def python_suite(tmp_path: Path) -> suite.Suite:
+    path = tmp_path / "mine.py"
+    path.write_text(_PYTHON)
+    return suite.load(str(path))
+
+
+def test_a_python_file(python_suite: suite.Suite) -> None:
+    assert python_suite.name == "mine" and [case.name for case in python_suite.cases] == ["a", "b"]
+    ids = [run.id for run in runs(python_suite.cases)]
+    assert ids == [
+        *(f"a/{mode}/{backend}" for mode in ("inference", "training") for backend in ("eager", "inductor", "fxpool")),
+        "b/inference/eager",
+    ]
+    with pytest.raises(UnknownNameError, match="unknown case 'c'"):
+        python_suite.case("c")
+
+
+def test_a_toml_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(_TOML)
+    first, second = suite.load(str(path)).cases
+    assert (first.backends, first.seconds, first.modes) == (("eager", "fxpool"), 2.5, ("dynamic",))
+    assert dict(first.arguments) == {"width": 8}
+    assert (second.backends, second.seconds, second.modes) == (("inductor",), 2.5, ("inference",))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has no cases"),
+        ("CASES = [1]", "which is no Case"),
+        ("1/0", "ZeroDivisionError"),
+        (_PYTHON + "CASES *= 2", "two cases of a name"),
+        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', modes=('fast',))]", "'fast'"),
+        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a/b', 'b:c')]", "no name of a case"),
+        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', seconds=0)]", "above 0"),
+    ],
+)
+def test_what_is_wrong_with_a_python_file_is_said(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=said):
+        suite.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[[case]]\nname = 'a'", "make"),
+        ("[[case]]\nname = 'a'\nmake = 'b:c'\nmodel = 1", "model is no setting"),
+        ("[[cases]]\nname = 'a'", "cases"),
+        ("[[case", "can't be read"),
+    ],
+)
+def test_what_is_wrong_with_a_toml_file_is_said(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=said):
+        suite.load(str(path))
+
+
+def test_a_suite_that_is_not_there_names_those_that_ship() -> None:
+    with pytest.raises(ConfigurationError, match="kernels, transformers"):
+        suite.load("nothing")
+
+
+@pytest.mark.parametrize("name", suite.shipped())
+def test_those_that_ship_can_be_read(name: str) -> None:
+    assert len(suite.load(name).cases) >= 6
+
+
+def test_cases_are_chosen_by_pattern(python_suite: suite.Suite) -> None:
+    assert [case.name for case in suite.select(python_suite.cases, ["[b-z]"])] == ["b"]
+    assert len(suite.select(python_suite.cases, [])) == 2
+    with pytest.raises(UnknownNameError, match="known: a, b"):
+        suite.select(python_suite.cases, ["a", "c*"])
+
+
+def test_makers_are_found_beside_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+    (tmp_path / "beside_the_suite.py").write_text("def make(width):\n    return width\n")
+    case = Case("a", "beside_the_suite:make", arguments={"width": 3})
+    assert suite.maker(case, tmp_path / "mine.toml")(**case.arguments) == 3  # type: ignore[comparison-overlap]
+    for wrong in ("beside_the_suite:other", "no_such_module:make", "beside_the_suite"):
+        with pytest.raises(ConfigurationError, match="can't be imported"):
+            suite.maker(Case("a", wrong), tmp_path / "mine.toml")
+
+
+def test_runs_are_narrowed_and_repeated(python_suite: suite.Suite) -> None:
+    found = list(runs(python_suite.cases, modes=["training"], backends=["mine"], repetitions=2))
+    assert [run.id for run in found] == ["a/training/mine", "a/training/mine#2"]
+
+
+def test_what_is_not_compiled_comes_last_in_its_round() -> None:
+    every = [Run("a", "inference", backend, number) for number in (1, 2) for backend in ("eager", "fxpool", "inductor")]
+    assert [(run.backend, run.repetition) for run in plan.in_order(every)] == [
+        ("fxpool", 1), ("inductor", 1), ("eager", 1), ("fxpool", 2), ("inductor", 2), ("eager", 2),
+    ]  # fmt: skip
+
+
+def test_processes_begin_while_memory_lasts() -> None:
+    gigabyte = 1 << 30
+    assert plan.may_begin(100 * gigabyte, [], gigabyte, gigabyte, 1), "one always may"
+    growing = [(2 * gigabyte, gigabyte)]
+    assert plan.may_begin(2 * gigabyte, growing, 5 * gigabyte, 10 * gigabyte, 2)
+    assert not plan.may_begin(2 * gigabyte, growing, 5 * gigabyte, 10 * gigabyte, 1), "as many as were asked for"
+    assert not plan.may_begin(4 * gigabyte, growing, 5 * gigabyte, 10 * gigabyte, 2)
+    # One that takes more than was expected of it does not make room for others.
+    assert not plan.may_begin(4 * gigabyte, [(gigabyte, 3 * gigabyte)], 4 * gigabyte, 10 * gigabyte, 2)
+
+
+def test_memory_is_expected_from_what_the_same_case_took() -> None:
+    a, b = Run("a", "training", "fxpool"), Run("b", "training", "fxpool")
+    assert plan.expected_bytes(a, {}) == plan.GUESS
+    assert plan.expected_bytes(a, {b: 10 * plan.GUESS}) == 10 * plan.GUESS
+    assert plan.expected_bytes(a, {b: 10 * plan.GUESS, Run("a", "training", "eager"): 5}) == 5
+
+
+# ---------------------------------------------------------------- records
+
+
+def record(case: str, backend: str, samples: list[float], state: str = "done", repetition: int = 1) -> Record:
+    run = Run(case, "inference", backend, repetition)
+    middle = sorted(samples)[len(samples) // 2] if samples else 0.0
+    measured = {"median": middle, "samples": samples, "remarks": []} if samples else None
+    return Record(run, state, first_call=1.0, measured=measured)
+
+
+def test_records_are_read_as_they_were_written(python_suite: suite.Suite, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "results.jsonl"
+    written = [record("a", "eager", [1.0, 2.0]), record("a", "fxpool", [], "failed")]
+    for one in written:
+        file = Results(path, python_suite)
+        file.add(one)
+        file.close()
+    head, found = results.read(path)
+    assert list(found.values()) == written
+    assert head["suite"] == "mine" and head["machine"]["cores"] >= 1
+
+
+def test_a_line_that_was_cut_is_written_again(python_suite: suite.Suite, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    file = Results(path, python_suite)
+    for one in (record("a", "eager", [1.0]), record("b", "eager", [2.0])):
+        file.add(one)
+    file.close()
+    path.write_bytes(path.read_bytes()[:-20])
+    again = Results(path, python_suite)
+    assert [run.case for run in again.there] == ["a"]
+    again.add(record("b", "eager", [3.0]))
+    again.close()
+    assert [one.median for one in results.read(path)[1].values()] == [1.0, 3.0]
+
+
+def test_results_of_another_suite_are_not_added_to(python_suite: suite.Suite, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    file = Results(path, python_suite)
+    file.add(record("a", "eager", [1.0]))
+    file.close()
+    python_suite.path.write_text(_PYTHON + "\n# changed")
+    changed = suite.load(str(python_suite.path))
+    with pytest.raises(ConfigurationError, match="before it was changed"):
+        Results(path, changed)
+    Results(path, changed, fresh=True).close()
+    assert results.read(path)[1] == {}
+
+
+@pytest.mark.parametrize("content", ["", "nothing", json.dumps({"format": 99})])
+def test_what_holds_no_results_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match="no results"):
+        results.read(path)
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        results.read(tmp_path / "none")
+
+
+# ---------------------------------------------------------------- what is said of them
+
+
+def noisy(median: float, seed: int, spread: float = 0.02, count: int = 100) -> list[float]:
+    draw = random.Random(seed)
+    return [draw.gauss(median, spread * median) for _ in range(count)]
+
+
+def test_a_ratio_has_an_interval() -> None:
+    found = ratio([noisy(2.0, 1)], [noisy(1.0, 2)])
+    assert found.low < found.value < found.high and abs(found.value - 2) < 0.05 and found.differs(0.5)
+    assert ratio([noisy(2.0, 1)], [noisy(1.0, 2)]) == found, "the same twice"
+    none: list[list[list[float]]] = [[], [[]]]
+    for wrong in none:
+        with pytest.raises(ValueError, match="no samples"):
+            ratio(wrong, [[1.0]])
+
+
+def test_equal_ones_rarely_differ_and_different_ones_do() -> None:
+    equal = [ratio([noisy(1.0, seed)], [noisy(1.0, 1000 + seed)]).differs() for seed in range(60)]
+    assert sum(equal) <= 9
+    assert all(ratio([noisy(1.05, seed)], [noisy(1.0, 1000 + seed)]).differs(0.02) for seed in range(20))
+
+
+def test_what_differs_between_processes_widens_the_interval() -> None:
+    apart = [noisy(1.0 + 0.1 * number, number, 0.001) for number in range(3)]
+    assert not ratio(apart, [noisy(1.05, 9, 0.001)] * 3).differs()
+    assert ratio(apart[:1], [noisy(1.05, 9, 0.001)]).differs()
+
+
+def test_lines_failures_and_changes() -> None:
+    every = [
+        record("a", "eager", noisy(4.0, 1)),
+        record("a", "fxpool", noisy(2.0, 2)),
+        record("a", "inductor", [], "timeout"),
+        record("b", "fxpool", noisy(1.0, 3), "wrong"),
+    ]
+    new = {one.run: one for one in every}
+    eager, ours, alone = report.lines(new)
+    assert eager.speedup is None and alone.speedup is None
+    assert ours.speedup is not None and abs(ours.speedup.value - 2) < 0.1
+    assert [one.state for one in report.failures(new)] == ["timeout", "wrong"]
+    old = {one.run: one for one in (record("a", "eager", noisy(4.0, 5)), record("a", "fxpool", noisy(1.5, 6)))}
+    slower, same = report.changes(old, new, 0.02)
+    assert (slower.backend, slower.verdict) == ("fxpool", "slower")
+    assert (same.backend, same.verdict) == ("eager", "same")
+    assert report.changes(new, old, 0.02)[-1].verdict == "faster"
+    assert report.table(new).row_count == 3 and report.change_table([slower]).row_count == 1
