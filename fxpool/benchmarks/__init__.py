@@ -14,5 +14,6 @@ guard        ends what a runner that was killed has left
 results      records as JSON lines; what is there already
 statistics   speed-ups and changes with their intervals. Pure.
 report       tables for people
+    page         the report as one HTML page (page.html)
     display      what is going on: a live table, or lines
 """

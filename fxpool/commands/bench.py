@@ -66,7 +66,7 @@ def bench(
     failed, was wrong, or (with --compare) is slower.
     """
     # Imported here: `fxpool --help` is to answer at once.
-    from fxpool.benchmarks import report, runner
+    from fxpool.benchmarks import page, report, runner
     from fxpool.benchmarks import suite as suites
     from fxpool.benchmarks.case import runs
     from fxpool.benchmarks.display import Display
@@ -112,11 +112,13 @@ def bench(
         said = "\n  ".join(reason.splitlines()[:_LINES])
         shown.print(f"{record.run.id}: {record.state}: {said}", markup=False, highlight=False)
     slower = False
+    changed: list[report.Change] = []
     if other is not None:
         changed = report.changes(other, done, noise)
         shown.print(report.change_table(changed))
         slower = any(one.verdict == "slower" for one in changed)
-    shown.print(f"results: {results.path}", highlight=False, soft_wrap=True)
+    (place / "report.html").write_text(page.page(read(results.path)[0], done, changed), encoding="utf-8")
+    shown.print(f"results: {results.path}, and {place / 'report.html'}", highlight=False, soft_wrap=True)
     if stopped:
         fail("stopped; the same command goes on from here", INTERRUPTED)
     raise SystemExit(FOUND_WRONG if bad or slower else 0)

@@ -1,0 +1,98 @@
+"""The report as one HTML page that needs nothing else: no server, no network, no other file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fxpool.benchmarks.case import Run
+from fxpool.benchmarks.report import Change, failures, lines
+from fxpool.benchmarks.results import Record
+
+__all__ = ["page"]
+
+_NO_FIT = "its outputs have other shapes than eager's, or are NaN where those are not"
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterable[Change] = ()) -> str:
+    """Return the page about `records`; `head` is the first line of their file (see `results.read`)."""
+    measured = lines(records)
+    data = {
+        "suite": head.get("suite", ""),
+        "machine": _machine(head.get("machine", {})),
+        "lines": [
+            {
+                "case": line.case,
+                "mode": line.mode,
+                "backend": line.backend,
+                "state": "wrong" if any(one.state == "wrong" for one in line.records) else "done",
+                "median": line.median,
+                "speedup": asdict(line.speedup) if line.speedup is not None else None,
+                "first_call": line.first_call,
+                "saved": _saved(line.records),
+                "peak": line.peak or None,
+                "difference": line.difference if line.backend != "eager" and math.isfinite(line.difference) else None,
+                "doubts": [*line.doubts, *([] if math.isfinite(line.difference) else [_NO_FIT])],
+                "reason": "",
+            }
+            for line in measured
+        ]
+        + [_failure(record) for record in failures(records) if record.measured is None],
+        "changes": [
+            {
+                "case": one.case,
+                "mode": one.mode,
+                "backend": one.backend,
+                "old": one.old,
+                "new": one.new,
+                "ratio": asdict(one.ratio),
+                "verdict": one.verdict,
+            }
+            for one in changes
+        ],
+    }
+    # In a script element only its end has a meaning; a model's name may hold it.
+    text = json.dumps(data, allow_nan=False, default=str).replace("<", "\\u003c")
+    return _TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
+
+
+def _failure(record: Record) -> dict[str, Any]:
+    run = record.run
+    return {
+        "case": run.case,
+        "mode": run.mode,
+        "backend": run.backend,
+        "state": record.state,
+        "median": None,
+        "speedup": None,
+        "first_call": record.first_call,
+        "saved": None,
+        "peak": record.peak,
+        "difference": None,
+        "doubts": [],
+        "reason": record.reason,
+    }
+
+
+def _saved(records: Iterable[Record]) -> float | None:
+    """Return the seconds that hits saved; None for a backend that tells none."""
+    saved = [float(record.stats["seconds_saved"]) for record in records if "seconds_saved" in record.stats]
+    return sum(saved) if saved else None
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
+    memory = f"{facts['memory'] >> 30} GB" if "memory" in facts else ""
+    known = (
+        facts.get("cpu"),
+        f"{facts['cores']} cores" if "cores" in facts else "",
+        memory,
+        versions,
+        facts.get("date"),
+    )
+    return "; ".join(filter(None, known))
