@@ -35,12 +35,12 @@ class Machine:
     Always at the same place: a precompiled header holds paths, and what was restored elsewhere would be built again.
     """
 
-    def __init__(self, root: Path, backend: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, backend: str, settings: Mapping[str, str] | None = None) -> None:
         self.backend = backend
         self.directory = root / backend
         self._known = root / f"{backend}-known"
         threads = str(len(os.sched_getaffinity(0)))
-        self._extra = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "FXPOOL_WORKERS": threads, **settings}
+        self._extra = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "FXPOOL_WORKERS": threads, **(settings or {})}
         self._warm_for: Row | None = None
 
     def run(self, arguments: list[str]) -> dict[str, Any]:

@@ -335,6 +335,7 @@ CASES = {
             "rearrange = reduce = repeat = einsum = pack = unpack = scaled\n",
             "einops/einops": "from einops.table import K\ndef scaled(x):\n    return x * K\n",
             "einops/table": "K = 2\n",
+            "einops/_torch_specific": "_ops_were_registered_in_torchdynamo = True\n",  # torch 2.12 asks for it
         },
         {"einops/table": "K = 3\n"},
     ),
