@@ -26,6 +26,9 @@ The caller's process:
     identity           names the environment a host's server belongs to
     config             PoolConfig: the settings a pool is started with
     turns              turns to measure on this host, over all processes
+    bystanders         processes that are no workers, and stand still like them
+    marks              marks on processes, and on all that they start
+    guard              ends what a process that was killed has left
     pausing            has servers stand still while this process measures
     hosts              lists, queries and stops this host's servers from outside
     ending             ends one of them, even one that does not answer

@@ -28,8 +28,8 @@ import msgspec
 
 from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool import marks, runtime_dir
 from fxpool.pool import messages as m
-from fxpool.pool import runtime_dir
 from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
 from fxpool.pool.protocol import PROTOCOL_VERSION, check_peer, encode
 from fxpool.version import __version__
@@ -253,6 +253,9 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         _hello(sock)
         sock.setblocking(False)
         arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
+        environment = dict(config.environment)
+        if link is not None:
+            environment.pop(marks.VARIABLE, None)  # it is the host's, and outlives who starts it
         with open(directory / LOG, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fxpool.pool.server", *arguments],
@@ -261,7 +264,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
                 stderr=output,
                 # A file in the user's working directory must not shadow a module.
                 cwd=directory,
-                env=dict(config.environment),
+                env=environment,
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for the client alone
             )

@@ -1,7 +1,7 @@
 """Starts, stops and watches the processes of a suite's runs, and lets one at a time measure.
 
-While one measures, all others are stopped (SIGSTOP) with everything that they started; this host's pool stands still by
-`fxpool.measure` itself. A run that crashes, hangs or takes too much memory is a record like another.
+While one measures, or anybody else on this host, all others are stopped with everything that they started. A run that
+crashes, hangs or takes too much memory is a record like another.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from typing import IO, Any
 
 import psutil
 
-from fxpool.benchmarks import guard, plan
+from fxpool import config
+from fxpool.benchmarks import plan
 from fxpool.benchmarks.case import Case, Run
 from fxpool.benchmarks.results import Record
 from fxpool.benchmarks.suite import Suite
+from fxpool.pool import marks, runtime_dir
+from fxpool.pool.bystanders import Bystanders, signal_tree, tree
+from fxpool.pool.guard import Guard
 
 __all__ = ["Live", "Runner", "Settings"]
 
@@ -75,6 +79,11 @@ class Live:
         self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.since
         self.phase, self.since = phase, now
 
+    def note_stopped(self, stopped: bool) -> None:
+        if self.stopped_since is not None:
+            self.stopped_for += time.monotonic() - self.stopped_since
+        self.stopped_since = time.monotonic() if stopped else None
+
     @property
     def seconds(self) -> float:
         """Seconds it has run, without those in which it was stopped."""
@@ -108,16 +117,16 @@ class Runner:
     async def run(self) -> None:
         """Run them all. On SIGINT, SIGTERM and when cancelled, end those that live, without a record of them.
 
-        Raises asyncio.CancelledError then.
+        Raises asyncio.CancelledError then, and PoolUnavailableError if there is no place for turns to measure.
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", "fxpool.benchmarks.guard", self._mark]
-        watcher = subprocess.Popen(command, stdin=reader, start_new_session=True)
-        os.close(reader)
+        configured = config.current().runtime_dir
+        root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+        guard = Guard(self._mark)
+        self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
         try:
             while self.waiting or self.live:
                 await self._begin_some()
@@ -129,13 +138,12 @@ class Runner:
         finally:
             self._over = True
             for live in self.live:
-                _signal(live.process.pid, signal.SIGKILL)
+                signal_tree(live.process.pid, signal.SIGKILL)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            guard.kill_marked(self._mark)
-            os.close(writer)
-            watcher.wait()
+            self._bystanders.end()
+            guard.end()
 
     # ------------------------------------------------------------ processes
 
@@ -159,7 +167,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
-            env={**os.environ, **self._settings.environment, guard.VARIABLE: self._mark},
+            env={**os.environ, **self._settings.environment, marks.VARIABLE: self._mark},
             start_new_session=True,
             limit=64 << 20,  # a line holds all samples
         )
@@ -175,8 +183,7 @@ class Runner:
         }
         assert process.stdin is not None
         process.stdin.write(json.dumps(order).encode() + b"\n")
-        if self._measuring is not None and self._settings.exclusive:
-            self._stop(live)  # a measurement began while this process was being made
+        self._bystanders.came(process.pid)  # a measurement may have begun while it was being made
         task = asyncio.create_task(self._follow(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -226,10 +233,6 @@ class Runner:
         if self._measuring is not None or not self._queue:
             return
         live = self._measuring = self._queue.popleft()
-        if self._settings.exclusive:
-            for other in self.live:
-                if other is not live:
-                    self._stop(other)
         live.enter("measuring")
         assert live.process.stdin is not None
         with contextlib.suppress(ConnectionError):
@@ -240,23 +243,13 @@ class Runner:
             return
         self._measuring = None
         self._next_measurement()
-        if self._measuring is None:
-            for other in self.live:
-                self._go_on(other)
-        else:
-            self._go_on(self._measuring)
         self._idle.set()
 
-    def _stop(self, live: Live) -> None:
-        if live.stopped_since is None:
-            live.stopped_since = time.monotonic()
-            _signal(live.process.pid, signal.SIGSTOP)
-
-    def _go_on(self, live: Live) -> None:
-        if live.stopped_since is not None:
-            live.stopped_for += time.monotonic() - live.stopped_since
-            live.stopped_since = None
-            _signal(live.process.pid, signal.SIGCONT)
+    def _changed(self, pid: int, stopped: bool) -> None:
+        """Note since when a run's process has been stopped; called in a thread."""
+        for live in list(self.live):
+            if live.process.pid == pid:
+                live.note_stopped(stopped)
 
     # ------------------------------------------------------------ limits
 
@@ -275,7 +268,7 @@ class Runner:
     def _end(self, live: Live, why: str) -> None:
         if not live.ended_by:
             live.ended_by = why
-            _signal(live.process.pid, signal.SIGKILL)
+            signal_tree(live.process.pid, signal.SIGKILL)
 
 
 def _record(live: Live) -> Record:
@@ -309,35 +302,9 @@ def _last_output(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace").strip()
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    """The process and all that it started, in whatever session: compilers, Inductor's own workers."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process and to all that it started.
-
-    When stopping, those that were started meanwhile are found by looking until there are no others; when going on, the
-    process itself is the last.
-    """
-    reached: set[int] = set()
-    for _ in range(5):
-        found = [one for one in _tree(pid) if one.pid not in reached]
-        if not found:
-            return
-        for one in reversed(found) if number == signal.SIGCONT else found:
-            reached.add(one.pid)
-            with contextlib.suppress(psutil.Error):
-                one.send_signal(number)
-
-
 def _bytes(pid: int) -> int:
     total = 0
-    for one in _tree(pid):
+    for one in tree(pid):
         with contextlib.suppress(psutil.Error):
             total += one.memory_info().rss
     return total

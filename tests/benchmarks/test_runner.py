@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fxpool.benchmarks import guard, results, runner, suite
+from fxpool.benchmarks import results, runner, suite
 from fxpool.benchmarks.case import Run, runs
 from fxpool.benchmarks.results import Record
+from fxpool.pool import bystanders
 
 _SUITE = """
 import os, subprocess, sys, time
@@ -133,7 +134,7 @@ def _states(mine: suite.Suite, names: tuple[str, ...]) -> tuple[list[str], int]:
             return  # a signal takes a moment
         for live in active.live:
             if live is not measuring:
-                tree = runner._tree(live.process.pid)
+                tree = bystanders.tree(live.process.pid)
                 most = max(most, len(tree))
                 seen.extend(one.status() for one in tree)
 
@@ -229,17 +230,3 @@ def test_other_results_are_compared_with(mine: suite.Suite, tmp_path: Path) -> N
     process = bench(tmp_path, "--cases", "model", "--compare", str(path))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "same" in output
-
-
-def test_the_guard_kills_what_is_stopped() -> None:
-    environment = {**os.environ, guard.VARIABLE: "a-mark-of-this-test"}
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environment)
-    try:
-        assert until(lambda: guard.marked("a-mark-of-this-test") == [process.pid], 10)
-        process.send_signal(signal.SIGSTOP)
-        guard.kill_marked("a-mark-of-this-test")
-        assert process.wait(10) == -signal.SIGKILL
-        assert guard.marked("a-mark-of-this-test") == []
-    finally:
-        process.kill()
-        process.wait()

@@ -1,23 +1,20 @@
-"""Ends what a runner that was killed has left: its runs, and those of their processes that were stopped.
+"""Marks processes, and all that they start, by an environment variable: found and killed wherever they went.
 
-    python -m fxpool.benchmarks.guard MARK        standard input: a pipe whose other end the runner has
-
-A stopped process does not notice that its parent died. So a process that does nothing else waits for the runner's end,
-and kills every process whose environment has the runner's mark.
+A stopped process does not notice that its parent died, and one that left its session is nobody's child. What is marked
+is found by its environment. The host's server is not marked, whoever started it: others use it, too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 __all__ = ["VARIABLE", "kill_marked", "marked"]
 
-#: The environment variable that marks a runner's processes.
-VARIABLE = "_FXPOOL_BENCH_RUN"  # those that begin with FXPOOL_ are settings
+#: The variable that holds a mark. Those that begin with FXPOOL_ are settings.
+VARIABLE = "_FXPOOL_MARK"
 _SECONDS = 5.0
 
 
@@ -46,15 +43,3 @@ def kill_marked(mark: str) -> None:
             except (ProcessLookupError, PermissionError):
                 pass
         time.sleep(0.05)
-
-
-def main(mark: str) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends when the runner has
-    while os.read(0, 1):
-        pass
-    kill_marked(mark)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
