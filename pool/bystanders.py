@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from fxpool import forks
 from fxpool.errors import ProtocolError
 from fxpool.pool import launch, runtime_dir
 from fxpool.pool import messages as m
@@ -69,7 +70,7 @@ class Bystanders:
         on_change: Callable[[int, bool], None] = lambda pid, stopped: None,
     ) -> None:
         self._processes, self._on_change = processes, on_change
-        self._lock = threading.Lock()
+        self._lock = forks.lock(self, "_lock")
         self._measuring: list[int] = []
         self._stopped: set[int] = set()
         self._open: set[socket.socket] = set()

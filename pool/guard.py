@@ -18,7 +18,7 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Watches this process from another one, from now until `end`. `mark` is what its processes have."""
+    """Watches this process from another one, from now until `end` or `dismiss`. `mark` is what its processes have."""
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
@@ -28,6 +28,12 @@ class Guard:
             self._process = subprocess.Popen(command, stdin=reader, start_new_session=True)
         finally:
             os.close(reader)
+
+    def dismiss(self) -> None:
+        """Have it end, and kill nothing."""
+        if self._writer >= 0:
+            os.write(self._writer, b".")
+            self.end()
 
     def end(self) -> None:
         """Have it kill what is left, and wait for that. Idempotent."""
@@ -40,9 +46,8 @@ class Guard:
 def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the watched process has
-    while os.read(0, 1):
-        pass
-    marks.kill_marked(mark)
+    if not os.read(0, 1):  # a byte dismisses it
+        marks.kill_marked(mark)
 
 
 if __name__ == "__main__":

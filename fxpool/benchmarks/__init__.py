@@ -10,10 +10,10 @@ suites       those that ship
 plan         how many processes at once, in what order. Pure.
 child        the process of one run
 runner       starts, stops and watches the processes, lets one at a time measure
-guard        ends what a runner that was killed has left
 results      records as JSON lines; what is there already
 statistics   speed-ups and changes with their intervals. Pure.
 report       tables for people
-    page         the report as one HTML page (page.html)
-    display      what is going on: a live table, or lines
+page         the report as one HTML page (page.html)
+display      what is going on: a live table, or lines
+pytest_plugin  tests that measure run alone
 """

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -384,6 +385,15 @@ def _entered_and_left() -> None:
         pass
 
 
+def _bystanders(_: Path) -> Any:
+    from fxpool.pool.bystanders import Bystanders
+
+    made = Bystanders(Path(tempfile.mkdtemp(prefix="fxpb-", dir="/tmp")), list)  # a socket's path has to be short
+    _to_end.append(made)
+    return made
+
+
+_to_end: list[Any] = []
 CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/config.py:_lock": _of_module("fxpool.config", "_lock", lambda: config.configure(workers=1)),
     "fxpool/watch/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
@@ -439,6 +449,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
         _library, "_lock", lambda one: one.keep_choices()
     ),
     "lowering/regions/compile_pieces.py:_Loading.lock": _of_object(_loading_pieces, "lock", _load_a_piece),
+    "pool/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
     "pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
     "pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
     "pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
@@ -462,6 +473,10 @@ def _settings_as_they_were() -> Iterator[None]:
     config.reset()
     while _sockets:
         _sockets.pop().close()
+    while _to_end:
+        made = _to_end.pop()
+        made.end()
+        made._directory.parent.rmdir()
 
 
 @pytest.fixture

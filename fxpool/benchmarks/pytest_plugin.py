@@ -1,0 +1,137 @@
+"""The pytest plugin: tests that measure run alone, and a line at the end says what fxpool did.
+
+    @pytest.mark.fxpool_measure                 # or fxpool_measure("cuda:0")
+    def test_it_is_fast(): ...
+
+Such a test has the host's turn to measure while it runs (`fxpool.measuring`): no other test that measures runs in any
+process, fxpool's workers stand still, and with ``-n N`` so do the other test processes. All of them share the host's
+pool and the cache directory; ``--fxpool-cache`` names one for a run.
+
+pytest loads this wherever fxpool is installed: what it needs is imported inside functions, once a test uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fxpool.pool.bystanders import Bystanders
+    from fxpool.pool.guard import Guard
+
+__all__: list[str] = []
+
+_MARKER = "fxpool_measure(device=None): runs while nothing else on this host measures, and fxpool compiles nothing"
+_COUNTS = ("hits", "joined", "seconds_saved")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fxpool")
+    group.addoption("--fxpool-cache", metavar="DIR", help="keep compiled graphs in DIR, for all test processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    directory = config.getoption("--fxpool-cache", default=None)
+    if directory is not None:
+        os.environ["FXPOOL_CACHE_DIR"] = os.path.abspath(directory)
+    if not _is_worker(config) and getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(_Controller(), "fxpool-controller")
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("fxpool_measure")
+    if marker is None:
+        return (yield)
+    from fxpool.measurement.exclusive import measuring
+
+    with measuring(*marker.args, **marker.kwargs):
+        return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _is_worker(session.config):
+        session.config.workeroutput["fxpool"] = _counts()  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    controller = config.pluginmanager.get_plugin("fxpool-controller")
+    told = [*controller.told, _counts()] if controller is not None else [_counts()]
+    total: dict[str, float] = {}
+    for counts in told:
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + count
+    if any(total.values()):
+        compiled, joined, served = (round(total[name]) for name in ("compiled", "joined", "hits"))
+        did = f"{compiled} graphs compiled, {joined} joined, {served} served from the cache"
+        terminalreporter.write_line(f"fxpool: {did}, {total['seconds_saved']:.1f} s saved")
+
+
+def _counts() -> dict[str, float]:
+    """What fxpool did in this process; {} if it is not in use."""
+    counters = sys.modules.get("fxpool.counters")
+    if counters is None:
+        return {}
+    facts = counters.snapshot()
+    return {name: facts[name] for name in _COUNTS} | {"compiled": sum(facts["compiles"].values())}
+
+
+class _Controller:
+    """The process that runs test processes (pytest-xdist): stops them for the one that measures."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, float]] = []
+        self._bystanders: Bystanders | None = None
+        self._guard: Guard | None = None
+        self._mark = uuid.uuid4().hex
+        from fxpool.pool import marks
+
+        # Before they start: one that is stopped when this process is killed would be so for ever.
+        os.environ[marks.VARIABLE] = self._mark
+
+    def pytest_sessionstart(self) -> None:
+        from fxpool import config
+        from fxpool.errors import FxpoolError
+        from fxpool.pool import runtime_dir
+        from fxpool.pool.bystanders import Bystanders
+
+        with contextlib.suppress(FxpoolError, OSError):  # then tests that measure are not quite alone, and say so
+            configured = config.current().runtime_dir
+            root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+            self._bystanders = Bystanders(root, _children, self._changed)
+
+    def _changed(self, pid: int, stopped: bool) -> None:
+        if stopped and self._guard is None:
+            from fxpool.pool.guard import Guard
+
+            self._guard = Guard(self._mark)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.told.append(getattr(node, "workeroutput", {}).get("fxpool", {}))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        if self._bystanders is not None:
+            self._bystanders.end()
+        if self._guard is not None:
+            self._guard.dismiss()
+
+
+def _children() -> list[int]:
+    from fxpool.pool import processes
+
+    return processes.children()

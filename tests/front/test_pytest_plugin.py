@@ -1,0 +1,166 @@
+"""The pytest plugin: real runs of pytest, with and without several processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+
+_COMPILES = """
+import pytest, torch
+
+def test_compiles():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x * 3 + 1, backend="fxpool")
+    assert compiled(torch.ones(4))[0] == 4
+
+def test_is_served():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x * 3 + 1, backend="fxpool")
+    assert compiled(torch.ones(4))[0] == 4
+"""
+# One test measures and looks at whether the others count; they count in other processes.
+_MEASURES = """
+import pathlib, time, pytest
+
+COUNT = pathlib.Path(__file__).with_name("count")
+
+@pytest.mark.parametrize("number", range(3))
+def test_counts(number):
+    end = time.monotonic() + 8
+    while time.monotonic() < end and not COUNT.with_name("done").exists():
+        with open(COUNT, "a") as file:
+            file.write("x")
+        time.sleep(0.005)
+
+@pytest.fixture
+def others(request):
+    end = time.monotonic() + 20
+    while not COUNT.exists() and time.monotonic() < end and hasattr(request.config, "workerinput"):
+        time.sleep(0.01)
+
+@pytest.mark.fxpool_measure
+def test_alone(others):
+    time.sleep(0.2)
+    before = COUNT.stat().st_size if COUNT.exists() else 0
+    time.sleep(1.0)
+    after = COUNT.stat().st_size if COUNT.exists() else 0
+    COUNT.with_name("done").touch()
+    assert after == before
+
+def test_later():
+    deadline = time.monotonic() + 20
+    while not COUNT.with_name("done").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+"""
+_STAYS = """
+import pathlib, time, pytest
+
+@pytest.mark.fxpool_measure
+def test_alone():
+    pathlib.Path(__file__).with_name("begun").touch()
+    time.sleep(60)
+
+def test_other():
+    time.sleep(60)
+"""
+
+# An environment that was installed before there was the entry point.
+_PLUGIN = [] if metadata.entry_points(group="pytest11", name="fxpool") else ["-p", "fxpool.benchmarks.pytest_plugin"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "tests").mkdir()
+    yield tmp_path
+    end = time.monotonic() + 20
+    while (left := _left(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def _left(place: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FXPOOL_RUNTIME_DIR") == str(place / "run"):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def begin(place: Path, content: str, *arguments: str) -> subprocess.Popen[str]:
+    (place / "tests" / "test_it.py").write_text(content)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FXPOOL_"))}
+    environment |= {"FXPOOL_RUNTIME_DIR": str(place / "run"), "FXPOOL_IDLE_TIMEOUT": "1", "FXPOOL_CONFIG": os.devnull}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLUGIN, *arguments, "tests"]
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run(place: Path, content: str, *arguments: str) -> str:
+    process = begin(place, content, *arguments)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_line_says_what_was_done(place: Path, processes: str) -> None:
+    output = run(place, _COMPILES, "-n", processes, "--fxpool-cache", str(place / "cache"))
+    found = re.search(r"fxpool: (\d+) graphs compiled, (\d+) joined, (\d+) served from the cache, ([\d.]+) s", output)
+    assert found is not None, output
+    compiled, joined, served = map(int, found.groups()[:3])
+    assert compiled == 1 and joined + served == 1
+    assert (place / "cache").is_dir()
+
+
+def test_nothing_is_said_where_nothing_was_done(place: Path) -> None:
+    output = run(place, "def test_nothing():\n    pass\n")
+    assert "fxpool" not in output
+
+
+def test_one_that_measures_runs_alone(place: Path) -> None:
+    output = run(place, _MEASURES, "-n", "4", "--dist", "load")
+    assert "5 passed" in output
+
+
+def test_without_several_processes_it_just_runs(place: Path) -> None:
+    output = run(place, _MEASURES, "-k", "alone")
+    assert "1 passed" in output
+
+
+def test_a_controller_that_is_killed_leaves_nothing_stopped(place: Path) -> None:
+    process = begin(place, _STAYS, "-n", "2")
+    begun = place / "tests" / "begun"
+    end = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    assert psutil.STATUS_STOPPED in {one.status() for one in _left(place)}
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 20
+    while _left(place) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not _left(place)
+
+
+def test_the_marker_is_known(place: Path) -> None:
+    process = begin(place, "", "--markers")
+    output, _ = process.communicate(timeout=60)
+    assert "@pytest.mark.fxpool_measure(device=None)" in output
