@@ -21,7 +21,7 @@ from pathlib import Path
 from fxpool.errors import PoolUnavailableError
 from fxpool.pool import launch
 
-__all__ = ["CPU", "Turn", "device_name", "is_over", "of_others"]
+__all__ = ["CPU", "Turn", "device_name", "is_over", "listed", "of_others"]
 
 #: The device whose turn excludes all others.
 CPU = "cpu"
@@ -107,6 +107,11 @@ class Turn:
         launch.descriptors.discard(self._lock)
         os.close(self._lock)
         self._lock = -1
+
+
+def listed(root: Path) -> list[tuple[str, int]]:
+    """Return device and process of each turn, in their order: those that are under way, and those that wait."""
+    return [(device, _pid(path)) for _, device, path in _turns(root / _FOLDER) if _is_held(path)]
 
 
 def of_others(root: Path, but: int = 0) -> list[Path]:

@@ -93,7 +93,7 @@ def _print_json(root: Path) -> None:
 
 
 def _shown(root: Path) -> Group:
-    from fxpool.pool import hosts
+    from fxpool.pool import hosts, turns
 
     lines: list[str] = []
     for link in hosts.links(root):
@@ -106,6 +106,12 @@ def _shown(root: Path) -> Group:
             lines.append(f"{name}  the server {state}")
     if not lines:
         lines.append(f"no server of this host is running (pool = {config.current().pool})")
+    asked: list[str] = []
+    for device, pid in turns.listed(root):
+        # A turn for the CPU waits for all before it, and all after wait for it.
+        waits = bool(asked) and (turns.CPU in (device, *asked) or device in asked)
+        lines.append(f"process {pid} {'waits to measure' if waits else 'measures'} on {device}")
+        asked.append(device)
     return Group(*(Text(line, no_wrap=True) for line in lines))
 
 
@@ -117,7 +123,7 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
         f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
         f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
         f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
-        f"  queue    {facts['queued']} jobs",
+        f"  queue    {facts['queued']} jobs{', all paused while a process measures' if facts['paused'] else ''}",
         f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
         f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; {_mark(limits)}",
         f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "

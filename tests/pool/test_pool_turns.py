@@ -142,6 +142,7 @@ def test_other_processes_turns_can_be_waited_for(place: Place, children: list[Ch
     (other,) = turns.of_others(place.runtime, os.getpid())
     assert not turns.is_over(other)
     assert len(turns.of_others(place.runtime)) == 2
+    assert turns.listed(place.runtime) == [("cpu", os.getpid()), ("cpu", children[0].pid)]
     children[0].kill()
     assert until(lambda: turns.is_over(other))
     mine.end()
