@@ -270,6 +270,7 @@ class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, om
     levels: dict[str, int] = {}
     disabled: int = 0
     scratch: str = ""  # a directory the worker makes for temporary files; the server removes it
+    runtime_root: str = ""  # where this user's servers are found, and turns to measure
     reuse: bool = False
 
 

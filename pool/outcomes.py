@@ -176,6 +176,7 @@ def order(worker: Worker, slots: int) -> m.Run:
         levels=ask.levels,
         disabled=ask.disabled,
         scratch=str(worker.scratch),
+        runtime_root=str(worker.scratch.parents[2]),
         reuse=ask.reuse,
     )
 

@@ -193,6 +193,7 @@ class JobContext:
         self.label = run.label
         self.attempt = run.attempt
         self.slots = run.slots
+        self.runtime_root = run.runtime_root
         self.tainted = False
         self._link = link
 

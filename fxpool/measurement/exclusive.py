@@ -15,7 +15,8 @@ from fxpool import config
 from fxpool.errors import MeasurementBusyError, PoolUnavailableError
 from fxpool.measurement import clocks, surroundings
 from fxpool.measurement.surroundings import Surroundings
-from fxpool.pool import pausing, runtime_dir, turns
+from fxpool.pool import pausing, turns
+from fxpool.pool import runtime_dir as runtime_dirs
 
 __all__ = ["Exclusive", "beside", "measuring"]
 
@@ -44,14 +45,20 @@ class Exclusive:
 
 @contextlib.contextmanager
 def measuring(
-    device: Any = None, *, patience: float = PATIENCE, longest: float = LONGEST, pause: bool = True
+    device: Any = None,
+    *,
+    patience: float = PATIENCE,
+    longest: float = LONGEST,
+    pause: bool = True,
+    runtime_dir: str | None = None,
 ) -> Iterator[Exclusive]:
     """Have a ``with`` block to oneself: nobody else on this host measures on `device`, and fxpool compiles nothing.
 
     Over all processes of this user, in the order they asked. `device` is None (the CPU), or what `torch.device` takes.
     A block for the CPU excludes all others, one for a GPU those for the same GPU and for the CPU. Meanwhile no compile
     job begins, and running workers are stopped, for `longest` seconds at most; they go on when the block ends, or its
-    process does. With `pause=False` they go on anyway. Waits up to `patience` seconds for others.
+    process does. With `pause=False` they go on anyway. Waits up to `patience` seconds for others, who are found under
+    `runtime_dir`, by default the configured one.
 
     A block in a block of the same thread is a part of it. A graph that this process has compiled in the block ends the
     pause, and is among the remarks.
@@ -66,7 +73,7 @@ def measuring(
         yield covering
         return
     with contextlib.ExitStack() as stack:
-        waited, paused, remarks = _begin(where, patience, longest if pause else 0.0, stack)
+        waited, paused, remarks = _begin(where, patience, longest if pause else 0.0, runtime_dir, stack)
         made = stack.enter_context(beside(where))
         made.waited, made.paused = waited, paused.workers
         made.remarks += remarks
@@ -78,12 +85,12 @@ def measuring(
 
 
 def _begin(
-    where: torch.device, patience: float, longest: float, stack: contextlib.ExitStack
+    where: torch.device, patience: float, longest: float, directory: str | None, stack: contextlib.ExitStack
 ) -> tuple[float, pausing.Pause, list[str]]:
     """Wait for the turn, and for the servers; both end with `stack`. Returns the seconds waited, and remarks."""
     try:
-        configured = config.current().runtime_dir
-        root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
+        configured = directory or config.current().runtime_dir
+        root = runtime_dirs.runtime_root(str(configured) if configured is not None else None)
         turn = turns.Turn(root, clocks.uuid_of(where) or turns.CPU)
     except PoolUnavailableError as error:
         return 0.0, pausing.Pause(), [f"others may have measured, too: {error.message}"]

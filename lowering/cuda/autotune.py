@@ -208,14 +208,10 @@ def time_candidates(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=_Asked)
     preload.settle_assembler()
     state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
-    with (
-        in_directory(asked.directory),
-        ambient.entered(state),
-        triton_compile.no_kept_choices(),
-        benchmark_cache.alone_on(0),
-    ):
-        times = benchmarks.times(asked.question)
     job = current_job()
+    alone = benchmark_cache.alone_on(0, job.runtime_root if job is not None else None)
+    with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices(), alone:
+        times = benchmarks.times(asked.question)
     if times.tainted and job is not None:
         job.spoil()
     return msgspec.msgpack.encode(times)

@@ -21,7 +21,7 @@ import torch
 
 from fxpool import forks, notices
 from fxpool.codecache import blobs
-from fxpool.errors import MeasurementBusyError, StoreError
+from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured
 from fxpool.measurement import exclusive
@@ -108,15 +108,16 @@ def measure(
 
 
 @contextlib.contextmanager
-def alone_on(index: int) -> Iterator[None]:
+def alone_on(index: int, root: str | None = None) -> Iterator[None]:
     """Wait until nobody else measures on a device of this host, as far as that can be known and takes no longer than
-    `_PATIENCE`: a figure that others disturbed is no failure."""
+    `_PATIENCE`: a figure that others disturbed is no failure. `root` is the runtime directory, in a worker."""
     with contextlib.ExitStack() as stack:
         try:
             # What compiles goes on: this time is part of somebody's compile.
             device = torch.device("cuda", index)
-            stack.enter_context(exclusive.measuring(device, patience=_PATIENCE, pause=False))
-        except (MeasurementBusyError, RuntimeError, AssertionError) as error:  # or no such device
+            turn = exclusive.measuring(device, patience=_PATIENCE, pause=False, runtime_dir=root)
+            stack.enter_context(turn)
+        except (FxpoolError, RuntimeError, AssertionError) as error:  # somebody measures for long, or no such device
             log.warning("measured while others may be: %s", error)
         yield
 
