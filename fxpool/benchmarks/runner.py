@@ -139,11 +139,10 @@ class Runner:
             self._over = True
             for live in self.live:
                 signal_tree(live.process.pid, signal.SIGKILL)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._bystanders.end()
             guard.end()
+            if self._tasks:  # their processes have ended, and what these had started
+                await asyncio.wait(self._tasks, timeout=_END_SECONDS)
 
     # ------------------------------------------------------------ processes
 
@@ -218,6 +217,8 @@ class Runner:
     def _ended(self, live: Live) -> None:
         live.enter("ended")
         self.live.remove(live)
+        if live.process.stdin is not None:
+            live.process.stdin.close()
         if live in self._queue:
             self._queue.remove(live)
         self._peaks[live.run] = live.peak

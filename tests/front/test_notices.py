@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # Warnings of workers are replayed as what they were; a server's log is its own.
 REPLAYED = "pool/logs.py"
 # Where nobody but the server's own log listens.
-OF_THE_SERVER = {f"pool/{name}.py" for name in ("dispatcher", "predecessor", "records", "server", "watch")}
+OF_THE_SERVER = {f"pool/{name}.py" for name in ("dispatcher", "pauses", "predecessor", "records", "server", "watch")}
 
 
 def test_everything_that_is_said_goes_this_way() -> None:
