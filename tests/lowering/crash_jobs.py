@@ -52,7 +52,9 @@ def _compile() -> None:
         "eager_calls": stats["eager_calls"],
         "how": [one["outcome"] for one in stats["graphs"]],
     }
-    print(json.dumps(report), flush=True)
+    # In one piece: four processes write into one file, and under PYTHONUNBUFFERED `print` writes text and end apart.
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
     fxpool.close()
 
 
