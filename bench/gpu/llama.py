@@ -1,11 +1,11 @@
 """Llama on a GPU: compiled by a forked worker, equal to stock Inductor, served in a second process.
 
     python bench/gpu/llama.py [--layers 8] [--what infer|train] [--pairs 5 [--states warm,known,server,bare]]
-                              [--out results.json]
+                              [--sides eager,inductor,fxpool,pieces] [--out results.json]
 
-Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is
-a fresh process; the clock starts before ``torch.compile()``. Prints a table and exits 1 when
-something that must hold does not.
+`pieces` is fxpool with graphs cut at repeated modules (``options={"regions": True}``).
+Needs a CUDA device, transformers, and fxpool with its dependencies importable. Each measurement is a fresh process; the
+clock starts before ``torch.compile()``. Prints a table and exits 1 when something that must hold does not.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ COMPILER = (
     "torch._inductor.select_algorithm", "torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics",
 )  # fmt: skip
 
+#: Rivals, and what is compared with theirs: seconds of the first and of a later call, peak memory.
+COMPARED = (
+    ("inductor", "first"), ("eager", "first"), ("inductor", "call"), ("inductor", "memory_MiB"), ("fxpool", "call"),
+    ("fxpool", "memory_MiB"),
+)  # fmt: skip
+
 
 def child(asked: dict[str, Any]) -> None:
     counter = None
-    if asked["backend"] == "fxpool":
+    pieces = asked["backend"] == "pieces"
+    backend = "fxpool" if pieces else asked["backend"]
+    if backend == "fxpool":
         from fxpool.demo.child import LoweringCounter
 
         counter = LoweringCounter()
@@ -49,7 +57,7 @@ def child(asked: dict[str, Any]) -> None:
         runtime.pool().submit("builtins:bytes", b"", JobSpec(label="nothing")).result()  # and answers when it has
     before = set(sys.modules)
     started = time.perf_counter()
-    compiled = torch.compile(work.model, backend=asked["backend"])
+    compiled = torch.compile(work.model, backend=backend, options={"regions": True} if pieces else None)
     results = work.step(compiled)
     first = time.perf_counter() - started
     imported = [name for name in COMPILER if name in sys.modules and name not in before]
@@ -60,14 +68,15 @@ def child(asked: dict[str, Any]) -> None:
         times.append(time.perf_counter() - begun)
     save(results, asked["save"])
     report: dict[str, Any] = {"first": first, "call": sorted(times)[10], "lowerings": counter.count if counter else 0}
-    if asked["backend"] == "fxpool":
+    report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
+    if backend == "fxpool":
         import fxpool
 
         stats = fxpool.stats()
         report["compiler"] = imported
         report |= {k: stats[k] for k in ("hits", "misses", "compiles", "fallbacks", "bypasses", "entries_written")}
-        report["graphs"] = [(g["outcome"], g["level"], g["seconds"]) for g in stats["graphs"]]
-        report["memory_MiB"] = torch.cuda.max_memory_allocated() >> 20
+        report |= {"graphs": [(g["outcome"], g["level"], g["seconds"]) for g in stats["graphs"]]}
+        report |= {"regions": stats["regions"]}
     print(json.dumps(report))
 
 
@@ -88,6 +97,7 @@ def main() -> None:
     parser.add_argument("--what", choices=["infer", "train"], action="append")
     parser.add_argument("--pairs", type=int, default=1, help="rounds of first calls, each back end in turn")
     parser.add_argument("--states", default="warm", help="warm, known (to the host, the graph is not), server, bare")
+    parser.add_argument("--sides", default="eager,inductor,fxpool", help="of the rounds; `pieces` is another")
     parser.add_argument("--only-rounds", action="store_true", help="begin with the rounds; not for warm")
     parser.add_argument("--out")
     options = parser.parse_args()
@@ -127,7 +137,7 @@ def main() -> None:
                     rows.append(row)
                     print(json.dumps(row), flush=True)
             for state in options.states.split(",") if options.pairs > 1 else ():
-                again[what, state] = rounds(root, what, options.layers, options.pairs, state)
+                again[what, state] = rounds(root, what, options.layers, options.pairs, state, options.sides.split(","))
                 print(what, state, json.dumps(again[what, state]), flush=True)
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama of {options.layers} layers, bf16\n")
     print("| | back end | state | first call, s | per call, ms | difference from Inductor |")
@@ -139,12 +149,15 @@ def main() -> None:
             f"| {shown} |"
         )
     for (what, state), rows_by_backend in again.items():
-        for rival, kind in (("inductor", "first"), ("eager", "first"), ("inductor", "call")):
-            sides = {side: [one[kind] for one in rows_by_backend[side]] for side in ("fxpool", rival)}
-            ratios = [mine / theirs for mine, theirs in zip(*sides.values(), strict=True)]
-            medians = ", ".join(f"{side} {statistics.median(times):.4g} s" for side, times in sides.items())
+        compared = [(mine, rival, kind) for mine in ("fxpool", "pieces") for rival, kind in COMPARED]
+        for mine, rival, kind in compared:
+            if mine == rival or not {mine, rival} <= rows_by_backend.keys():
+                continue
+            sides = {side: [one[kind] for one in rows_by_backend[side]] for side in (mine, rival)}
+            ratios = [ours / theirs for ours, theirs in zip(*sides.values(), strict=True)]
+            medians = ", ".join(f"{side} {statistics.median(times):.4g}" for side, times in sides.items())
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
-            print(f"{what}, {state}, {kind} call, median of {options.pairs} pairs: {medians}, ratio {spread}")
+            print(f"{what}, {state}, {kind}, median of {options.pairs} pairs: {medians}, ratio {spread}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(
@@ -155,34 +168,41 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def rounds(root: str, what: str, layers: int, pairs: int, state: str) -> dict[str, list[dict[str, Any]]]:
+def rounds(
+    root: str, what: str, layers: int, pairs: int, state: str, sides: list[str]
+) -> dict[str, list[dict[str, Any]]]:
     """First and later calls of each back end in turn. fxpool's Inductor and Triton directories are empty each time.
 
     Unless it is `warm`, so are stock's, and fxpool's store: it knows the host's tool chain in the states `known` and
     `server` (which has a server running before the clock starts), and nothing where it is `bare`.
     """
-    rows_by_backend: dict[str, list[dict[str, Any]]] = {"eager": [], "inductor": [], "fxpool": []}
-    for number in range(pairs):
-        for backend, rows in rows_by_backend.items():
-            kept = f"{root}/{backend}-{what}"
-            mine = f"{kept}-{state}-{number}" if state != "warm" or backend == "fxpool" else kept
-            store = f"{kept}/c" if state == "warm" else f"{mine}/c"
-            if backend == "fxpool" and state in ("known", "server") and os.path.isdir(f"{kept}/c/toolchain"):
-                shutil.copytree(f"{kept}/c/toolchain", f"{store}/toolchain")
-                os.chmod(store, 0o700)
-            place = {
-                "TORCHINDUCTOR_CACHE_DIR": f"{mine}/i", "TRITON_CACHE_DIR": f"{mine}/t", "FXPOOL_CACHE_DIR": store,
-                "FXPOOL_RUNTIME_DIR": f"{root}/r",
-                "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
-            }  # fmt: skip
-            asked = {"backend": backend, "what": what, "layers": layers, "save": f"{root}/again.pt"}
-            place["FXPOOL_TRACE"] = f"{root}/trace-{what}-{state}-{number}.json" if backend == "fxpool" else ""
-            row = run({**asked, "server": state == "server" and backend == "fxpool"}, place)
-            rows.append({name: row[name] for name in ("first", "call") if name in row})
-            if backend == "fxpool":
-                rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
-                shutil.copytree(f"{store}/toolchain", f"{kept}/c/toolchain", dirs_exist_ok=True)
-            print(what, state, backend, json.dumps(rows[-1]), flush=True)
+    rows_by_backend: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    order = [(number, backend) for number in range(pairs) for backend in sides]
+    if state in ("known", "server"):
+        order.insert(0, (-1, "fxpool"))  # only so that the host is known
+    for number, backend in order:
+        first = number < 0
+        rows = rows_by_backend[backend] if not first else []
+        ours = backend in ("fxpool", "pieces")
+        kept = f"{root}/{backend}-{what}"
+        mine = f"{kept}-{state}-{number}" if state != "warm" or ours else kept
+        store = f"{kept}/c" if state == "warm" else f"{mine}/c"
+        if ours and state in ("known", "server") and os.path.isdir(f"{root}/toolchain"):
+            shutil.copytree(f"{root}/toolchain", f"{store}/toolchain")
+            os.chmod(store, 0o700)
+        place = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{mine}/i", "TRITON_CACHE_DIR": f"{mine}/t", "FXPOOL_CACHE_DIR": store,
+            "FXPOOL_RUNTIME_DIR": f"{root}/r",
+            "FXPOOL_POOL": "embedded",  # a cold start is one without a server that another run left
+        }  # fmt: skip
+        asked = {"backend": backend, "what": what, "layers": 1 if first else layers, "save": f"{root}/again.pt"}
+        place["FXPOOL_TRACE"] = f"{root}/trace-{backend}-{what}-{state}-{number}.json" if ours else ""
+        row = run({**asked, "server": state == "server" and ours}, place)
+        rows.append({name: row[name] for name in ("first", "call", "memory_MiB", "regions") if name in row})
+        if ours:
+            rows[-1]["parts"] = parts(place["FXPOOL_TRACE"])
+            shutil.copytree(f"{store}/toolchain", f"{root}/toolchain", dirs_exist_ok=True)
+        print(what, state, backend, json.dumps(rows[-1]), flush=True)
     return rows_by_backend
 
 
