@@ -58,7 +58,7 @@ def signal_tree(pid: int, number: signal.Signals) -> int:
 
 class Bystanders:
     """Stops processes while others measure. `processes` returns those to stop, at that moment, each with all that it
-    started; `on_change` is called in a thread with each that was stopped (True) or goes on (False).
+    started; `on_change` is called in a thread with each that was stopped (True) or is to go on (False).
 
     Raises PoolUnavailableError and OSError: it can't listen under the runtime directory `root`.
     """
@@ -165,6 +165,6 @@ class Bystanders:
 
     def _go_on(self) -> None:
         for pid in self._stopped:
+            self._on_change(pid, False)  # before: whoever is said to be stopped is
             signal_tree(pid, signal.SIGCONT)
-            self._on_change(pid, False)
         self._stopped.clear()

@@ -59,7 +59,8 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(order["threads"] or torch.get_num_threads())
-    function, inputs = suites.maker(case, suite.path)(**case.arguments)
+    device = order["device"]
+    function, inputs = _moved(*suites.maker(case, suite.path)(**case.arguments), device)
     expected = _values(_prepared(copy.deepcopy(function), mode), inputs) if backend != "eager" else None
     function = _prepared(function, mode)
     _tell(events, "compiling")
@@ -69,24 +70,40 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
     start = time.perf_counter()
     called = _step(function if backend == "eager" else torch.compile(function, backend=backend, **options), mode)
     called(*inputs)
-    _wait_for(case.device)
+    _wait_for(device)
     first_call = time.perf_counter() - start
     # Of a call of its own: the first one's gradients would have been added to.
     difference = _difference(_values_of(called, function, inputs), expected) if expected is not None else None
     facts: dict[str, Any] = {"first_call": first_call, "difference": difference, "stats": _stats(backend)}
+    facts["device_peak"] = _device_peak(device)
     del expected
     _tell(events, "ready", peak=_peak(), **facts)
     if not sys.stdin.readline():
         return  # the runner is gone
-    found = _measured(case, called, inputs, order["alone"])
+    found = _measured(case, called, inputs, device, order["alone"])
     wrong = difference is not None and not difference <= case.tolerance
     _tell(events, "measured", peak=_peak(), measured=found.facts(), wrong=wrong, **(facts | {"stats": _stats(backend)}))
 
 
-def _measured(case: Case, called: Callable[..., Any], inputs: tuple[Any, ...], alone: bool) -> Any:
+def _moved(function: Callable[..., Any], inputs: tuple[Any, ...], device: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return the model and its inputs on `device`, in the inputs' own structure."""
+    import torch
+
+    from fxpool.torch_compat import nested
+
+    if torch.device(device).type == "cpu":
+        return function, inputs
+    torch.cuda.set_device(device)
+    if isinstance(function, torch.nn.Module):
+        function = function.to(device)
+    leaves, rebuild = nested.flatten(inputs)
+    return function, rebuild([leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+
+
+def _measured(case: Case, called: Callable[..., Any], inputs: tuple[Any, ...], device: str, alone: bool) -> Any:
     from fxpool.measurement.timing import measure
 
-    return measure(called, *inputs, device=case.device, seconds=case.seconds, precision=case.precision, alone=alone)
+    return measure(called, *inputs, device=device, seconds=case.seconds, precision=case.precision, alone=alone)
 
 
 def _prepared(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -180,6 +197,13 @@ def _wait_for(device: str) -> None:
 
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _device_peak(device: str) -> int:
+    """Return the bytes that tensors took on a GPU at most; 0 on the CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else 0
 
 
 def _stats(backend: str) -> dict[str, Any]:

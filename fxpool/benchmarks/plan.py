@@ -1,4 +1,4 @@
-"""Decides how many processes of a suite live at once, and which one comes next. Pure functions."""
+"""Decides how many processes of a suite live at once, which one comes next, and which measure. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fxpool.benchmarks.case import Run
 
-__all__ = ["GUESS", "expected_bytes", "in_order", "may_begin"]
+__all__ = ["GUESS", "expected_bytes", "in_order", "may_begin", "turns"]
 
 #: Bytes of a process of which nothing is known yet: torch, a model, and its compile.
 GUESS = 1500 << 20
@@ -40,3 +40,18 @@ def may_begin(expected: int, growing: Sequence[tuple[int, int]], available: int,
         return False
     still_to_come = sum(max(0, will - does) for will, does in growing)
     return expected + still_to_come <= available - _RESERVE * total
+
+
+def turns(measuring: Sequence[str], waiting: Sequence[str]) -> list[int]:
+    """Return which of those that wait may measure now, as places in `waiting`; both are devices.
+
+    None measures beside another on its device, and nothing beside one on the CPU. None overtakes one that it would keep
+    waiting.
+    """
+    found = []
+    before = list(measuring)
+    for place, device in enumerate(waiting):
+        if not any(device == other or "cpu" in (device, other) for other in before):
+            found.append(place)
+        before.append(device)
+    return found

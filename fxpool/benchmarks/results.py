@@ -35,7 +35,7 @@ class Record:
     `state`: ``done``; ``wrong``, measured but with other outputs than eager's; ``failed``, it raised; ``killed``, its
     process died; ``timeout``; ``memory``. `reason`: in words, with the last of its output. `first_call`: seconds,
     compiling included. `difference`: the largest from eager's, as a part of the largest value. `peak`: bytes of its
-    process. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
+    process. `device_peak`: bytes that tensors took on a GPU. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
     """
 
     run: Run
@@ -47,6 +47,7 @@ class Record:
     measured: dict[str, Any] | None = None
     stats: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    device_peak: int | None = None
 
     @property
     def median(self) -> float | None:

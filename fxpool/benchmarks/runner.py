@@ -1,4 +1,4 @@
-"""Starts, stops and watches the processes of a suite's runs, and lets one at a time measure.
+"""Starts, stops and watches the processes of a suite's runs, and lets one at a time measure on each device.
 
 While one measures, or anybody else on this host, all others are stopped with everything that they started. A run that
 crashes, hangs or takes too much memory is a record like another.
@@ -46,9 +46,11 @@ _OUTPUT_KEPT = 4000
 @dataclass(frozen=True)
 class Settings:
     """`jobs`: processes at once. `exclusive`: one measures while all others stand still. `threads`: of torch in each
-    process; 0: as torch decides. `environment`: added to each."""
+    process; 0: as torch decides. `environment`: added to each. `devices`: where runs take place, instead of their
+    cases' own devices; each goes where the fewest are."""
 
     jobs: int = 1
+    devices: tuple[str, ...] = ()
     exclusive: bool = True
     threads: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class Live:
     process: asyncio.subprocess.Process
     output: IO[bytes]
     expected: int
+    device: str
     phase: str = "starting"
     since: float = field(default_factory=time.monotonic)
     begun: float = field(default_factory=time.monotonic)
@@ -108,7 +111,7 @@ class Runner:
         self._on_record, self._on_change = on_record, on_change
         self._peaks: dict[Run, int] = {}
         self._queue: deque[Live] = deque()  # those that are ready to measure
-        self._measuring: Live | None = None
+        self._measuring: list[Live] = []
         self._mark = uuid.uuid4().hex
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -148,7 +151,7 @@ class Runner:
 
     async def _begin_some(self) -> None:
         # None begins during a measurement: its start alone takes a core for seconds.
-        while self.waiting and not (self._measuring is not None and self._settings.exclusive):
+        while self.waiting and not (self._measuring and self._settings.exclusive):
             expected = plan.expected_bytes(self.waiting[0], self._peaks)
             memory = psutil.virtual_memory()
             growing = [(live.expected, live.bytes) for live in self.live]
@@ -170,13 +173,15 @@ class Runner:
             start_new_session=True,
             limit=64 << 20,  # a line holds all samples
         )
-        live = Live(run, self._suite.case(run.case), process, output, expected)
+        case = self._suite.case(run.case)
+        live = Live(run, case, process, output, expected, self._device(case))
         self.live.append(live)
         order = {
             "suite": str(self._suite.path),
             "case": run.case,
             "mode": run.mode,
             "backend": run.backend,
+            "device": live.device,
             "threads": self._settings.threads,
             "alone": self._settings.exclusive,
         }
@@ -186,6 +191,11 @@ class Runner:
         task = asyncio.create_task(self._follow(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _device(self, case: Case) -> str:
+        there = [live.device for live in self.live]
+        choice = [device if device != "cuda" else "cuda:0" for device in self._settings.devices or [case.device]]
+        return min(choice, key=there.count)
 
     async def _follow(self, live: Live) -> None:
         """Read a run's events until its process ends; then record it."""
@@ -231,20 +241,21 @@ class Runner:
     # ------------------------------------------------------------ one at a time
 
     def _next_measurement(self) -> None:
-        if self._measuring is not None or not self._queue:
-            return
-        live = self._measuring = self._queue.popleft()
-        live.enter("measuring")
-        assert live.process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            live.process.stdin.write(b"now\n")
+        """Let those measure whose turn it is."""
+        chosen = plan.turns([live.device for live in self._measuring], [live.device for live in self._queue])
+        for live in [self._queue[place] for place in chosen]:
+            self._queue.remove(live)
+            self._measuring.append(live)
+            live.enter("measuring")
+            assert live.process.stdin is not None
+            with contextlib.suppress(ConnectionError):
+                live.process.stdin.write(b"now\n")
 
     def _measurement_over(self, live: Live) -> None:
-        if self._measuring is not live:
-            return
-        self._measuring = None
-        self._next_measurement()
-        self._idle.set()
+        if live in self._measuring:
+            self._measuring.remove(live)
+            self._next_measurement()
+            self._idle.set()
 
     def _changed(self, pid: int, stopped: bool) -> None:
         """Note since when a run's process has been stopped; called in a thread."""
@@ -259,7 +270,7 @@ class Runner:
         for live in self.live:
             if live.seconds > live.case.timeout:
                 self._end(live, f"timeout: it took longer than {live.case.timeout:g} s, and was {live.phase}")
-            elif self._measuring is None or not self._settings.exclusive:
+            elif not self._measuring or not self._settings.exclusive:
                 live.bytes = _bytes(live.process.pid)
                 live.peak = max(live.peak, live.bytes)
                 limit = live.case.memory or psutil.virtual_memory().total // 2
@@ -294,6 +305,7 @@ def _record(live: Live) -> Record:
         facts.get("measured"),
         facts.get("stats", {}),
         {name: round(seconds, 3) for name, seconds in live.phases.items() if name != "ended"},
+        facts.get("device_peak") or None,
     )
 
 

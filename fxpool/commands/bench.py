@@ -27,6 +27,7 @@ def _words(text: str) -> list[str]:
 @click.option("--cases", default="", help="Only these cases: names or shell patterns, separated by commas.")
 @click.option("--modes", default="", help="Only these modes: inference, training, dynamic.")
 @click.option("--backends", default="", help="These backends instead of the cases' own; eager is not compiled.")
+@click.option("--devices", default="", help="cuda, or cuda:0,cuda:1: there, instead of on the cases' own devices.")
 @click.option("--repetitions", default=1, show_default=True, type=click.IntRange(1), help="Processes for each.")
 @click.option("--jobs", default=0, help="Processes at once; by default one more than cores.")
 @click.option("--threads", default=0, help="Threads of torch in each process; by default as torch decides.")
@@ -48,6 +49,7 @@ def bench(
     cases: str,
     modes: str,
     backends: str,
+    devices: str,
     repetitions: int,
     jobs: int,
     threads: int,
@@ -94,6 +96,7 @@ def bench(
         jobs=jobs or runner.default_jobs(),
         exclusive=not beside,
         threads=threads,
+        devices=tuple(_words(devices)),
         environment=runner.fresh_caches(own.absolute()) if caches == "own" else {},
     )
     active = runner.Runner(chosen, missing, settings, add, lambda: display.change())

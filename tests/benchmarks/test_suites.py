@@ -264,3 +264,12 @@ def test_lines_failures_and_changes() -> None:
     assert (same.backend, same.verdict) == ("eager", "same")
     assert report.changes(new, old, 0.02)[-1].verdict == "faster"
     assert report.table(new).row_count == 3 and report.change_table([slower]).row_count == 1
+
+
+def test_one_measurement_per_device_at_a_time() -> None:
+    assert plan.turns([], []) == []
+    assert plan.turns([], ["cpu", "cpu"]) == [0]
+    assert plan.turns(["cpu"], ["cuda:0", "cpu"]) == []
+    assert plan.turns([], ["cuda:0", "cuda:1", "cuda:0", "cuda:2"]) == [0, 1, 3]
+    assert plan.turns(["cuda:1"], ["cuda:1", "cuda:0"]) == [1]
+    assert plan.turns(["cuda:0"], ["cpu", "cuda:1"]) == [], "the CPU's turn came first, and would wait for ever"
