@@ -20,11 +20,11 @@ class Case:
     """One model and its inputs.
 
     `make` returns ``(callable, arguments)``: it is a function, or the text ``"module:function"``, and is called with
-    `arguments` in the process that measures. `modes` are of `MODES`; `backends` are names that torch.compile knows, or
-    ``"eager"``: not compiled. `options` by backend: keyword arguments of torch.compile. `seconds` and `precision` as in
-    `fxpool.measure`. The outputs (in training: of gradients, too) may be off eager's by `tolerance`, as a part of the
-    largest value, so it has to be a model without random numbers (dropout 0). Model and inputs are moved to `device`. A run
-    may take `timeout` seconds and `memory` bytes; None: half of the host's.
+    `arguments` in the process that measures; what it makes is moved to `device`. `modes` are of `MODES`; `backends` are
+    names that torch.compile knows, or ``"eager"``: not compiled. `options` by backend: keyword arguments of
+    torch.compile. `seconds` and `precision` as in `fxpool.measure`. The outputs (in training: of gradients, too) may be
+    off eager's by `tolerance`, as a part of the largest value, so it has to be a model without random numbers
+    (dropout 0). A run may take `timeout` seconds and `memory` bytes; None: half of the host's.
     """
 
     name: str

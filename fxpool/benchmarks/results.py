@@ -35,7 +35,8 @@ class Record:
     `state`: ``done``; ``wrong``, measured but with other outputs than eager's; ``failed``, it raised; ``killed``, its
     process died; ``timeout``; ``memory``. `reason`: in words, with the last of its output. `first_call`: seconds,
     compiling included. `difference`: the largest from eager's, as a part of the largest value. `peak`: bytes of its
-    process. `device_peak`: bytes that tensors took on a GPU. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
+    process. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
+    `device_peak`: bytes that tensors took on a GPU at most.
     """
 
     run: Run
