@@ -78,8 +78,8 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
     facts["device_peak"] = _device_peak(device)
     del expected
     _tell(events, "ready", peak=_peak(), **facts)
-    if not sys.stdin.readline():
-        return  # the runner is gone
+    if not order["measure"] or not sys.stdin.readline():
+        return  # that was all, or the runner is gone
     found = _measured(case, called, inputs, device, order["alone"])
     wrong = difference is not None and not difference <= case.tolerance
     _tell(events, "measured", peak=_peak(), measured=found.facts(), wrong=wrong, **(facts | {"stats": _stats(backend)}))

@@ -34,7 +34,8 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
                 "median": line.median,
                 "speedup": asdict(line.speedup) if line.speedup is not None else None,
                 "first_call": line.first_call,
-                "saved": _saved(line.records),
+                "warm_call": line.warm_call,
+                "saved": line.saved,
                 "peak": line.peak or None,
                 "difference": line.difference if line.backend != "eager" and math.isfinite(line.difference) else None,
                 "doubts": [*line.doubts, *([] if math.isfinite(line.difference) else [_NO_FIT])],
@@ -71,18 +72,13 @@ def _failure(record: Record) -> dict[str, Any]:
         "median": None,
         "speedup": None,
         "first_call": record.first_call,
+        "warm_call": record.warm_call,
         "saved": None,
         "peak": record.peak,
         "difference": None,
         "doubts": [],
         "reason": record.reason,
     }
-
-
-def _saved(records: Iterable[Record]) -> float | None:
-    """Return the seconds that hits saved; None for a backend that tells none."""
-    saved = [float(record.stats["seconds_saved"]) for record in records if "seconds_saved" in record.stats]
-    return sum(saved) if saved else None
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

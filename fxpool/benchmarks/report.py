@@ -21,7 +21,8 @@ class Line:
     """One case in one mode with one backend, over its repetitions.
 
     `median`: seconds per call. `speedup`: eager's median by this one. `first_call`: the median of the first calls'
-    seconds. `doubts`: remarks of its measurements.
+    seconds, `warm_call`: that of second processes'. `saved`: the seconds between the two, or those that fxpool's hits
+    saved. `doubts`: remarks of its measurements.
     """
 
     case: str
@@ -31,6 +32,8 @@ class Line:
     median: float
     speedup: Ratio | None
     first_call: float
+    warm_call: float | None
+    saved: float | None
     peak: int
     difference: float
     doubts: tuple[str, ...]
@@ -73,6 +76,16 @@ def _middle(values: Iterable[float | None]) -> float:
     return known[len(known) // 2] if known else 0.0
 
 
+def _saved(records: Iterable[Record]) -> float | None:
+    """Return the seconds that caches saved: of a second process, or else by hits; None if nobody knows."""
+    records = list(records)
+    between = [one.first_call - one.warm_call for one in records if one.first_call and one.warm_call]
+    if between:
+        return max(0.0, _middle(between))
+    by_hits = [float(one.stats["seconds_saved"]) for one in records if "seconds_saved" in one.stats]
+    return sum(by_hits) if by_hits else None
+
+
 def lines(records: Mapping[Run, Record]) -> list[Line]:
     """Return a line for each case, mode and backend that was measured, in the order of the records."""
     grouped = _by_key(records)
@@ -89,6 +102,8 @@ def lines(records: Mapping[Run, Record]) -> list[Line]:
                 _middle(one.median for one in ours),
                 ratio(_samples(eager), _samples(ours)) if eager and backend != "eager" else None,
                 _middle(one.first_call for one in ours),
+                _middle(one.warm_call for one in ours) or None,
+                _saved(ours),
                 max((one.peak or 0 for one in ours), default=0),
                 max((one.difference or 0.0 for one in ours), default=0.0),
                 tuple(dict.fromkeys(doubts)),
@@ -122,9 +137,12 @@ def changes(old: Mapping[Run, Record], new: Mapping[Run, Record], noise: float) 
 def table(records: Mapping[Run, Record]) -> Table:
     """Return the table of `lines`."""
     shown = Table(title="seconds per call, medians; speed-up over eager with its 95 % interval")
-    for heading in ("case", "mode", "backend", "per call", "speed-up", "first call", "memory", "off eager", "doubts"):
+    found = lines(records)
+    warm = ("warm", "saved") if any(line.warm_call for line in found) else ()
+    columns = ("case", "mode", "backend", "per call", "speed-up", "first call", *warm, "memory", "off eager", "doubts")
+    for heading in columns:
         shown.add_column(heading, justify="left" if heading in ("case", "mode", "backend", "doubts") else "right")
-    for line in lines(records):
+    for line in found:
         speedup = line.speedup
         shown.add_row(
             line.case,
@@ -133,6 +151,7 @@ def table(records: Mapping[Run, Record]) -> Table:
             seconds(line.median),
             f"{speedup.value:.2f} ({speedup.low:.2f} - {speedup.high:.2f})" if speedup is not None else "",
             seconds(line.first_call),
+            *(seconds(getattr(line, name)) for name in ("warm_call", "saved") if warm),
             f"{line.peak >> 20} MB",
             f"{line.difference:.1e}" if line.backend != "eager" else "",
             "; ".join(line.doubts),
@@ -151,8 +170,10 @@ def change_table(found: Iterable[Change]) -> Table:
     return shown
 
 
-def seconds(value: float) -> str:
-    """Return seconds in the unit they are read best in."""
+def seconds(value: float | None) -> str:
+    """Return seconds in the unit they are read best in; nothing for None."""
+    if value is None:
+        return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

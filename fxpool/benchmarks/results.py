@@ -36,7 +36,7 @@ class Record:
     process died; ``timeout``; ``memory``. `reason`: in words, with the last of its output. `first_call`: seconds,
     compiling included. `difference`: the largest from eager's, as a part of the largest value. `peak`: bytes of its
     process. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
-    `device_peak`: bytes that tensors took on a GPU at most.
+    `device_peak`: bytes that tensors took on a GPU at most. `warm_call`: seconds of the first call in a second process.
     """
 
     run: Run
@@ -49,6 +49,7 @@ class Record:
     stats: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     device_peak: int | None = None
+    warm_call: float | None = None
 
     @property
     def median(self) -> float | None:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,10 +47,12 @@ _OUTPUT_KEPT = 4000
 class Settings:
     """`jobs`: processes at once. `exclusive`: one measures while all others stand still. `threads`: of torch in each
     process; 0: as torch decides. `environment`: added to each. `devices`: where runs take place, instead of their
-    cases' own devices; each goes where the fewest are."""
+    cases' own devices; each goes where the fewest are. `warm`: a second process follows each that compiled, for the
+    time of a first call that finds everything in the caches."""
 
     jobs: int = 1
     devices: tuple[str, ...] = ()
+    warm: bool = False
     exclusive: bool = True
     threads: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +60,10 @@ class Settings:
 
 @dataclass(eq=False)
 class Live:
-    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended; `since` when it began."""
+    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended; `since` when it began.
+
+    `first` is what came of the first process, if this is the second.
+    """
 
     run: Run
     case: Case
@@ -66,6 +71,7 @@ class Live:
     output: IO[bytes]
     expected: int
     device: str
+    first: Record | None = None
     phase: str = "starting"
     since: float = field(default_factory=time.monotonic)
     begun: float = field(default_factory=time.monotonic)
@@ -110,6 +116,7 @@ class Runner:
         self._suite, self._settings = suite, settings
         self._on_record, self._on_change = on_record, on_change
         self._peaks: dict[Run, int] = {}
+        self._second: deque[Record] = deque()  # their second process has not begun
         self._queue: deque[Live] = deque()  # those that are ready to measure
         self._measuring: list[Live] = []
         self._mark = uuid.uuid4().hex
@@ -131,7 +138,7 @@ class Runner:
         guard = Guard(self._mark)
         self._bystanders = Bystanders(root, lambda: [one.process.pid for one in list(self.live)], self._changed)
         try:
-            while self.waiting or self.live:
+            while self.waiting or self._second or self.live:
                 await self._begin_some()
                 self._look_after()
                 self._on_change()
@@ -151,15 +158,16 @@ class Runner:
 
     async def _begin_some(self) -> None:
         # None begins during a measurement: its start alone takes a core for seconds.
-        while self.waiting and not (self._measuring and self._settings.exclusive):
-            expected = plan.expected_bytes(self.waiting[0], self._peaks)
+        while (self._second or self.waiting) and not (self._measuring and self._settings.exclusive):
+            expected = plan.expected_bytes(self._second[0].run if self._second else self.waiting[0], self._peaks)
             memory = psutil.virtual_memory()
             growing = [(live.expected, live.bytes) for live in self.live]
             if not plan.may_begin(expected, growing, memory.available, memory.total, self._settings.jobs):
                 return
-            await self._begin(self.waiting.popleft(), expected)
+            first = self._second.popleft() if self._second else None
+            await self._begin(first.run if first is not None else self.waiting.popleft(), first, expected)
 
-    async def _begin(self, run: Run, expected: int) -> None:
+    async def _begin(self, run: Run, first: Record | None, expected: int) -> None:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the run has ended)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -174,7 +182,7 @@ class Runner:
             limit=64 << 20,  # a line holds all samples
         )
         case = self._suite.case(run.case)
-        live = Live(run, case, process, output, expected, self._device(case))
+        live = Live(run, case, process, output, expected, self._device(case), first)
         self.live.append(live)
         order = {
             "suite": str(self._suite.path),
@@ -184,6 +192,7 @@ class Runner:
             "device": live.device,
             "threads": self._settings.threads,
             "alone": self._settings.exclusive,
+            "measure": first is None,
         }
         assert process.stdin is not None
         process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -213,7 +222,7 @@ class Runner:
         name = event.pop("event")
         live.facts |= event
         live.peak = max(live.peak, event.get("peak", 0))
-        if name == "ready":
+        if name == "ready" and live.first is None:
             live.enter("ready")
             self._queue.append(live)
             self._next_measurement()
@@ -235,8 +244,15 @@ class Runner:
         self._measurement_over(live)
         self._idle.set()
         if not self._over:
-            self._on_record(_record(live))
+            self._came(live)
         live.output.close()
+
+    def _came(self, live: Live) -> None:
+        record = _record(live) if live.first is None else _with_second(live.first, live)
+        if self._settings.warm and live.first is None and record.state == "done" and record.run.backend != "eager":
+            self._second.append(record)
+        else:
+            self._on_record(record)
 
     # ------------------------------------------------------------ one at a time
 
@@ -307,6 +323,14 @@ def _record(live: Live) -> Record:
         {name: round(seconds, 3) for name, seconds in live.phases.items() if name != "ended"},
         facts.get("device_peak") or None,
     )
+
+
+def _with_second(record: Record, live: Live) -> Record:
+    """The record of a run whose second process has ended."""
+    if "first_call" in live.facts:
+        return replace(record, warm_call=live.facts["first_call"])
+    second = _record(live)
+    return replace(record, state=second.state, reason=f"in a second process: {second.reason}")
 
 
 def _last_output(output: IO[bytes]) -> str:

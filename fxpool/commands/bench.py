@@ -41,8 +41,10 @@ def _words(text: str) -> list[str]:
     show_default=True,
     help="own: empty ones, for this run. user: yours.",
 )
+@click.option("--warm", is_flag=True, help="Time the first call of a second process, too: what caches save.")
 @click.option("--beside", is_flag=True, help="Measure while others compile. For showing what that does to times.")
 @click.option("--compare", type=click.Path(path_type=Path), help="Other results (results.jsonl) to compare with.")
+@click.option("--pyperf", type=click.Path(path_type=Path), help="Write the times as a file for pyperf, too.")
 @click.option("--noise", default=0.02, show_default=True, help="Changes by a smaller part are none.")
 def bench(
     suite: str,
@@ -57,18 +59,20 @@ def bench(
     fresh: bool,
     retry: bool,
     caches: str,
+    warm: bool,
     beside: bool,
     compare: Path | None,
+    pyperf: Path | None,
     noise: float,
 ) -> None:
-    """Run the cases of SUITE: a .py or .toml file, or one that ships (kernels, transformers).
+    """Run the cases of SUITE: a .py or .toml file, or one that ships (attention, convolutions, kernels, transformers).
 
     Models are compiled side by side and measured one after the other, with everything else of the run at a standstill.
     Results are written as they come; the same command goes on where it was stopped. The exit status is 1 if a case
     failed, was wrong, or (with --compare) is slower.
     """
     # Imported here: `fxpool --help` is to answer at once.
-    from fxpool.benchmarks import page, report, runner
+    from fxpool.benchmarks import page, plots, pyperf_file, report, runner
     from fxpool.benchmarks import suite as suites
     from fxpool.benchmarks.case import runs
     from fxpool.benchmarks.display import Display
@@ -97,6 +101,7 @@ def bench(
         exclusive=not beside,
         threads=threads,
         devices=tuple(_words(devices)),
+        warm=warm,
         environment=runner.fresh_caches(own.absolute()) if caches == "own" else {},
     )
     active = runner.Runner(chosen, missing, settings, add, lambda: display.change())
@@ -120,8 +125,18 @@ def bench(
         changed = report.changes(other, done, noise)
         shown.print(report.change_table(changed))
         slower = any(one.verdict == "slower" for one in changed)
-    (place / "report.html").write_text(page.page(read(results.path)[0], done, changed), encoding="utf-8")
-    shown.print(f"results: {results.path}, and {place / 'report.html'}", highlight=False, soft_wrap=True)
+    head = read(results.path)[0]
+    (place / "report.html").write_text(page.page(head, done, changed), encoding="utf-8")
+    written = [results.path, place / "report.html"]
+    lines = report.lines(done)
+    if lines and plots.available():
+        written += plots.draw(lines, place)
+    elif lines:
+        shown.print("no pictures: pip install 'fxpool[bench]' brings matplotlib", markup=False, highlight=False)
+    if pyperf is not None and lines:
+        pyperf.write_text(pyperf_file.pyperf_json(head, done), encoding="utf-8")
+        written.append(pyperf)
+    shown.print(f"results: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if stopped:
         fail("stopped; the same command goes on from here", INTERRUPTED)
     raise SystemExit(FOUND_WRONG if bad or slower else 0)

@@ -1,0 +1,119 @@
+"""The results as pictures (PNG): speed-ups, and first calls.
+
+matplotlib is imported inside functions: it comes with ``fxpool[bench]`` only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fxpool.benchmarks.report import Line
+
+__all__ = ["available", "draw"]
+
+# Inches: of the page's width, of one bar, and of what stands above and below them.
+_WIDTH, _BAR, _FRAME = 9.0, 0.22, 1.4
+_COLOURS = {"eager": "#718096", "inductor": "#dd6b20", "fxpool": "#2b6cb0"}
+_OTHERS = ("#2f855a", "#805ad5", "#b83280", "#975a16")
+
+
+def available() -> bool:
+    """Return whether there is a library to draw with."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(lines: Sequence[Line], place: Path) -> list[Path]:
+    """Draw into the folder `place`; return the files. A picture of nothing is not made."""
+    made = []
+    speedups = [line for line in lines if line.speedup is not None]
+    firsts = [line for line in lines if line.first_call and line.backend != "eager"]
+    for name, chosen, fill in (("speedups.png", speedups, _speedups), ("first-calls.png", firsts, _first_calls)):
+        if chosen:
+            figure = _figure(chosen)
+            fill(figure, chosen)
+            figure.savefig(place / name, dpi=110)
+            made.append(place / name)
+    return made
+
+
+def _figure(lines: Sequence[Line]) -> Any:
+    """Return a figure with room for the bars of `lines`; it takes no part in pyplot's state."""
+    from matplotlib.figure import Figure
+
+    groups = len({(line.case, line.mode) for line in lines})
+    # Constrained: labels of any length stay on the page.
+    return Figure(figsize=(_WIDTH, _FRAME + _BAR * (len(lines) + groups)), layout="constrained")
+
+
+def _rows(lines: Sequence[Line]) -> tuple[list[float], list[float], list[str]]:
+    """Return the height of each line's bar, and of each case's label with its text: groups with a gap between."""
+    bars: list[float] = []
+    marks: list[float] = []
+    labels: list[str] = []
+    at = 0.0
+    groups: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        key = (line.case, line.mode)
+        if groups and key not in groups:
+            at += 1.0
+        groups.setdefault(key, []).append(at)
+        bars.append(at)
+        at += 1.0
+    for (case, mode), places in groups.items():
+        marks.append(sum(places) / len(places))
+        labels.append(f"{case}, {mode}")
+    return bars, marks, labels
+
+
+def _grouped(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with those of one case and mode together, in the order in which cases came."""
+    order = list(dict.fromkeys((line.case, line.mode) for line in lines))
+    return sorted(lines, key=lambda line: order.index((line.case, line.mode)))
+
+
+def _axes(figure: Any, lines: Sequence[Line], title: str, unit: str) -> tuple[Any, list[float], dict[str, str]]:
+    bars, marks, labels = _rows(lines)
+    axes = figure.add_subplot()
+    axes.set_yticks(marks, labels)
+    axes.invert_yaxis()
+    axes.set_title(title)
+    axes.set_xlabel(unit)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", alpha=0.3)
+    backends = list(dict.fromkeys(line.backend for line in lines))
+    others = iter(_OTHERS * len(backends))
+    return axes, bars, {backend: _COLOURS.get(backend) or next(others) for backend in backends}
+
+
+def _legend(axes: Any, colours: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=backend) for backend, colour in colours.items()]
+    axes.figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+
+
+def _speedups(figure: Any, lines: Sequence[Line]) -> None:
+    lines = _grouped(lines)
+    axes, bars, colours = _axes(figure, lines, "Speed-up over eager, with its 95 % interval", "times as fast")
+    for place, line in zip(bars, lines, strict=True):
+        ratio = line.speedup
+        assert ratio is not None
+        spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
+        axes.barh(place, ratio.value, height=0.85, color=colours[line.backend], xerr=spread, ecolor="#1a202c")
+    axes.axvline(1.0, color="#1a202c", linewidth=1)
+    _legend(axes, colours)
+
+
+def _first_calls(figure: Any, lines: Sequence[Line]) -> None:
+    lines = _grouped(lines)
+    warm = any(line.warm_call for line in lines)
+    title = "First call, compiling included" + ("; dark: in a second process" if warm else "")
+    axes, bars, colours = _axes(figure, lines, title, "seconds")
+    for place, line in zip(bars, lines, strict=True):
+        axes.barh(place, line.first_call, height=0.85, color=colours[line.backend], alpha=0.5 if warm else 1.0)
+        if line.warm_call:
+            axes.barh(place, line.warm_call, height=0.45, color=colours[line.backend])
+    _legend(axes, colours)

@@ -1,0 +1,79 @@
+"""The files beside the page: pictures whose words are all on them, and what pyperf reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyperf
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from test_page import HEAD, record
+
+from fxpool.benchmarks import plots, pyperf_file, report
+from fxpool.benchmarks.case import Run
+from fxpool.benchmarks.results import Record
+
+
+def records(long: str = "a small one") -> dict[Run, Record]:
+    every = [
+        record(long, "inference", "eager", 4e-3),
+        record(long, "inference", "fxpool", 1e-3, warm_call=0.5),
+        record(long, "inference", "inductor", 2e-3, warm_call=1.5),
+        record("another", "training", "eager", 2.0),
+        record("another", "training", "a backend of somebody's", 2.5),
+        record("broken", "training", "fxpool", None),
+    ]
+    return {one.run: one for one in every}
+
+
+def test_lines_know_what_caches_saved() -> None:
+    saved = {(line.case, line.backend): (line.warm_call, line.saved) for line in report.lines(records())}
+    assert saved["a small one", "fxpool"] == (0.5, 2.5)
+    assert saved["a small one", "eager"] == (None, None)
+    headings = [str(column.header) for column in report.table(records()).columns]
+    assert "warm" in headings and "saved" in headings
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    made = plots.draw(report.lines(records()), tmp_path)
+    assert [path.name for path in made] == ["speedups.png", "first-calls.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+    eager_only = {run: one for run, one in records().items() if run.backend == "eager"}
+    assert plots.draw(report.lines(eager_only), tmp_path) == [], "a picture of nothing"
+
+
+@pytest.mark.parametrize("fill", [plots._speedups, plots._first_calls])
+def test_all_words_are_on_the_picture(fill: Any) -> None:
+    lines = [one for one in report.lines(records("a case with a name that goes on for a while")) if one.speedup]
+    figure = plots._figure(lines)
+    fill(figure, lines)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    width, height = canvas.get_width_height()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    marks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    words = [axes.title, axes.xaxis.label, *axes.get_yticklabels(), *marks]
+    words += [text for legend in figure.legends for text in legend.get_texts()]
+    boxes = [(word.get_text(), word.get_window_extent()) for word in words if word.get_text()]
+    assert len(boxes) > 6
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
+    assert axes.get_window_extent().width > width / 3, "no room is left for bars"
+
+
+def test_pyperf_reads_the_times(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    again = Run("a small one", "inference", "fxpool", 2)
+    there = {**records(), again: record("a small one", "inference", "fxpool", 3e-3)}
+    path.write_text(pyperf_file.pyperf_json(HEAD, there))
+    suite = pyperf.BenchmarkSuite.load(str(path))
+    assert len(suite.get_benchmarks()) == 5
+    ours = suite.get_benchmark("a small one/inference/fxpool")
+    assert ours.get_nrun() == 2 and ours.get_nvalue() == 40 and ours.median() == pytest.approx(2e-3, rel=0.03)
+    assert suite.get_metadata()["cpu_model_name"] == "A processor"
+    assert json.loads(path.read_text())["benchmarks"][0]["runs"][0]["values"]
+    with pytest.raises(ValueError, match="nothing was measured"):
+        pyperf_file.pyperf_json(HEAD, {})
