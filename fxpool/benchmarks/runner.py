@@ -142,9 +142,7 @@ class Runner:
                 await self._begin_some()
                 self._look_after()
                 self._on_change()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._idle.wait(), _LOOK_SECONDS)
-                self._idle.clear()
+                await self._pause()
         finally:
             self._over = True
             for live in self.live:
@@ -153,6 +151,16 @@ class Runner:
             guard.end()
             if self._tasks:  # their processes have ended, and what these had started
                 await asyncio.wait(self._tasks, timeout=_END_SECONDS)
+
+    async def _pause(self) -> None:
+        """Wait until a process has ended or measured, but not for long."""
+        idle = asyncio.ensure_future(self._idle.wait())
+        try:
+            # Not wait_for: up to Python 3.11 it forgets that it was cancelled if what it waits for comes just then.
+            await asyncio.wait([idle], timeout=_LOOK_SECONDS)
+        finally:
+            idle.cancel()
+        self._idle.clear()
 
     # ------------------------------------------------------------ processes
 

@@ -64,13 +64,14 @@ def after_busy():
         time.sleep(0.01)
     return model()
 
+TIMEOUT = float(os.environ.get("TIMEOUT_OF_HANGS", 3.0))
 QUICK = {"seconds": 0.2, "precision": 0.5, "backends": ("eager",)}
 CASES = [
     Case("model", model, **QUICK),
     Case("trained", model, **{**QUICK, "modes": ("training",)}),
     Case("crashes", crashes, **QUICK),
     Case("fails", fails, **QUICK),
-    Case("hangs", hangs, **{**QUICK, "timeout": 3.0}),
+    Case("hangs", hangs, **{**QUICK, "timeout": TIMEOUT}),
     Case("eats", eats, **{**QUICK, "memory": 500 << 20}),
     Case("wrong", is_wrong, **{**QUICK, "backends": ("aot_eager",)}),
     Case("after busy", after_busy, **{**QUICK, "seconds": 1.0, "precision": 1e-9}),
@@ -166,6 +167,30 @@ def test_while_one_measures_the_others_stand_still(mine: suite.Suite) -> None:
     seen, most = _states(mine, ("busy", "after busy"))
     assert most >= 2, "what it started was not looked at"
     assert set(seen) <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_a_runner_that_is_cancelled_while_a_result_comes_ends(
+    mine: suite.Suite, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`later`: turns of the event loop between the two, as they come apart by chance."""
+    monkeypatch.setenv("TIMEOUT_OF_HANGS", "600")
+    mine = suite.load(str(mine.path))
+    wanted = [run for run in runs(mine.cases) if run.case in ("fails", "hangs")]
+
+    async def until_cancelled() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def soon(left: int) -> None:
+            loop.call_soon(soon, left - 1) if left else task.cancel()
+
+        await runner.Runner(mine, wanted, runner.Settings(jobs=2), lambda one: soon(later)).run()
+
+    began = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(until_cancelled())
+    assert time.monotonic() - began < 60, "it went on until the other was over its time"
 
 
 def bench(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
