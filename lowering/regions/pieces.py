@@ -9,9 +9,11 @@ is not taken for equal to anything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -30,11 +32,21 @@ _OF_THE_WHOLE = ("dynamo_flat_name_to_original_fqn",)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """A graph with its inputs, fake or real; `interval` says where it was."""
+    """A graph with its inputs, fake or real; `interval` says where it was. `attributes` and `meta` are its module's."""
 
     interval: Interval
-    gm: torch.fx.GraphModule
+    graph: torch.fx.Graph
+    attributes: dict[str, Any]
+    meta: dict[str, Any]
     inputs: tuple[Any, ...]
+
+    @functools.cached_property
+    def gm(self) -> torch.fx.GraphModule:
+        """The graph as a module. Code is generated for it, which most pieces never need: they equal another one."""
+        gm = torch.fx.GraphModule(self.attributes, self.graph)
+        gm.meta = dict(self.meta)
+        tracing.without_parameters(gm)
+        return gm
 
 
 def extract(graph: TracedGraph, interval: Interval) -> Piece:
@@ -56,10 +68,8 @@ def extract(graph: TracedGraph, interval: Interval) -> Piece:
         copies[node] = made.create_node(node.op, node.target, args, kwargs, f"node_{number}")
         copies[node].meta = dict(node.meta)
     made.output(tuple(copies[node] for node in interval.outputs))
-    gm = torch.fx.GraphModule(root, made)
-    gm.meta = {name: value for name, value in graph.gm.meta.items() if name not in _OF_THE_WHOLE}
-    tracing.without_parameters(gm)
-    return Piece(interval, gm, tuple(_input(graph, node) for node in interval.inputs))
+    meta = {name: value for name, value in graph.gm.meta.items() if name not in _OF_THE_WHOLE}
+    return Piece(interval, made, root, meta, tuple(_input(graph, node) for node in interval.inputs))
 
 
 def _renamed(body: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -111,7 +121,8 @@ def identity(piece: Piece, constraints: Sequence[Any] = ()) -> str:
     encoder = graph_codec.GraphEncoder()
     try:
         values = [encoder.value(value) for value in _fakes(piece)]
-        description = encoder.encode(piece.gm).description
+        described = types.SimpleNamespace(**piece.attributes, graph=piece.graph, meta=piece.meta)
+        description = encoder.encode(cast("torch.fx.GraphModule", described)).description
         layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
         whole = key.canonical([description, values, layout, list(constraints)])
     except CannotTravelError as error:
@@ -123,7 +134,7 @@ def identity(piece: Piece, constraints: Sequence[Any] = ()) -> str:
 
 def _fakes(piece: Piece) -> list[Any]:
     """Metadata only: inputs that are real have a fake twin in the graph, except for its constants."""
-    placeholders = [node for node in piece.gm.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in piece.graph.nodes if node.op == "placeholder"]
     return [
         node.meta.get("example_value") if isinstance(value, torch.Tensor) and not tensors.is_fake(value) else value
         for node, value in zip(placeholders, piece.inputs, strict=True)

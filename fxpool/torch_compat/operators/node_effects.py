@@ -8,6 +8,7 @@ not known may set any state.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Iterator
@@ -99,9 +100,12 @@ def _written_by_schema(node: Node) -> list[Node]:
 def _written_by_arguments(node: Node) -> list[Node]:
     """For functions of torch that write where an argument says so: ``inplace=True``, statistics in training."""
     target: Any = node.target
+    signature = _signature(target)
     try:
-        given = inspect.signature(target).bind(*node.args, **node.kwargs)
-    except (TypeError, ValueError):  # a builtin: it has no parameters to look at
+        given = signature.bind(*node.args, **node.kwargs) if signature is not None else None
+    except TypeError:
+        given = None
+    if given is None:  # a builtin: it has no parameters to look at
         if getattr(target, "__name__", "") in ("batch_norm", "instance_norm"):
             return [*nodes_in(node.args[1:5])]
         return []
@@ -115,6 +119,14 @@ def _written_by_arguments(node: Node) -> list[Node]:
     if values.get("max_norm") is not None:
         written += nodes_in(values.get("weight"))
     return written
+
+
+@functools.lru_cache(4096)  # a graph of many layers calls the same few functions hundreds of times
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
 
 
 def _written_by_higher_order(node: Node) -> list[Node]:
