@@ -28,6 +28,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
@@ -311,7 +312,9 @@ class GraphEncoder:
         """Encode a SymInt, SymFloat or SymBool. Raises CannotTravelError."""
         if shape_env.is_nested_int(value):
             raise CannotTravelError("nested_int")
-        expr = shape_env.expression_of(value)
+        return self._symbolic(value, shape_env.expression_of(value))
+
+    def _symbolic(self, value: Any, expr: sympy.Basic) -> list[Any]:
         kind = "int" if isinstance(value, torch.SymInt) else "float" if isinstance(value, torch.SymFloat) else "bool"
         self.symbols.update(symbol.name for symbol in expr.free_symbols)
         try:
@@ -345,6 +348,8 @@ class GraphEncoder:
             facts.is_inference,
             facts.creation_meta,
             self._facts(facts.base) if facts.base is not None else None,
+            # By its symbol, even if its value is known: what torch does with a wrapped number asks for the symbol.
+            None if facts.item is None else self._symbolic(facts.item, shape_env.symbol_of(facts.item)),
         ]
 
     def constant(self, tensor: torch.Tensor) -> list[Any]:

@@ -98,6 +98,7 @@ class GraphDecoder:
         values["offset"] = self.value(values["offset"])
         values["nbytes"] = self.value(values["nbytes"])
         values["base"] = self._facts(values["base"]) if values["base"] is not None else None
+        values["item"] = self.value(values["item"])
         return tensors.TensorFacts(**values)
 
     def constant(self, number: int) -> torch.Tensor:

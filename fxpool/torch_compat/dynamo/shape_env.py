@@ -20,6 +20,8 @@ import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # handed on to callers
 
+from fxpool.torch_compat.dynamo import tensors
+
 # Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
 # var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches
 # and the attributes of translation validation.
@@ -135,6 +137,8 @@ class Place:
             return value
         if self.kind == "storage_offset":
             return value.storage_offset()
+        if self.kind == "item":
+            return value.item()
         return value.shape[self.index] if self.kind == "size" else value.stride(self.index)
 
 
@@ -154,6 +158,7 @@ def places(fakes: Sequence[Any]) -> dict[str, Place]:
             for index, stride in enumerate(fake.stride()):
                 note(stride, Place(position, "stride", index))
             note(fake.storage_offset(), Place(position, "storage_offset"))
+            note(tensors.item_of(fake), Place(position, "item"))
     return place_by_name
 
 
@@ -201,6 +206,11 @@ def expression_of(value: Any) -> sympy.Basic:
     return value.node.expr
 
 
+def symbol_of(value: Any) -> sympy.Basic:
+    """Return what a SymInt, SymFloat or SymBool was made with, no replacement applied."""
+    return value.node._expr
+
+
 def plain_symbol(value: Any) -> str | None:
     """Return the name of the symbol that a symbolic number is; None for a number, or an expression."""
     expr = expression_of(value) if isinstance(value, torch.SymInt) else None
@@ -234,7 +244,7 @@ def _expressions(value: Any) -> Iterator[sympy.Basic]:
     elif isinstance(value, torch.Tensor):
         yield from _expressions(tuple(value.shape))
         if value.layout is torch.strided:
-            yield from _expressions((*value.stride(), value.storage_offset()))
+            yield from _expressions((*value.stride(), value.storage_offset(), tensors.item_of(value)))
     elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield expression_of(value)
 

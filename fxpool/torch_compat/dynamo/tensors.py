@@ -21,11 +21,15 @@ from torch._subclasses.meta_utils import (
     MetaTensorDesc,
     safe_is_leaf,
 )
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._mode_utils import no_dispatch
 
 
 class TensorFacts(NamedTuple):
-    """The facts about a dense tensor that a compile needs. `base` is the tensor a view was made from."""
+    """The facts about a dense tensor that a compile needs. `base` is the tensor a view was made from.
+
+    `item`: the symbol that stands for the one number in a tensor that Dynamo has wrapped around it.
+    """
 
     identity: int
     storage: int
@@ -43,6 +47,7 @@ class TensorFacts(NamedTuple):
     is_inference: bool
     creation_meta: int | None
     base: TensorFacts | None
+    item: torch.SymInt | torch.SymFloat | None = None
 
 
 class UnsupportedTensor(Exception):
@@ -86,7 +91,19 @@ class Describer:
             is_inference=tensor.is_inference(),
             creation_meta=int(torch._C._autograd._get_creation_meta(tensor)) if base is not None else None,
             base=base,
+            item=item_of(tensor),
         )
+
+
+def item_of(tensor: torch.Tensor) -> torch.SymInt | torch.SymFloat | None:
+    """Return the symbol of a number that Dynamo has made an input, wrapped into a tensor: what ``item()`` gives.
+
+    None for any other tensor. What the graph itself finds out by ``item()`` is no input's, and not meant.
+    """
+    known = getattr(tensor, "item_memo", None) if is_fake(tensor) and tensor.dim() == 0 else None
+    if not isinstance(known, (torch.SymInt, torch.SymFloat)) or free_unbacked_symbols(known):
+        return None
+    return known
 
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
@@ -121,7 +138,10 @@ class Builder:
             with no_dispatch():
                 return FakeTensor(self._fake_mode, make(), device)
 
-        return self._converter.meta_tensor(self._describe(facts), self._fake_mode.shape_env, with_fake, None, None)
+        made = self._converter.meta_tensor(self._describe(facts), self._fake_mode.shape_env, with_fake, None, None)
+        if facts.item is not None:
+            made.item_memo = facts.item
+        return made
 
     def _describe(self, facts: TensorFacts) -> MetaTensorDesc[Any]:
         fields: dict[str, Any] = {

@@ -51,7 +51,9 @@ def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any
     if context is not None:
         symbolic_context = context.tensor_to_context.get(value)
     if symbolic_context is not None:
-        return fake_mode.from_tensor(value, symbolic_context=symbolic_context, source=source)
+        # Dynamo's own source: under another one, a number that it wrapped into a tensor would get a second symbol.
+        known = getattr(symbolic_context, "tensor_source", None) or source
+        return fake_mode.from_tensor(value, symbolic_context=symbolic_context, source=known)
     # Without a context (no Dynamo behind this graph) sizes are static.
     return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
 
