@@ -25,8 +25,7 @@ from fxpool.demo.child import SIZES, LoweringCounter, build, measure
 from fxpool.pool import JobSpec
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then
-CHUNK_SECONDS = 0.02  # far above the clock's resolution, far below a scheduling hiccup's effect on the median
-TOTAL_SECONDS = 4.0
+TOTAL_SECONDS, PRECISION = 4.0, 1e-3
 
 
 def steady(what: str, backend: str, size: str) -> dict[str, Any]:
@@ -62,20 +61,10 @@ def steady(what: str, backend: str, size: str) -> dict[str, Any]:
 
 
 def per_call(call: Callable[[], object]) -> float:
-    """Median over chunks of the seconds that one call takes."""
-    for _ in range(WARM_UP):
-        call()
-    start = time.perf_counter()
-    call()
-    calls = max(1, int(CHUNK_SECONDS / (time.perf_counter() - start)))
-    chunks = []
-    end = time.perf_counter() + TOTAL_SECONDS
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        chunks.append((time.perf_counter() - start) / calls)
-    return statistics.median(chunks)
+    """Return the median seconds of one call, while nothing else of fxpool's runs on this host."""
+    import fxpool
+
+    return fxpool.measure(call, seconds=TOTAL_SECONDS, precision=PRECISION, warm_up=WARM_UP).median
 
 
 def inside(backend: str, size: str) -> dict[str, Any]:

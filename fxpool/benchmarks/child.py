@@ -153,39 +153,45 @@ def _tensors(value: Any) -> Iterator[Any]:
     yield from (leaf for leaf in nested.flatten(value)[0] if isinstance(leaf, torch.Tensor))
 
 
-def _values(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[Any]:
+def _values(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[list[Any]]:
     import torch
 
     mode = "training" if isinstance(function, torch.nn.Module) and function.training else "inference"
     return _values_of(_step(function, mode), function, inputs)
 
 
-def _values_of(step: Callable[..., Any], function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[Any]:
-    """Return what a step gives: its outputs, and the gradients of a module's parameters."""
+def _values_of(step: Callable[..., Any], function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[list[Any]]:
+    """Return what a step gives, in two lists: its outputs, and the gradients of a module's parameters."""
     import torch
 
     torch.manual_seed(0)
-    values = [tensor.detach().clone() for tensor in _tensors(step(*inputs))]
-    if isinstance(function, torch.nn.Module):
-        values += [parameter.grad for parameter in function.parameters() if parameter.grad is not None]
-    return values
+    outputs = [tensor.detach().clone() for tensor in _tensors(step(*inputs))]
+    if not isinstance(function, torch.nn.Module):
+        return [outputs, []]
+    return [outputs, [parameter.grad for parameter in function.parameters() if parameter.grad is not None]]
 
 
-def _difference(ours: list[Any], theirs: list[Any]) -> float:
+# Of the largest value among the gradients, or the outputs: a tensor whose values are all smaller is compared as if that
+# were its largest. The gradient of a bias that has no effect (that of an attention's keys) is nothing but rounding.
+_FLOOR = 1e-4
+
+
+def _difference(ours: list[list[Any]], theirs: list[list[Any]]) -> float:
     """Return the largest difference, as a part of the largest value of its tensor; infinite if they don't fit."""
+    return max(_apart(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+def _apart(ours: list[Any], theirs: list[Any]) -> float:
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         return float("inf")
-    largest = 0.0
-    for mine, other in zip(ours, theirs, strict=True):
-        if not mine.numel():
-            continue
-        if not bool((mine.isnan() == other.isnan()).all()):
-            return float("inf")
-        mine, other = mine.double().nan_to_num(), other.double().nan_to_num()
-        apart = (mine - other).abs().max().item()
-        if apart:
-            largest = max(largest, apart / max(other.abs().max().item(), 1e-30))
-    return largest
+    pairs = [(mine.double(), other.double()) for mine, other in zip(ours, theirs, strict=True) if mine.numel()]
+    if not all(bool((mine.isnan() == other.isnan()).all()) for mine, other in pairs):
+        return float("inf")
+    pairs = [(mine.nan_to_num(), other.nan_to_num()) for mine, other in pairs]
+    sizes = [other.abs().max().item() for _, other in pairs]
+    least = max(_FLOOR * max(sizes, default=0.0), 1e-30)
+    apart = [(mine - other).abs().max().item() for mine, other in pairs]
+    return max((one / max(size, least) for one, size in zip(apart, sizes, strict=True)), default=0.0)
 
 
 def _wait_for(device: str) -> None:

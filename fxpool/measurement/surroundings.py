@@ -34,7 +34,7 @@ class Look:
 
 @dataclass(frozen=True)
 class GpuLook:
-    """The same of a GPU; `others` is the number of other processes that have it open."""
+    """The same of a GPU; `others` is the number of other processes that have it open, and are not stopped."""
 
     megahertz: float
     celsius: float
@@ -47,7 +47,7 @@ class Surroundings:
 
     `seconds`: how long that was. `own_cores`, `other_cores`: cores that this process and all others kept busy, on
     average. `load`: the load average (1 minute) before. `megahertz`, `celsius`: before and after. `gpu_*`: of the
-    device, `gpu_processes` being other processes that had it open, before or after.
+    device, `gpu_processes` being other processes that had it open, before or after, and were not stopped.
     """
 
     seconds: float
@@ -144,9 +144,17 @@ def _gpu(uuid: str) -> GpuLook | None:
             return GpuLook(
                 megahertz=float(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)),
                 celsius=float(pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU)),
-                others=sum(process.pid != os.getpid() for process in processes),
+                others=sum(process.pid != os.getpid() and not _is_stopped(process.pid) for process in processes),
             )
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process stands still, as others of a suite do. One that can't be seen from here does not."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

@@ -131,6 +131,17 @@ def test_one_that_hangs_or_eats_is_ended(mine: suite.Suite) -> None:
     assert "MB of 500, and was building" in found["eats"].reason
 
 
+def test_a_second_process_tells_what_a_first_call_takes_there(mine: suite.Suite) -> None:
+    wanted = list(runs([mine.case("model"), mine.case("wrong")], backends=["eager", "aot_eager"]))
+    found: dict[str, Record] = {}
+    settings = runner.Settings(jobs=2, warm=True)
+    asyncio.run(runner.Runner(mine, wanted, settings, lambda one: found.update({one.run.id: one})).run())
+    second = found["model/inference/aot_eager"]
+    assert second.warm_call and second.first_call and second.median, "both, and the times of the first"
+    assert found["model/inference/eager"].warm_call is None, "it compiles nothing"
+    assert found["wrong/inference/aot_eager"].state == "wrong" and found["wrong/inference/aot_eager"].warm_call is None
+
+
 def _states(mine: suite.Suite, names: tuple[str, ...]) -> tuple[list[str], int]:
     """The states of what is said to stand still while one measures, and how many processes that is."""
     seen: list[str] = []

@@ -7,8 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
-from fxpool.benchmarks import plan, report, results, suite
+from fxpool.benchmarks import child, plan, report, results, suite
 from fxpool.benchmarks.case import Case, Run, runs
 from fxpool.benchmarks.results import Record, Results
 from fxpool.benchmarks.statistics import ratio
@@ -273,3 +274,17 @@ def test_one_measurement_per_device_at_a_time() -> None:
     assert plan.turns([], ["cuda:0", "cuda:1", "cuda:0", "cuda:2"]) == [0, 1, 3]
     assert plan.turns(["cuda:1"], ["cuda:1", "cuda:0"]) == [1]
     assert plan.turns(["cuda:0"], ["cpu", "cuda:1"]) == [], "the CPU's turn came first, and would wait for ever"
+
+
+def test_what_rounding_leaves_of_nothing_is_no_difference() -> None:
+    large, noise = torch.full((3,), 2.0), torch.tensor([1e-9, -3e-9])
+    assert child._difference([[large], []], [[large], []]) == 0.0
+    assert child._difference([[large], [noise, large]], [[large], [-noise, large]]) < 1e-4
+    assert child._difference([[], [noise]], [[], [-noise]]) == pytest.approx(2.0), "nothing larger is there"
+    assert child._difference([[large], [noise, large]], [[large], [noise, 1.1 * large]]) == pytest.approx(0.1 / 1.1)
+    small = torch.full((2,), 1e-3)
+    assert child._difference([[small, large], []], [[2 * small, large], []]) == pytest.approx(0.5)
+    nothing = torch.full((3,), float("nan"))
+    assert child._difference([[nothing], []], [[nothing], []]) == 0.0
+    assert child._difference([[large], []], [[nothing], []]) == float("inf")
+    assert child._difference([[large], []], [[large[:2]], []]) == float("inf")
