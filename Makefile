@@ -110,7 +110,8 @@ test-slow: $(INSTALLED) $(TRITON) browser
 CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" "tests/measurement tests/benchmarks" \
   tests/lowering tests/pool "bench docs" examples
 
-# mypy sees the installed package, because only there are the rooms where their import names say.
+# mypy sees the installed package, because only there are the rooms where their import names say. Its cache is of this run
+# only: another run installs into another folder, and what mypy remembers of that one has hidden errors and made some.
 lint: $(LINTERS)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
@@ -120,10 +121,10 @@ lint: $(LINTERS)
 	    --no-build-isolation --target "$$scratch" .; \
 	  echo "mypy -p fxpool"; \
 	  export MYPYPATH="$$scratch:tests:tests/lowering"; \
-	  $(BIN)/python -m mypy --config-file pyproject.toml -p fxpool; \
+	  $(BIN)/python -m mypy --config-file pyproject.toml --cache-dir "$$scratch/.mypy" -p fxpool; \
 	  for folders in $(CHECKED); do \
 	    echo "mypy $$folders"; \
-	    $(BIN)/python -m mypy --config-file pyproject.toml $$folders; \
+	    $(BIN)/python -m mypy --config-file pyproject.toml --cache-dir "$$scratch/.mypy" $$folders; \
 	  done
 
 bench: $(INSTALLED)

@@ -49,7 +49,8 @@ def test_all_words_are_on_the_picture(fill: Any) -> None:
     lines = [one for one in report.lines(records("a case with a name that goes on for a while")) if one.speedup]
     figure = plots._figure(lines)
     fill(figure, lines)
-    canvas = FigureCanvasAgg(figure)
+    # Some releases of matplotlib have no types here.
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     width, height = canvas.get_width_height()
     (axes,) = figure.axes

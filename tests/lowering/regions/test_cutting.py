@@ -140,9 +140,9 @@ def test_blocks_of_one_s_own_size_are_one_piece() -> None:
     assert found.of_blocks() != cut(Stack(), X).of_blocks()
 
 
-def test_numbers_that_are_symbols_of_their_own_are_refused() -> None:
-    """Under ``dynamic=True`` each block's numbers are inputs of the graph."""
-    assert cut(Stack(), X, dynamic=True).whole == "symbols"
+def test_numbers_that_are_symbols_of_their_own_are_not_equal() -> None:
+    """Under ``dynamic=True`` each block's numbers are inputs of the graph, with symbols of their own."""
+    assert cut(Stack(), X, dynamic=True).whole == "nothing_repeats"
 
 
 def test_frozen_weights_are_part_of_a_piece() -> None:
