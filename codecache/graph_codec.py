@@ -314,11 +314,15 @@ class GraphEncoder:
             raise CannotTravelError("nested_int")
         return self._symbolic(value, shape_env.expression_of(value))
 
+    def expression(self, expr: sympy.Basic) -> sympy.Basic:
+        """Return the expression that stands for a symbolic number; a subclass may call its symbols otherwise."""
+        return expr
+
     def _symbolic(self, value: Any, expr: sympy.Basic) -> list[Any]:
         kind = "int" if isinstance(value, torch.SymInt) else "float" if isinstance(value, torch.SymFloat) else "bool"
         self.symbols.update(symbol.name for symbol in expr.free_symbols)
         try:
-            return ["y", kind, guards.encode(expr)]
+            return ["y", kind, guards.encode(self.expression(expr))]
         except guards.UnknownGuardError as error:
             raise CannotTravelError("symbolic_expression", str(error)) from error
 

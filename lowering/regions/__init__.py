@@ -2,6 +2,7 @@
 
     calls            the tree of module calls that a graph was traced from
     traced           a graph as Dynamo made it, and where it may be cut
+    symbols          symbols of two pieces that mean the same under different names
     pieces           an interval of it as a graph of its own, and what tells two of them apart
     plan             which cuts are worth making: decisions on numbers only
     cut              where a graph is cut

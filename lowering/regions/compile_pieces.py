@@ -22,7 +22,7 @@ from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.fallback import chain, eager
-from fxpool.lowering.regions import compose
+from fxpool.lowering.regions import compose, symbols
 from fxpool.lowering.regions.cut import Cut
 from fxpool.lowering.regions.pieces import Piece
 from fxpool.lowering.regions.traced import TracedGraph, UncuttableError
@@ -58,6 +58,8 @@ class InPieces:
         counters.count("regions", "distinct", len(distinct))
         log.info("%s in %d pieces, %d distinct", attempt.label, len(self._cut.pieces), len(distinct))
         self._attempt = attempt
+        # Pieces, by number, that run as they are, though an equal one was compiled.
+        self._not_shared: set[int] = set()
         context = tracing.current_context()
         self._jobs = {
             name: _Job(piece, _part(attempt, number), tracing.of_piece(context))
@@ -78,6 +80,7 @@ class InPieces:
                 job.finish(wait)
         finally:
             self._sum_up()
+        self._share_guards()
         return self._composed()
 
     def found(self) -> Callable[..., Any] | None:
@@ -88,6 +91,7 @@ class InPieces:
         for job in self._jobs.values():
             job.finish(None)
         self._sum_up()
+        self._share_guards()
         return self._composed()
 
     def later(self, attempt: Attempt) -> tuple[Callable[..., Any], list[Any]]:
@@ -104,7 +108,11 @@ class InPieces:
         for job, wait in zip(missing, waiting, strict=True):
             with _recorded(job.attempt):
                 job.made = wait.result()
-        return self._composed(), [guard for job in missing for guard in job.guards]
+        guards = [guard for job in missing for guard in job.guards]
+        for number, renaming in self._cut.renamings().items():
+            job = self._jobs.get(self._cut.names[number])
+            guards += symbols.renamed(job.guards, renaming) if job is not None else []
+        return self._composed(), guards
 
     def _sum_up(self) -> None:
         """Note what became of the pieces as what became of the graph."""
@@ -113,10 +121,20 @@ class InPieces:
         for job in self._jobs.values():
             self._attempt.reasons += job.attempt.reasons
 
+    def _share_guards(self) -> None:
+        """Have Dynamo check of each piece's symbols what compiling an equal piece found out about that one's."""
+        context = tracing.current_context()
+        env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+        for number, renaming in self._cut.renamings().items():
+            if env is None or not symbols.make_known(env, renaming):
+                counters.count("regions", "guards_not_shared")  # equal values, equal facts: nobody knows how
+                self._not_shared.add(number)
+
     def _composed(self) -> Callable[..., Any]:
         steps: list[compose.Step] = []
-        for piece, name in zip(self._cut.pieces, self._cut.names, strict=True):
-            made: Any = self._jobs[name].made if name in self._jobs else piece.gm.forward
+        for number, (piece, name) in enumerate(zip(self._cut.pieces, self._cut.names, strict=True)):
+            as_is = name not in self._jobs or number in self._not_shared
+            made: Any = piece.gm.forward if as_is else self._jobs[name].made
             steps.append(
                 (piece.interval, made.call, True) if isinstance(made, _Boxed) else (piece.interval, made, False)
             )

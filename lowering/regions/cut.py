@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxpool import config, counters, notices
-from fxpool.lowering.regions import calls, plan
+from fxpool.lowering.regions import calls, plan, symbols
 from fxpool.lowering.regions.calls import Call
-from fxpool.lowering.regions.pieces import Piece, extract, identity
+from fxpool.lowering.regions.pieces import Identity, Piece, extract, identity
+from fxpool.lowering.regions.symbols import OwnSymbols
 from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
 from fxpool.torch_compat.dynamo import tracing
 
@@ -23,7 +24,8 @@ log = notices.logger(__name__)
 
 
 class Cut:
-    """The pieces of a graph, and for each the name of those that it is equal to.
+    """The pieces of a graph, and for each the name of those that it is equal to, and its symbols in an order that these
+    have in common.
 
     `asked_for`: the caller wants pieces; else they have to be clearly cheaper than the whole. Raises UncuttableError:
     the graph stays whole.
@@ -31,12 +33,16 @@ class Cut:
 
     def __init__(self, graph: TracedGraph, *, asked_for: bool = True) -> None:
         self._graph = graph
-        self._digests: dict[Call, str | None] = {}
+        self._identities: dict[Call, Identity | None] = {}
         self._found: dict[Call, Piece] = {}
         self._weights = calls.weights(graph.nodes)
         root = calls.tree(graph.nodes)
         regions = plan.repeated(root, self._weights, self._digest)
-        self.pieces, self.names = self._pieces([self._found[call] for call in regions])
+        self.pieces = self._pieces([self._found[call] for call in regions])
+        known = {piece.interval: self._identities[call] for call, piece in self._found.items()}
+        identities = [known.get(piece.interval) or _identity_or_own(piece) for piece in self.pieces]
+        self.names = [one.digest for one in identities]
+        self.symbols = [one.symbols for one in identities]
         sizes: dict[str, int] = {}
         for piece, name in zip(self.pieces, self.names, strict=True):
             if not _is_views(graph, piece.interval):
@@ -47,6 +53,18 @@ class Cut:
         if not plan.is_worth_it(sum(self._weights), list(sizes.values()), len(self.pieces), _cores(), fixed):
             raise UncuttableError("nothing_to_gain", f"{len(self.pieces)} pieces, {len(sizes)} distinct")
 
+    def renamings(self) -> dict[int, symbols.Renaming]:
+        """What the symbols of the first piece of a name are called in others, by the numbers of these pieces.
+
+        Pieces whose symbols are called as in the first are left out.
+        """
+        first: dict[str, OwnSymbols] = {}
+        made = {}
+        for number, (name, own) in enumerate(zip(self.names, self.symbols, strict=True)):
+            if first.setdefault(name, own) != own:
+                made[number] = dict(zip(first[name], own, strict=True))
+        return made
+
     def distinct(self) -> dict[str, Piece]:
         """The first piece of each kind that has to be compiled, by name."""
         first: dict[str, Piece] = {}
@@ -56,20 +74,21 @@ class Cut:
         return first
 
     def _digest(self, call: Call) -> str | None:
-        if call not in self._digests:
+        if call not in self._identities:
             try:
                 interval = self._graph.interval(*self._graph.grown(call.first, call.last + 1))
                 self._graph.check(interval)
                 piece = extract(self._graph, interval)
-                self._digests[call] = identity(piece, _constraints(piece))
+                self._identities[call] = identity(piece, _constraints(piece))
                 self._found[call] = piece
             except UncuttableError as error:
                 log.info("%s is not cut out: %s", call.name, error)
                 counters.count("regions", f"refused:{error.reason}")
-                self._digests[call] = None
-        return self._digests[call]
+                self._identities[call] = None
+        known = self._identities[call]
+        return known.digest if known is not None else None
 
-    def _pieces(self, regions: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
+    def _pieces(self, regions: Sequence[Piece]) -> list[Piece]:
         """The regions and what is between them, in order. Raises UncuttableError."""
         pieces: list[Piece] = []
         end = 0
@@ -83,8 +102,7 @@ class Cut:
                 end = region.interval.end
         if len(pieces) < 2:
             raise UncuttableError("nothing_repeats", "and the graph is too small, or has no thin place")
-        known = {piece.interval: self._digests[call] for call, piece in self._found.items()}
-        return pieces, [known.get(piece.interval) or _identity_or_own(piece) for piece in pieces]
+        return pieces
 
     def _between(self, first: int, end: int) -> list[Piece]:
         """What is not repeated, in parts of a size that keeps the cores busy."""
@@ -105,11 +123,11 @@ class Cut:
         return made
 
 
-def _identity_or_own(piece: Piece) -> str:
+def _identity_or_own(piece: Piece) -> Identity:
     try:
         return identity(piece, _constraints(piece))
     except UncuttableError:  # what can't be compared may still be compiled
-        return f"piece at {piece.interval.first}"
+        return Identity(f"piece at {piece.interval.first}", ())
 
 
 def _constraints(piece: Piece) -> list[Any]:

@@ -13,18 +13,21 @@ import functools
 import hashlib
 import types
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.fx import Node
 
 from fxpool.codecache import graph_codec, key
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.regions import symbols
+from fxpool.lowering.regions.symbols import OwnSymbols
 from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableError
 from fxpool.lowering.request import overlap
 from fxpool.torch_compat.dynamo import tensors, tracing
+from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 
-__all__ = ["Piece", "extract", "identity"]
+__all__ = ["Identity", "Piece", "extract", "identity"]
 
 # Notes about the whole graph that a piece does not inherit: they name its inputs.
 _OF_THE_WHOLE = ("dynamo_flat_name_to_original_fqn",)
@@ -113,23 +116,37 @@ def _input(graph: TracedGraph, node: Node) -> Any:
     return value
 
 
-def identity(piece: Piece, constraints: Sequence[Any] = ()) -> str:
-    """Return a digest that two pieces of one graph have in common if one compile can serve both.
+class Identity(NamedTuple):
+    """What a piece is: two with one `digest` differ at most in their `symbols`, of which the same position means the
+    same."""
+
+    digest: str
+    symbols: OwnSymbols
+
+
+def identity(piece: Piece, constraints: Sequence[Any] = ()) -> Identity:
+    """Return what two pieces of one graph have in common if one compile can serve both.
 
     Raises UncuttableError: something in the piece has no form by which it can be compared.
     """
-    encoder = graph_codec.GraphEncoder()
+    encoder = symbols.Encoder()
     try:
-        values = [encoder.value(value) for value in _fakes(piece)]
+        fakes = _fakes(piece)
+        values = [encoder.value(value) for value in fakes]
         described = types.SimpleNamespace(**piece.attributes, graph=piece.graph, meta=piece.meta)
         description = encoder.encode(cast("torch.fx.GraphModule", described)).description
         layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
-        whole = key.canonical([description, values, layout, list(constraints)])
+        whole = key.canonical([description, values, layout, list(constraints), encoder.known(_shape_env())])
     except CannotTravelError as error:
         raise UncuttableError(error.reason, error.detail) from error
     except (TypeError, ValueError) as error:
         raise UncuttableError("not_comparable", str(error)) from error
-    return hashlib.sha256(whole).hexdigest()
+    return Identity(hashlib.sha256(whole).hexdigest(), tuple(encoder.own))
+
+
+def _shape_env() -> ShapeEnv | None:
+    context = tracing.current_context()
+    return context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
 
 
 def _fakes(piece: Piece) -> list[Any]:

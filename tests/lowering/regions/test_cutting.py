@@ -140,9 +140,14 @@ def test_blocks_of_one_s_own_size_are_one_piece() -> None:
     assert found.of_blocks() != cut(Stack(), X).of_blocks()
 
 
-def test_numbers_that_are_symbols_of_their_own_are_not_equal() -> None:
+def test_numbers_that_are_symbols_of_their_own() -> None:
     """Under ``dynamic=True`` each block's numbers are inputs of the graph, with symbols of their own."""
-    assert cut(Stack(), X, dynamic=True).whole == "nothing_repeats"
+    found = cut(Stack(), X, dynamic=True)
+    assert len(set(found.of_blocks())) == 1, found.whole
+    four = Stack()
+    four.blocks[2].scale = 2.0
+    names = cut(four, X, dynamic=True).of_blocks()
+    assert names[0] == names[1] == names[3] != names[2], "another value"
 
 
 def test_frozen_weights_are_part_of_a_piece() -> None:

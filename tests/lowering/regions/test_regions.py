@@ -140,6 +140,13 @@ class _Random(Block):
         return super().forward(x) + torch.rand_like(x)
 
 
+class _Scaled(Block):
+    """What it does depends on its number, which is known only while it is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (self.scale if self.scale > 0.5 else 3.0)
+
+
 class _Halves(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = self.up(self.norm(x)).chunk(2, -1)
@@ -203,6 +210,21 @@ def test_a_step_in_pieces_is_the_eager_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["equal blocks", "parts of tuples", "views given out"])
 def test_sizes_that_are_symbols(name: str) -> None:
     assert check(MODELS[name][0](), rows=(6, 8, 10))["graphs"] == 2, "the second size makes it a symbol"
+
+
+def test_numbers_that_are_symbols() -> None:
+    """Equal blocks with numbers of their own under ``dynamic=True``; what changes in one is seen."""
+    model = Stack(_Scaled)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fxpool", dynamic=True, options={"regions": True})
+    x = torch.randn(6, WIDTH)
+    before = dict(fxpool.stats()["regions"])
+    torch.testing.assert_close(compiled(x), model(x))
+    graphs, distinct = (fxpool.stats()["regions"][name] - before.get(name, 0) for name in ("graphs", "distinct"))
+    assert graphs and distinct <= 3 * graphs, "the block, what is before it, and what comes behind"
+    for number, scale in ((2, 2.0), (2, 0.25), (0, 0.25)):
+        model.blocks[number].scale = scale
+        torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["equal blocks", "statistics", "inputs given back"])

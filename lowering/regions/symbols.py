@@ -1,0 +1,78 @@
+"""Symbols of two pieces that mean the same under different names.
+
+With ``dynamic=True`` each block's numbers are inputs of the graph, each with a symbol of its own (`zf12` is the epsilon
+of one normalization, `zf40` that of the next). To compare two pieces, symbols are called by the order in which they
+appear; what the graph knows of each (range, replacement, value in this call, guards) is compared as well. What one
+compile finds out about the symbols of its piece is then made known of the others' symbols: their values are the same in
+this call, so it holds for them, and Dynamo checks it of each in later calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from fxpool.codecache import graph_codec, guards
+from fxpool.errors import CannotTravelError
+from fxpool.torch_compat.dynamo import shape_env
+from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
+
+__all__ = ["Encoder", "OwnSymbols", "Renaming", "make_known", "renamed"]
+
+#: The symbols of a piece in the order in which they appear in it.
+OwnSymbols = tuple[sympy.Symbol, ...]
+
+#: What the symbols of one piece are called in another.
+Renaming = dict[sympy.Symbol, sympy.Symbol]
+
+
+class Encoder(graph_codec.GraphEncoder):
+    """Encodes a graph with its symbols called by the order in which they appear; `own` maps them to these names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: Renaming = {}
+
+    def expression(self, expr: sympy.Basic) -> sympy.Basic:
+        # Several that appear at once come in the order of their names. Where two pieces have them in other orders, the
+        # pieces are taken for different.
+        for symbol in sorted(expr.free_symbols, key=str):
+            if symbol not in self.own:
+                self.own[symbol] = sympy.Symbol(f"own{len(self.own)}", **symbol.assumptions0)
+        return expr.xreplace(self.own)
+
+    def known(self, env: ShapeEnv | None) -> list[Any]:
+        """Return what `env` knows of the symbols met, for a comparison. Raises CannotTravelError."""
+        if env is None or not self.own:
+            return []
+        called = {symbol.name: own.name for symbol, own in self.own.items()}
+        values = shape_env.values(env)
+        rows: list[Any] = []
+        for name, lower, upper, size_like, override, replacement in shape_env.facts(env, called):
+            value = repr(values.get(name))
+            rows.append([called[name], str(lower), str(upper), size_like, override, self._text(replacement), value])
+        held = [self._text(guard) for guard in shape_env.guards_over(env, set(called))]
+        return [sorted(rows, key=lambda row: int(row[0].removeprefix("own"))), sorted(held)]
+
+    def _text(self, expr: sympy.Basic | None) -> str:
+        """By the names of this piece, where it is about its symbols; of any other symbol by that one's name."""
+        if expr is None:
+            return ""
+        try:
+            return repr(guards.encode(expr.xreplace(self.own)))
+        except guards.UnknownGuardError as error:
+            raise CannotTravelError("symbolic_expression", str(error)) from error
+
+
+def make_known(env: ShapeEnv, renaming: Renaming) -> bool:
+    """Make what `env` knows of one piece's symbols known of another's. Return False if it does not hold for these."""
+    about = shape_env.guards_over(env, {symbol.name for symbol in renaming})
+    return all(shape_env.add_guard(env, guard.xreplace(renaming)) for guard in about)
+
+
+def renamed(encoded: Sequence[Any], renaming: Renaming) -> list[Any]:
+    """Return encoded guards on one piece's symbols as guards on another's. Raises UnknownGuardError."""
+    by_name = {symbol.name: symbol for symbol in renaming}
+    return [guards.encode(guards.decode(guard, by_name).xreplace(renaming)) for guard in encoded]
