@@ -3,7 +3,8 @@
 An entry is served to every later request with the same key, so a graph may be kept only if its
 key tells it from every graph that compiles to something else. What can't be hashed (a function
 with no fixed source, a pass without a uuid, a TorchScript object) is refused here, in the process
-that has it. A refused graph is compiled in a worker all the same, but is not stored.
+that has it. A refused graph is compiled in a worker all the same, but is not stored. A frozen graph is told by the
+content of its constants, as any graph with constants is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class Bypass(Exception):
         self.reason, self.detail = reason, detail
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
+
+#: Reasons that concern a graph as Dynamo made it: what AOTAutograd makes of it here may be kept all the same.
+OF_DYNAMOS_GRAPH = frozenset(("autograd_function", "checkpoint_context_fn", "function", "method_of_unknown"))
 
 # Homes of public functions that Dynamo puts into graphs and that do only what their arguments say.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
@@ -46,8 +50,6 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
     """
     if configs.caches_disabled():
         raise Bypass("caches_disabled", "force_disable_caches is set")
-    if configs.freezing():
-        raise Bypass("freezing", "parameters' values are part of a frozen graph")
     if not after_autograd and tracing.real_inputs_expected(context):
         raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
     check_graph(gm)
@@ -93,7 +95,9 @@ def _refusal(target: Any) -> str | None:
     if operators.is_overload(target) or operators.is_packet(target):
         return None  # a program's own operators are hashed by content: see program_code
     if operators.is_higher_order(target):
-        return None if operators.higher_order_cacheable(target) else "higher_order_operator"
+        if operators.higher_order_cacheable(target):
+            return None
+        return "autograd_function" if operators.ends_with_autograd(target) else "higher_order_operator"
     wrapped = operators.numpy_wrapper(target)
     if wrapped is not None:
         return None if isinstance(wrapped[1], str) else _refusal(wrapped[1])

@@ -93,6 +93,7 @@ class GraphEncoder:
         self._attentions: dict[str, int] = {}
         self._attention_open = self._changes_switches = False
         self._constant_ids: dict[int, int] = {}
+        self._regions: dict[Any, int] = {}
         self._calls_kernels = False
         self._kernels: dict[int, list[Any]] = {}
         self._nodes: dict[torch.fx.Node, list[Any]] = {}
@@ -130,7 +131,7 @@ class GraphEncoder:
         for node in gm.graph.nodes:
             op, target, args, kwargs, about = node.op, node.target, node.args, node.kwargs, node.meta
             if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
-                attributes[target] = self._attribute(op, target, gm_attribute(gm, target))
+                attributes[target] = self._attribute(node, gm_attribute(gm, target))
             called = target if isinstance(target, str) else self.function(target)
             if target is attention.FUNCTION:
                 called = self._attention(node, called)
@@ -193,6 +194,9 @@ class GraphEncoder:
         for name, value in about.items():
             if name in _DEBUG_META or value is None:
                 continue
+            if name == "ac_graph_id":  # numbers of a counter: which checkpointed region a node is of
+                kept.append([name, self._regions.setdefault(value, len(self._regions))])
+                continue
             try:
                 kept.append([name, self.value(_by_name(value))])
             except CannotTravelError as error:
@@ -213,12 +217,13 @@ class GraphEncoder:
             rows.append([guards.encode(symbol), [self.value_object(part) for part in path]])
         return ["bindings", *rows]
 
-    def _attribute(self, op: str, name: str, value: Any) -> list[Any]:
+    def _attribute(self, node: torch.fx.Node, value: Any) -> list[Any]:
+        name = str(node.target)
         if isinstance(value, torch.fx.GraphModule):
             return self._module(value, {})
         if isinstance(value, torch.Tensor):
-            return ["constant", *self.constant(value)]
-        if op == "call_module":
+            return ["constant", *self.constant(value, opaque=operators.is_only_passed_on(node))]
+        if node.op == "call_module":
             raise CannotTravelError("call_module", f"{name} is a {type(value).__name__}")
         raise CannotTravelError("attribute", f"{name} is a {type(value).__name__}")
 
@@ -356,20 +361,29 @@ class GraphEncoder:
             None if facts.item is None else self._symbolic(facts.item, shape_env.symbol_of(facts.item)),
         ]
 
-    def constant(self, tensor: torch.Tensor) -> list[Any]:
-        """Encode a tensor by value: its number among the constants, and a digest of metadata and content."""
+    def constant(self, tensor: torch.Tensor, *, opaque: bool = False) -> list[Any]:
+        """Encode a tensor by value: its number among the constants, and a digest of metadata and content.
+
+        `opaque`: no compile looks into it, and its content is no function of the program's.
+        """
         if tensors.is_fake(tensor):
             raise CannotTravelError("fake_constant")
-        try:
-            tensors.refuse_unusual(tensor)
-        except tensors.UnsupportedTensor as error:
-            raise CannotTravelError("tensor", str(error)) from error
+        if not tensor.is_mkldnn:
+            try:
+                tensors.refuse_unusual(tensor)
+            except tensors.UnsupportedTensor as error:
+                raise CannotTravelError("tensor", str(error)) from error
         number = self._constant_ids.get(id(tensor))
         if number is None:
             number = self._constant_ids[id(tensor)] = len(self.constants)
             self.constants.append(tensor)
         self.devices.add(tensor.device.type)
-        return [number, tensor_digest(tensor), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad]
+        return [
+            number,
+            tensor_digest(tensor, content=not opaque),
+            isinstance(tensor, torch.nn.Parameter),
+            tensor.requires_grad,
+        ]
 
     # --- functions -----------------------------------------------------------------------
 
@@ -417,21 +431,24 @@ def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
     return attribute
 
 
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return the digest of a real tensor's metadata and content (read to the CPU; sizes in elements)."""
+def tensor_digest(tensor: torch.Tensor, *, content: bool = True) -> str:
+    """Return the digest of a real tensor's metadata and `content` (read to the CPU; sizes in elements)."""
+    strides = tensor.stride() if tensor.layout is torch.strided else str(tensor.layout)
     meta = repr(
-        (dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.device.type, tensor.is_conj(),
+        (dtype_name(tensor.dtype), tuple(tensor.shape), strides, tensor.device.type, tensor.is_conj(),
          tensor.is_neg())
     )  # fmt: skip
     digest = hashlib.sha256(meta.encode())
-    digest.update(tensor_bytes(tensor))
+    if content:
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
     """Return the elements of a real tensor in row-major order."""
     with tensors.modes_disabled():
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+        dense = tensor.to_dense() if tensor.is_mkldnn else tensor
+        flat = dense.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
         if flat.numel() == 0:
             return b""
         return memoryview(flat.view(torch.uint8).numpy())

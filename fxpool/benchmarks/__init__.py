@@ -14,6 +14,8 @@ results      records as JSON lines; what is there already
 statistics   speed-ups and changes with their intervals. Pure.
 report       tables for people
 page         the report as one HTML page (page.html)
+plots        the report as pictures
+pyperf_file  results in the format of pyperf
 display      what is going on: a live table, or lines
 pytest_plugin  tests that measure run alone
 """

@@ -110,7 +110,7 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
     try:
         graph = inner.load(parts.result())
         output_code.put_into(graph, parts)
-        return inner.finish(graph, captured.fakes, arguments)
+        return inner.finish(graph, captured.fakes, arguments, captured.request.constants)
     except output_code.ElsewhereError as error:
         raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fxpool import config, counters, notices
-from fxpool.codecache import toolchain
+from fxpool.codecache import cacheable, toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
 from fxpool.lowering.artifact import load, lookup
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
@@ -146,6 +146,9 @@ def _as_dynamo_made_it(
             only = captured()
         if attempt.options.mode == "normal":
             return _keeping(gm, inputs, only, attempt, loader(only))
+        if only.bypass is not None and only.bypass.reason in cacheable.OF_DYNAMOS_GRAPH:
+            # Nobody could be served the whole; the graphs that AOTAutograd makes of it are kept.
+            raise CannotTravelError(only.bypass.reason, only.bypass.detail)
     else:
         from fxpool.lowering.background import stages  # threads and swaps: not in plain modes
 

@@ -235,7 +235,8 @@ def capture_inner(
         level=FX,
         label=label,
         encoded=encoded,
-        values=[values, encoder.value(sorted(arguments.items()))],
+        # Without the graph's number in this process, which stands in no code.
+        values=[values, encoder.value(sorted((k, v) for k, v in arguments.items() if k != "graph_id"))],
         env=env,
         context=context,
         fakes=list(inputs),

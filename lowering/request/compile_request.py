@@ -105,6 +105,7 @@ class CompileRequest:
             ambient=self.ambient.elsewhere() if self.devices else self.ambient,
         )
         with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
+            request = dataclasses.replace(request, constants=[tensors.to_travel(one) for one in self.constants])
             return pickle.dumps(_Travelling(request, sources, len(self.sources), names), protocol=5)
 
     @staticmethod
@@ -116,6 +117,7 @@ class CompileRequest:
         sources = tracing.load_sources(travelling.sources)
         return dataclasses.replace(
             travelling.request,
+            constants=[tensors.travelled(one) for one in travelling.request.constants],
             sources=sources[: travelling.inputs],
             parameter_sources=dict(zip(travelling.parameters, sources[travelling.inputs :], strict=True)),
         )

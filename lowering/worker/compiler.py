@@ -36,7 +36,7 @@ from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRe
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import shape_env, tensors, tracing
-from fxpool.torch_compat.inductor import aot, inner, output_code
+from fxpool.torch_compat.inductor import aot, given, inner, output_code
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.otherwise import Otherwise
 from fxpool.torch_compat.triton import triton_compile
@@ -231,10 +231,10 @@ class _Result:
 
 
 class _Output:
-    """Inductor's output for a graph after AOTAutograd, not yet linked."""
+    """Inductor's output for a graph after AOTAutograd, not yet linked; `given` are the request's constants."""
 
-    def __init__(self, output: Any) -> None:
-        self._output = output
+    def __init__(self, output: Any, given: Sequence[torch.Tensor]) -> None:
+        self._output, self._given = output, given
 
     def pack(
         self,
@@ -248,6 +248,7 @@ class _Output:
         if not output_code.is_compiled_graph(self._output):
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)
+        given.leave_out(graph, self._given)
         _link(graph, f"<{name}>", names, triton, indices)
         return _pickled(inner.dump, graph), Effects()
 
@@ -291,7 +292,7 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
     values, _ = msgspec.msgpack.decode(request.inputs)
     inputs = [decoder.value(value) for value in values]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
-    return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)))
+    return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)), request.constants)
 
 
 def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[Any], jobs: KernelJobs) -> Artifact:

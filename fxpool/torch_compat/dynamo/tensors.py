@@ -124,6 +124,22 @@ def refuse_unusual(tensor: torch.Tensor) -> None:
         raise UnsupportedTensor("functorch or functionalization wrapper")
 
 
+class PackedTensor(NamedTuple):
+    """A tensor in a layout of oneDNN's, for another process: its numbers, which stand in another order there."""
+
+    dense: torch.Tensor
+
+
+def to_travel(tensor: torch.Tensor) -> torch.Tensor | PackedTensor:
+    """Return a constant in a form that can be pickled."""
+    return PackedTensor(tensor.to_dense()) if tensor.is_mkldnn else tensor
+
+
+def travelled(constant: torch.Tensor | PackedTensor) -> torch.Tensor:
+    """Return the constant of `to_travel`: one of the same kind, if it was packed."""
+    return constant.dense.to_mkldnn() if isinstance(constant, PackedTensor) else constant
+
+
 class Builder:
     """Makes fake tensors of `fake_mode` from facts, views and shared storages included."""
 

@@ -96,28 +96,33 @@ def dump(graph: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    """Unpickle a graph of `dump`."""
-    return pickle.loads(data)
+    """Unpickle a graph of `dump`. AOTAutograd's fake mode is in force here, in which its constants would be fakes."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return pickle.loads(data)
 
 
-def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> Any:
+def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: Sequence[torch.Tensor] = ()) -> Any:
     """Run the post-compile steps of a graph that was loaded; return the callable output code.
+
+    `given` are the constants that the caller's graph has, of which the loaded one may name some.
 
     Raises:
         RuntimeError: the generated module could not be loaded.
     """
     from torch._inductor import config
     from torch._inductor.codecache import FxGraphCache
-    from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
 
     from fxpool.torch_compat.inductor import output_code
+    from fxpool.torch_compat.inductor.given import Constants
 
     arguments = dict(arguments)
     if arguments.get("cudagraphs") is None:
         arguments["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
     arguments.setdefault("is_backward", False)
-    constants = CompiledFxGraphConstants()
+    constants = Constants(given)
     if output_code.is_linked(graph):
         output_code.revive(graph, constants)
     elif FxGraphCache.cache_hit_post_compile(graph, {}, constants)[0] is None:

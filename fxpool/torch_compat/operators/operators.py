@@ -20,6 +20,9 @@ _BUILTIN_NAMESPACES = frozenset(
      "streams", "aoti", "xnnpack", "prepacked")
 )  # fmt: skip
 
+# Of those that Dynamo puts into a graph; the others that torch calls uncacheable are Inductor's to lower.
+_END_WITH_AUTOGRAD = frozenset(("autograd_function_apply", "flat_apply", "strict_mode", "wrap"))
+
 
 def overload_name(op: OpOverload) -> str:
     """Return a name such as ``"aten::add.Tensor"``, with ``default`` spelled out."""
@@ -61,6 +64,26 @@ def higher_order_name(target: Any) -> str:
 
 def higher_order_cacheable(target: Any) -> bool:
     return bool(target.cacheable())
+
+
+def ends_with_autograd(target: Any) -> bool:
+    """Return whether AOTAutograd puts what a higher-order operator does into its place: its graphs have none."""
+    return target.name() in _END_WITH_AUTOGRAD
+
+
+def is_only_passed_on(node: torch.fx.Node) -> bool:
+    """Return whether a node's value is only ever MKL's form of a linear layer's weight.
+
+    The layer's call names the weight itself as well. The packed form has memory in it that nobody has written to.
+    """
+    if not torch._C.has_mkl or node.op != "get_attr":
+        return False
+    linear = (torch.ops.mkl._mkl_linear, torch.ops.mkl._mkl_linear.default)
+
+    def passes_on(user: torch.fx.Node) -> bool:
+        return user.target in linear and user.args[1] is node and user.args.count(node) == 1 and not user.kwargs
+
+    return bool(node.users) and all(map(passes_on, node.users))
 
 
 def find_higher_order(name: str) -> Any:

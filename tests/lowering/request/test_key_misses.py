@@ -156,7 +156,6 @@ def test_custom_passes_count_by_uuid_and_are_refused_without() -> None:
 @pytest.mark.parametrize(
     ("reason", "state"),
     [
-        ("freezing", lambda: torch._inductor.config.patch(freezing=True)),
         ("caches_disabled", lambda: torch._inductor.config.patch(force_disable_caches=True)),
     ],
 )

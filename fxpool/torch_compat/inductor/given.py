@@ -1,0 +1,37 @@
+"""Constants that the caller of a compile has: results name them by number instead of carrying them.
+
+A frozen graph's weights are its constants. An entry that held them would be as large as the model, and the caller's are
+there anyway, as the key holds their content. Weights that oneDNN has packed for itself have no form outside it: a
+worker gets the same numbers in a tensor of the same kind, which is enough to compile for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.output_code import CompiledFxGraphConstants
+
+__all__ = ["Constants", "leave_out"]
+
+
+class Constants(CompiledFxGraphConstants):
+    """A loaded graph's constants: its own, and those of the caller's `given` that it names."""
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        self._given = given
+
+    def unwrap(self, g: Any) -> dict[str, Any]:
+        """Return the constants by the names that the graph's code has for them."""
+        named: Mapping[str, int] = getattr(g, "_fxpool_given", {})
+        return {**super().unwrap(g), **{name: self._given[number] for name, number in named.items()}}
+
+
+def leave_out(graph: Any, given: Sequence[torch.Tensor]) -> None:
+    """Leave constants that are among `given` out of a graph that is about to be pickled, and note their numbers."""
+    numbers = {id(tensor): number for number, tensor in enumerate(given)}
+    constants = graph.constants or {}
+    named = {name: numbers[id(value)] for name, value in constants.items() if id(value) in numbers}
+    graph.constants = {name: value for name, value in constants.items() if name not in named}
+    graph._fxpool_given = named
