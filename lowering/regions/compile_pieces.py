@@ -110,8 +110,8 @@ class InPieces:
                 job.made = wait.result()
         guards = [guard for job in missing for guard in job.guards]
         for number, renaming in self._cut.renamings().items():
-            job = self._jobs.get(self._cut.names[number])
-            guards += symbols.renamed(job.guards, renaming) if job is not None else []
+            if (of_first := self._jobs.get(self._cut.names[number])) is not None:
+                guards += symbols.renamed(of_first.guards, renaming)
         return self._composed(), guards
 
     def _sum_up(self) -> None:
