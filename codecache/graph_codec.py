@@ -35,7 +35,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from fxpool.codecache import guards, sources
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
-from fxpool.torch_compat.dynamo import shape_env, tensors
+from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
 from fxpool.torch_compat.operators import operators
 from fxpool.torch_compat.triton import user_kernels
 
@@ -66,6 +66,7 @@ class EncodedGraph:
     Which of several equal devices a graph is for does not affect the compile: in the description they are
     numbered in order of appearance. `indices` holds this process's index of each; `current_named` says that the
     current device is meant somewhere, `attention_open` that only the device decides how attention is computed.
+    Process groups are numbered as well: `groups` holds their names in this process, and how many ranks each has.
     """
 
     description: list[Any]
@@ -77,6 +78,14 @@ class EncodedGraph:
     indices: list[int]
     current_named: bool
     attention_open: bool
+    groups: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """A process group, in the place of its name."""
+
+    number: int
 
 
 class GraphEncoder:
@@ -90,6 +99,8 @@ class GraphEncoder:
         self.devices: set[str] = set()
         self._indices: dict[int, int] = {}
         self._current_named = False
+        self.groups: dict[str, int] = {}
+        self._group_at: dict[int, int] = {}  # by identity of operators
         self._attentions: dict[str, int] = {}
         self._attention_open = self._changes_switches = False
         self._constant_ids: dict[int, int] = {}
@@ -113,7 +124,7 @@ class GraphEncoder:
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
             description, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
-            list(self._indices), self._current_named, is_open,
+            list(self._indices), self._current_named, is_open, self.groups,
         )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
@@ -133,6 +144,8 @@ class GraphEncoder:
             if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
                 attributes[target] = self._attribute(node, gm_attribute(gm, target))
             called = target if isinstance(target, str) else self.function(target)
+            if self._group_at and id(target) in self._group_at:
+                args, kwargs = self._group_numbered(self._group_at[id(target)], args, kwargs)
             if target is attention.FUNCTION:
                 called = self._attention(node, called)
             self._nodes[node] = ["n", len(self._nodes)]
@@ -152,6 +165,8 @@ class GraphEncoder:
         meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
+        if self.groups:
+            meta.append(["fxpool_group_sizes", self.value(list(self.groups.values()))])
         if self._calls_kernels:
             rows = zip(gm.graph.nodes, nodes, strict=True)
             nodes = [self._kernel_call(node, row) if user_kernels.is_call(node) else row for node, row in rows]
@@ -175,6 +190,21 @@ class GraphEncoder:
             self.dependencies[f"kernel:{kernel.module}:{kernel.name}"] = kernel.function
             self._kernels[place] = ["kernel", len(self._kernels), sources.digest_value(kernel.function), kernel.data]
         return self._kernels[place]
+
+    def _group_numbered(self, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Put a group's number in the place of its name."""
+        name = args[at] if at < len(args) else kwargs.get("group_name")
+        if not isinstance(name, str):
+            return args, kwargs
+        if name not in self.groups:
+            try:
+                self.groups[name] = process_groups.size(name)
+            except LookupError as error:
+                raise CannotTravelError("process_group", f"there is no group {name} in this process") from error
+        group = _Group(list(self.groups).index(name))
+        if at < len(args):
+            return (*args[:at], group, *args[at + 1 :]), kwargs
+        return args, {**kwargs, "group_name": group}
 
     def _attention(self, node: torch.fx.Node, called: Any) -> Any:
         number = attention.implementation(node, self._attentions)
@@ -395,6 +425,8 @@ class GraphEncoder:
         return known[1]
 
     def _function(self, target: Any) -> list[Any]:
+        if (at := process_groups.position(target)) is not None:
+            self._group_at[id(target)] = at
         if operators.is_overload(target):
             if not operators.is_builtin(target):
                 self.dependencies[f"operator:{operators.overload_name(target)}"] = target
@@ -485,6 +517,8 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     slice: lambda e, v: e._sequence("slice", (v.start, v.stop, v.step)),
     range: lambda _, v: ["range", v.start, v.stop, v.step],
     bytes: lambda _, v: ["bytes", v],
+    _Group: lambda _, v: ["group", v.number],
+    opaque_inputs.Opaque: lambda _, v: ["opaque", v.class_name],
 }
 
 _FOUND: dict[int, tuple[Any, str, str]] = {}

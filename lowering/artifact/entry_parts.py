@@ -100,7 +100,7 @@ class Parts:
     """The parts of a compiled graph, wherever they lie: loading takes them from here.
 
     `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
-    loads says in `indices` which CUDA devices the graph is to run on.
+    loads says in `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are called.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Parts:
         self.guards, self.effects, self.seconds = guards, effects, seconds
         self._loaded_triton: TritonLibrary | None = None
         self.indices: Sequence[int] = ()
+        self.groups: Sequence[str] = ()
 
     def library(self) -> Any:
         """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""

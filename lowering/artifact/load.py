@@ -39,7 +39,7 @@ def load_aot(
         if not _add_guards(parts, captured):
             raise GuardsDoNotHold
         effects.replay(parts.effects, captured.context, captured.sources)
-    parts.indices = captured.placement.indices
+    parts.indices, parts.groups = captured.placement.indices, captured.groups
     try:
         result = aot.load_result(parts.result())
         for graph in aot.graphs_of(result):
@@ -106,7 +106,7 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
     """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
     if not _add_guards(parts, captured):
         raise GuardsDoNotHold
-    parts.indices = captured.placement.indices
+    parts.indices, parts.groups = captured.placement.indices, captured.groups
     try:
         graph = inner.load(parts.result())
         output_code.put_into(graph, parts)

@@ -337,7 +337,8 @@ def _keeping(
         artifact = compiler.compile_live(captured, aot.copy_of(gm), inputs, kernels)
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
-    publishing.publish_if_kept(artifact, captured.request, attempt.store(), attempt.bypass)
+    if not captured.groups:  # the code has this process's names of them
+        publishing.publish_if_kept(artifact, captured.request, attempt.store(), attempt.bypass)
     return load_parts(parts_of_artifact(artifact))
 
 

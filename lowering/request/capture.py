@@ -21,7 +21,7 @@ from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, overlap
 from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest, Measured
 from fxpool.lowering.request.placement import Placement, placement_of
-from fxpool.torch_compat.dynamo import frames, shape_env, tracing
+from fxpool.torch_compat.dynamo import frames, opaque_inputs, shape_env, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot
@@ -42,6 +42,7 @@ class Captured:
     `bypass` says why there is no key; `describe` gives the key with its components explained.
     `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
     inputs of the compiled callable. `frame` is what Dynamo traced it from.
+    `groups` are the process groups that it names.
     """
 
     request: CompileRequest
@@ -57,6 +58,7 @@ class Captured:
     describe: Callable[[], key.GraphKey] | None = None
     describe_with_host: Callable[[], key.GraphKey] | None = None
     frame: frames.Frame | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def key(self) -> key.GraphKey | None:
@@ -229,7 +231,7 @@ def capture_inner(
     if shape_env.translation_validation(env):
         raise CannotTravelError("translation_validation")
     encoder = graph_codec.GraphEncoder()
-    values = [encoder.value(value) for value in inputs]
+    values = [encoder.value(value) for value in opaque_inputs.handed_on(gm.graph, list(inputs))]
     encoded = encoder.encode(gm)
     traced = _Traced(
         level=FX,
@@ -295,6 +297,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         current_device=placement.current,
         visible=placement.visible() if placement.needed else None,
         timing=placement.names() if placement.indices else None,
+        group_sizes=tuple(encoded.groups.values()),
     )
     captured = Captured(
         request=request,
@@ -307,6 +310,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         placement=placement,
         stays=stays,
         frame=traced.frame,
+        groups=tuple(encoded.groups),
     )
     try:
         if not into.keep:

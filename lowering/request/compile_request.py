@@ -88,6 +88,7 @@ class CompileRequest:
     measured: Measured = ()
     timing: str | None = None
     host_key: GraphKey | None = None
+    group_sizes: tuple[int, ...] = ()
     origin: Origin | None = None
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:

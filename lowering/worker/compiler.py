@@ -35,7 +35,7 @@ from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.cpp import commands
-from fxpool.torch_compat.dynamo import shape_env, tensors, tracing
+from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, given, inner, output_code
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.otherwise import Otherwise
@@ -81,6 +81,7 @@ def _compile(
         toolchain.failures_explained(request.toolchain_dir),  # in there: which compilers are tried is configuration
         host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
         tracing.worker_context(fake_mode, request.compile_id) as context,
+        process_groups.shown(request.group_sizes),
     ):
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)

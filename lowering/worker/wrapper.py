@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import importable, output_code
 
 #: What Inductor takes from a loaded wrapper.
@@ -128,7 +129,11 @@ class _Linker(ast.NodeTransformer):
         return ast.copy_location(ast.Name(f"{output_code.DEVICE}{self._number(node.value)}", ast.Load()), node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if not (isinstance(node.value, str) and _NAMED_DEVICE.fullmatch(node.value)):
+        if not isinstance(node.value, str):
+            return node
+        if (group := process_groups.number_in_code(node.value)) is not None:
+            return ast.copy_location(ast.Name(f"{output_code.GROUP}{group}", ast.Load()), node)
+        if not _NAMED_DEVICE.fullmatch(node.value):
             return node
         number = self._number(int(node.value.removeprefix("cuda:")))
         return ast.copy_location(ast.Name(f"{output_code.DEVICE_NAME}{number}", ast.Load()), node)

@@ -5,5 +5,7 @@ frames             the function that is traced, and a summary of its inputs for 
 shape_env          symbolic shapes as data: symbols, ranges, guards, there and back
 tensors            a (fake) tensor's description, and the tensor made from it
 sympy_functions    torch's own sympy functions by name
+process_groups     process groups that a graph names
+opaque_inputs      inputs after AOTAutograd that are no values
 backend_table      lets several threads register our backend at once
 """

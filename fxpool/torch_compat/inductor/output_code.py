@@ -34,6 +34,7 @@ _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
 #: Prefixes of names in linked code for the index of a CUDA device, and the device itself, by number in the graph.
 DEVICE = "_fxpool_device_"
 DEVICE_NAME = "_fxpool_device_name_"
+GROUP = "_fxpool_group_"
 
 
 class Wrapper(Protocol):
@@ -53,6 +54,8 @@ class Surroundings(Protocol):
 
     #: This process's index of each CUDA device that the graph names.
     indices: Sequence[int]
+    #: This process's name of each process group that the graph names.
+    groups: Sequence[str]
 
     def library(self) -> Any:
         """Return the module with the entry's C++ kernels."""
@@ -115,6 +118,8 @@ class LinkedGraph(CompiledFxGraph):
             for number, index in enumerate(self._fxpool_surroundings.indices):
                 module.__dict__[f"{DEVICE}{number}"] = index
                 module.__dict__[f"{DEVICE_NAME}{number}"] = f"cuda:{index}"
+        for number, name in enumerate(self._fxpool_surroundings.groups):
+            module.__dict__[f"{GROUP}{number}"] = name
         exec(marshal.loads(wrapper.code), module.__dict__)
         for constant, value in constants.items():
             setattr(module, constant, value)
@@ -223,10 +228,13 @@ def put_into(graph: Any, surroundings: Surroundings) -> None:
     """Tell a linked graph where its kernels are. An unlinked one is left to torch, which is counted.
 
     Raises:
-        ElsewhereError: the graph is for other devices than those it was compiled for, and is not linked.
+        ElsewhereError: the graph is for other devices than those it was compiled for, or for process groups, and is not
+            linked.
     """
     before, now = getattr(graph, "_fxpool_indices", ()), tuple(surroundings.indices)
     linked = isinstance(graph, LinkedGraph) and not graph._fxpool_wrapper.unlinked
+    if surroundings.groups and not isinstance(graph, LinkedGraph):
+        raise ElsewhereError("code that names process groups can't be used as torch loads it")
     if not linked and before != now:
         raise ElsewhereError(f"code for CUDA device {before} can't be used on {now} as torch loads it")
     moved = dict(zip(before, now, strict=False))

@@ -1,0 +1,43 @@
+"""Inputs of graphs after AOTAutograd that are no values: a device mesh (torch 2.13 and later).
+
+DTensor's device mesh is an input of the graph that AOTAutograd makes, which hands it on to the backward and does nothing
+else with it. A worker gets something of the same class in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    from torch._library.fake_class_registry import FakeScriptObject
+except ImportError:  # a torch that has none of these inputs
+    FakeScriptObject = None  # type: ignore[assignment, misc]
+
+__all__ = ["Opaque", "handed_on", "stand_in"]
+
+
+class Opaque:
+    """What stands for such an input where it is encoded: the name of its class."""
+
+    def __init__(self, class_name: str) -> None:
+        self.class_name = class_name
+
+
+def handed_on(graph: torch.fx.Graph, inputs: list[Any]) -> list[Any]:
+    """Return the inputs, with an `Opaque` for each object that the graph gives back or leaves alone."""
+    if FakeScriptObject is None or not any(isinstance(value, FakeScriptObject) for value in inputs):
+        return inputs
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return [
+        Opaque(value.script_class_name)
+        if isinstance(value, FakeScriptObject) and all(user.op == "output" for user in node.users)
+        else value
+        for node, value in zip(placeholders, inputs, strict=True)
+    ]
+
+
+def stand_in(class_name: str) -> Any:
+    """Return an object to compile with in the place of an input of a class."""
+    return FakeScriptObject(None, class_name, None)

@@ -1,0 +1,71 @@
+"""Process groups by name, in graphs of functional collectives.
+
+A graph names a group by text that says which group it is in this process: ranks that compute the same in groups of their
+own have other names. For a compile only a group's size matters, so graphs number their groups, a worker has groups of
+these sizes to show, and the names are put into code where it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["name_in_code", "number_in_code", "position", "shown", "size"]
+
+_NAMESPACES = frozenset(("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"))
+_PREFIX = "fxpool:process group "
+
+
+def position(target: Any) -> int | None:
+    """Return which argument of an operator names a process group; None for an operator without one."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        if target._qualified_op_name.partition("::")[0] not in _NAMESPACES:
+            return None
+        target = getattr(target, target.overloads()[0])
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
+        return None
+    names = [argument.name for argument in target._schema.arguments]
+    return names.index("group_name") if "group_name" in names else None
+
+
+def size(name: str) -> int:
+    """Return how many ranks a group of this process has. Raises LookupError: there is none of that name."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return int(distributed_c10d._resolve_process_group(name).size())
+    except (RuntimeError, ValueError) as error:
+        raise LookupError(name) from error
+
+
+def name_in_code(number: int) -> str:
+    """Return what a worker calls a graph's group."""
+    return f"{_PREFIX}{number}"
+
+
+def number_in_code(name: str) -> int | None:
+    """Return which of a graph's groups a text in a worker's code names; None for any other text."""
+    number = name.removeprefix(_PREFIX)
+    return int(number) if number != name and number.isdigit() else None
+
+
+@contextlib.contextmanager
+def shown(sizes: Sequence[int]) -> Iterator[None]:
+    """Have groups of these sizes, by the names in code, that nothing can be sent through."""
+    if not sizes:
+        yield
+        return
+    from torch._C import _distributed_c10d as c10d
+
+    known: dict[str, Any] = {}  # keeps them alive, which the table does not
+    try:
+        for number, ranks in enumerate(sizes):
+            known[name_in_code(number)] = group = c10d.ProcessGroup(0, ranks)
+            c10d._register_process_group(name_in_code(number), group)
+        yield
+    finally:
+        for name in known:
+            c10d._unregister_process_group(name)
