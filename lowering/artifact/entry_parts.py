@@ -100,7 +100,8 @@ class Parts:
     """The parts of a compiled graph, wherever they lie: loading takes them from here.
 
     `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
-    loads says in `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are called.
+    loads says in `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are
+    called.
     """
 
     def __init__(

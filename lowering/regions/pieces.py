@@ -136,7 +136,9 @@ def identity(piece: Piece, constraints: Sequence[Any] = ()) -> Identity:
         described = types.SimpleNamespace(**piece.attributes, graph=piece.graph, meta=piece.meta)
         description = encoder.encode(cast("torch.fx.GraphModule", described)).description
         layout = [list(pair) for pair in overlap.layout(_real(piece.inputs))]
-        whole = key.canonical([description, values, layout, list(constraints), encoder.known(_shape_env()), list(encoder.groups)])
+        whole = key.canonical(
+            [description, values, layout, list(constraints), encoder.known(_shape_env()), list(encoder.groups)]
+        )
     except CannotTravelError as error:
         raise UncuttableError(error.reason, error.detail) from error
     except (TypeError, ValueError) as error:
