@@ -9,11 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-try:
-    from torch._library.fake_class_registry import FakeScriptObject
-except ImportError:  # a torch that has none of these inputs
-    FakeScriptObject = None  # type: ignore[assignment, misc]
+from torch._library.fake_class_registry import FakeScriptObject
 
 __all__ = ["Opaque", "handed_on", "stand_in"]
 
@@ -27,7 +23,7 @@ class Opaque:
 
 def handed_on(graph: torch.fx.Graph, inputs: list[Any]) -> list[Any]:
     """Return the inputs, with an `Opaque` for each object that the graph gives back or leaves alone."""
-    if FakeScriptObject is None or not any(isinstance(value, FakeScriptObject) for value in inputs):
+    if not any(isinstance(value, FakeScriptObject) for value in inputs):
         return inputs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     return [
