@@ -100,7 +100,7 @@ def main() -> None:
         lowered.append(self)
         before(self, *arguments, **named)
 
-    GraphLowering.__init__ = noted  # type: ignore[method-assign]
+    GraphLowering.__init__ = noted
     dist.init_process_group("gloo")
     report: dict[str, Any] = {}
     for name, run in programs().items():
