@@ -298,6 +298,17 @@ class CannotReturnError(CompileError):
         super().__init__(f"the compiled graph can't be sent back ({reason})" + (f": {detail}" if detail else ""))
 
 
+class NotKeptError(CompileError):
+    """A graph can't be kept, where the program wants to be told; `reason` is the name it is counted under."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(
+            f"the compiled graph can't be kept ({reason})" + (f": {detail}" if detail else ""),
+            remedy="without `strict` (FXPOOL_STRICT, or torch's strict_autograd_cache) every process compiles it",
+        )
+
+
 class NoCompilerError(CompileError):
     """There is no working C++ compiler; `tried` lists the candidates.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fxpool import counters, notices
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import NoCompilerError
+from fxpool.errors import NoCompilerError, NotKeptError
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.watch import events
@@ -22,7 +22,7 @@ __all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
 log = notices.logger(__name__)
 
 #: Errors that say the same wherever the graph is compiled: no step down helps.
-FINAL = (NoCompilerError,)
+FINAL = (NoCompilerError, NotKeptError)
 
 
 class Outcome(enum.Enum):

@@ -14,6 +14,7 @@ What a pool needs is imported when there is to be one: a process whose graphs ar
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -177,7 +178,9 @@ class Runtime:
 
     def store(self) -> LocalStore | None:
         """The store under the cache directory in force, or None where it may not be used."""
-        root = str(config.current().cache_dir)
+        return self._store_at(_fresh_directory() or str(config.current().cache_dir))
+
+    def _store_at(self, root: str) -> LocalStore | None:
         with self._lock:
             if root not in self._stores:
                 descriptors.keep_standard()  # what is printed must not get into an entry
@@ -195,7 +198,7 @@ class Runtime:
     def base(self) -> LocalStore | None:
         """The store that was filled before, of the setting `cache_base`; None without, and where it may not be used."""
         place = config.current().cache_base
-        if place is None:
+        if place is None or _fresh_directory() is not None:
             return None
         root = str(place)
         with self._lock:
@@ -216,9 +219,13 @@ class Runtime:
             below = None
         return [one for one in (below, own) if one is not None]
 
-    @staticmethod
-    def toolchain_directory(store: LocalStore | None) -> str | None:
-        """The directory for facts about this host's tool chain and for its precompiled header."""
+    def toolchain_directory(self, store: LocalStore | None) -> str | None:
+        """The directory for facts about this host's tool chain and for its precompiled header.
+
+        They stay true within torch's ``fresh_cache()``.
+        """
+        if store is not None and store.root == _fresh_directory():
+            store = self._store_at(str(config.current().cache_dir)) or store
         return os.path.join(store.root, "toolchain") if store is not None else None
 
     def forget_stores(self) -> None:
@@ -252,6 +259,24 @@ class Runtime:
         """Give a forked child parts of its own. Its pool is made anew when it is asked for; see `pool`."""
         for part in self._parts.values():
             part.after_fork_in_child()
+
+
+# What `tempfile.mkdtemp` calls a directory.
+_TEMPORARY = re.compile(r"tmp[a-z0-9_]{8}")
+
+
+def _fresh_directory() -> str | None:
+    """Within torch's ``fresh_cache()`` the cache directory for that time, below torch's own; None outside.
+
+    Told by the two variables that it sets: a temporary directory for Inductor, and Triton's directly below it. Nothing
+    of torch's is hooked into, as it may have been imported by name before.
+    """
+    directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if not _TEMPORARY.fullmatch(os.path.basename(directory)):
+        return None
+    if os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton"):
+        return None
+    return os.path.join(directory, "fxpool")
 
 
 def _check_name(root: str) -> None:

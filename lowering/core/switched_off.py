@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxpool import config, notices
 from fxpool.errors import PoolError, PoolUnavailableError, ProtocolError
 
-__all__ = ["counted_as", "say_compiler_changed", "say_not_kept", "say_without_pool"]
+__all__ = ["counted_as", "say_compiler_changed", "say_not_kept", "say_without_pool", "say_without_remote"]
 
 
 def say_not_kept(why: object) -> None:
@@ -23,6 +23,14 @@ def say_compiler_changed() -> None:
         "did not keep what it compiled: the C++ compiler, or a file that a script in its place names, was changed "
         "while a graph was compiled. If that is so every time, such a script writes to a file that it names in another "
         "way than by > and >>: set CXX to the compiler itself",
+    )
+
+
+def say_without_remote(switch: str) -> None:
+    """Say once that nothing is looked up in a remote cache, nor sent to one."""
+    notices.switched_off(
+        "no_remote_cache",
+        f"has no remote cache yet, and does nothing about {switch}; machines share entries through a directory",
     )
 
 

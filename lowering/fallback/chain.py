@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fxpool import config, counters, notices
 from fxpool.codecache import cacheable, toolchain
-from fxpool.errors import CannotReturnError, CannotTravelError, PoolError, PoolUnavailableError
+from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
 from fxpool.lowering.artifact import load, lookup
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
 from fxpool.lowering.core import switched_off
@@ -127,7 +127,9 @@ def _as_dynamo_made_it(
     into = attempt.destination()
 
     def captured() -> Captured:
-        return capture.capture(gm, inputs, label=attempt.label, into=into)
+        made = capture.capture(gm, inputs, label=attempt.label, into=into)
+        _require_kept(made, attempt)
+        return made
 
     def loader(made: Captured) -> Load:
         def load_parts(parts: Parts) -> Call:
@@ -275,6 +277,8 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
 
 def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True) -> Any | None:
     """Return what `load_parts` makes of the entry in a store that is for this call; None is a miss."""
+    if switch := configs.remote_cache_wanted():
+        switched_off.say_without_remote(switch)
     if captured.key is None:
         if count_misses:
             attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
@@ -284,6 +288,15 @@ def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misse
     if served is not None:
         attempt.outcome = Outcome.HIT
     return served
+
+
+def _require_kept(captured: Captured, attempt: Attempt) -> None:
+    """Raises NotKeptError where the program wants to be told of graphs that can't be kept."""
+    bypass = captured.bypass
+    if bypass is None or bypass.reason in cacheable.SWITCHED_OFF:
+        return
+    if attempt.options.strict or configs.must_be_kept():
+        raise NotKeptError(bypass.reason, bypass.detail)
 
 
 def complete(captured: Captured) -> None:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
 from fxpool import forks
@@ -355,11 +356,33 @@ def decides_by_memory() -> bool:
     return bool(inductor_config.partitioned_scatter_enabled)
 
 
-def caches_disabled() -> bool:
-    """Return whether the user turned every compile cache off (torch.compiler.config.force_disable_caches)."""
+def caches_disabled() -> str | None:
+    """Return the switch by which the user turned compile caches off; None while they are on.
+
+    Without its cache of graphs torch has none that AOTAutograd's could lead to.
+    """
     import torch
 
-    return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
+    if inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches:
+        return "force_disable_caches"
+    return None if inductor_config.fx_graph_cache else "fx_graph_cache"
+
+
+def autograd_cache_disabled() -> bool:
+    """Return whether only graphs after AOTAutograd may be kept (torch._functorch.config.enable_autograd_cache)."""
+    return not functorch_config.enable_autograd_cache
+
+
+def must_be_kept() -> bool:
+    """Return whether a graph that can't be kept is an error (torch._functorch.config.strict_autograd_cache)."""
+    return bool(functorch_config.strict_autograd_cache)
+
+
+def remote_cache_wanted() -> str | None:
+    """Return the switch that asks for torch's remote cache; None without."""
+    if inductor_config.fx_graph_remote_cache:
+        return "fx_graph_remote_cache"
+    return "enable_remote_autograd_cache" if functorch_config.enable_remote_autograd_cache else None
 
 
 def functions_marked_cacheable() -> frozenset[str]:
