@@ -21,7 +21,8 @@ from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entr
 from fxpool.lowering.artifact.load import GuardsDoNotHold
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.compile_request import CompileRequest
+from fxpool.lowering.request.compile_request import AOT, CompileRequest
+from fxpool.torch_compat.dynamo import torch_counters
 
 log = notices.logger(__name__)
 
@@ -50,6 +51,7 @@ def serve(
         loaded = load_entry(entry, store, load)
         if loaded is not None:
             counters.count("hits")
+            _tell_torch(captured, "hit")
             counters.add_seconds_saved(entry.metadata.compile_seconds)
             store.mark_used(entry)
             return loaded
@@ -57,7 +59,12 @@ def serve(
             captured.reject(entry.name)
     if misses:
         counters.count("guard_misses" if has_candidates else "misses")
+        _tell_torch(captured, "guard_miss" if has_candidates else "miss")
     return None
+
+
+def _tell_torch(captured: Captured, state: str) -> None:
+    torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes)
 
 
 def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:

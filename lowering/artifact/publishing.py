@@ -15,7 +15,8 @@ from fxpool.errors import StoreError
 from fxpool.lowering.artifact.content import Content
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, LIBRARY, RESULT, TRITON, Artifact
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.request.compile_request import CompileRequest
+from fxpool.lowering.request.compile_request import AOT, CompileRequest
+from fxpool.torch_compat.dynamo import torch_counters
 
 __all__ = ["publish", "publish_if_kept"]
 
@@ -66,6 +67,7 @@ def publish_if_kept(
             artifact.unkept, why = str(error), error
         else:
             counters.count("entries_written")
+            torch_counters.saved(before_autograd=request.level == AOT)
             return
     bypass("store_write_failed")
     switched_off.say_not_kept(why)

@@ -31,8 +31,8 @@ from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.compile_request import CODE_DIFFERS, CompileRequest
-from fxpool.torch_compat.dynamo import tracing
+from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
+from fxpool.torch_compat.dynamo import torch_counters, tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 
@@ -150,6 +150,8 @@ def _as_dynamo_made_it(
             return _keeping(gm, inputs, only, attempt, loader(only))
         if only.bypass is not None and only.bypass.reason in cacheable.OF_DYNAMOS_GRAPH:
             # Nobody could be served the whole; the graphs that AOTAutograd makes of it are kept.
+            if only.bypass.reason not in cacheable.SWITCHED_OFF:
+                torch_counters.bypass_before_autograd()
             raise CannotTravelError(only.bypass.reason, only.bypass.detail)
     else:
         from fxpool.lowering.background import stages  # threads and swaps: not in plain modes
@@ -282,6 +284,7 @@ def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misse
     if captured.key is None:
         if count_misses:
             attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
+            torch_counters.bypass(before_autograd=captured.request.level == AOT, inputs=captured.fakes)
         return None
     attempt.key = captured.key.digest
     served = lookup.serve(captured, attempt.stores(), load_parts, misses=count_misses)

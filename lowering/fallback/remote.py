@@ -42,7 +42,15 @@ from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.compile_request import BACKGROUND, CODE_DIFFERS, COMPILE_JOB, PREPARE_JOB, CompileRequest
+from fxpool.lowering.request.compile_request import (
+    AOT,
+    BACKGROUND,
+    CODE_DIFFERS,
+    COMPILE_JOB,
+    PREPARE_JOB,
+    CompileRequest,
+)
+from fxpool.torch_compat.dynamo import torch_counters
 from fxpool.watch import events
 
 if TYPE_CHECKING:
@@ -135,6 +143,7 @@ def _from_reference(
         return None
     if not others:
         counters.count("entries_written")
+        torch_counters.saved(before_autograd=captured.request.level == AOT)
     entry = lookup.published(reference, store)
     if entry is None:
         return None

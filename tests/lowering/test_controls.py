@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import clear_caches, fresh_cache
@@ -124,3 +125,27 @@ def test_a_remote_cache_is_refused_by_name_once() -> None:
             warnings.simplefilter("error")
             compiled()
     assert fxpool.stats()["switched_off"]["no_remote_cache"] == 2
+
+
+def _of_torch() -> dict[str, int]:
+    both = {**counters["aot_autograd"], **counters["inductor"]}
+    return {name: count for name, count in both.items() if "cache" in name and count}
+
+
+def _trained(backend: str, function: Callable[..., Any] = program) -> dict[str, int]:
+    """torch's counters of its caches for a training step as in a new process."""
+    torch._dynamo.reset()
+    counters.clear()
+    x = X.clone().requires_grad_()
+    torch.compile(function, backend=backend)(x).sum().backward()
+    return _of_torch()
+
+
+def test_torch_s_counters_say_what_they_say_of_its_own_caches() -> None:
+    first = {"autograd_cache_miss": 1, "autograd_cache_saved": 1, "fxgraph_cache_miss": 2}
+    assert _trained("fxpool") == first
+    assert _trained("fxpool") == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
+    assert _trained("fxpool", _uncacheable) == {"autograd_cache_bypass": 1, "fxgraph_cache_bypass": 2}
+    with functorch_config.patch(enable_autograd_cache=False):
+        assert _trained("fxpool") == {"fxgraph_cache_miss": 2}
+        assert _trained("fxpool") == {"fxgraph_cache_hit": 2}

@@ -7,5 +7,6 @@ tensors            a (fake) tensor's description, and the tensor made from it
 sympy_functions    torch's own sympy functions by name
 process_groups     process groups that a graph names
 opaque_inputs      inputs after AOTAutograd that are no values
+torch_counters     torch's own counters of its caches
 backend_table      lets several threads register our backend at once
 """
