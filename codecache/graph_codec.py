@@ -345,9 +345,11 @@ class GraphEncoder:
 
     def symbolic(self, value: Any) -> list[Any]:
         """Encode a SymInt, SymFloat or SymBool. Raises CannotTravelError."""
-        if shape_env.is_nested_int(value):
+        expr = shape_env.expression_of(value)
+        # The ragged size of a jagged tensor travels where it is an input that the graph does not compute with.
+        if shape_env.is_nested_int(value) and not isinstance(expr, sympy.Symbol):
             raise CannotTravelError("nested_int")
-        return self._symbolic(value, shape_env.expression_of(value))
+        return self._symbolic(value, expr)
 
     def expression(self, expr: sympy.Basic) -> sympy.Basic:
         """Return the expression that stands for a symbolic number; a subclass may call its symbols otherwise."""
@@ -437,7 +439,7 @@ class GraphEncoder:
             return ["packet", operators.packet_name(target)]
         if operators.is_higher_order(target):
             self._calls_kernels |= user_kernels.is_operator(target)
-            return ["hop", operators.higher_order_name(target)]
+            return ["hop", operators.higher_order_name(target), type(target).__module__]
         wrapped = operators.numpy_wrapper(target)
         if wrapped is not None:
             return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]

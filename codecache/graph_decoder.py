@@ -130,7 +130,7 @@ class GraphDecoder:
         if kind == "packet":
             return operators.find_packet(names[0])
         if kind == "hop":
-            return operators.find_higher_order(names[0])
+            return operators.find_higher_order(*names)
         if kind == "numpy":
             kept = names[1] if isinstance(names[1], str) else self.function(names[1])
             return operators.make_numpy_wrapper(names[0], kept)

@@ -429,6 +429,8 @@ def needed(dependencies: Mapping[str, Any]) -> tuple[list[str], list[str], Canno
             if module is None:
                 return [], [], CannotTravelError("operator_in_main", f"{registration.name} is registered in {path}")
             modules.add(module)
-        if not registration.files and not registration.libraries:
+        if registration.home is not None:
+            modules.add(registration.home)
+        elif not registration.files and not registration.libraries:
             return [], [], CannotTravelError("operator_of_unknown_source", registration.name)
     return sorted(modules), sorted(compiled), None

@@ -19,8 +19,11 @@ import sympy
 import torch
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # handed on to callers
+from torch.utils._sympy.singleton_int import SingletonInt
 
 from fxpool.torch_compat.dynamo import tensors
+
+_RAGGED = 5  # what stands for a ragged size in a worker
 
 # Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
 # var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches
@@ -65,6 +68,11 @@ def dump(env: ShapeEnv) -> bytes:
         Exception: whatever pickle raises for a source that can't be pickled.
     """
     state = {name: env.__dict__[name] for name in _STATE if name in env.__dict__}
+    for name in ("backed_var_to_val", "var_to_val"):  # now, and until 2.12
+        if any(isinstance(value, SingletonInt) for value in state.get(name, {}).values()):
+            # The ragged size of a jagged tensor equals itself only; a worker needs a number to compile with.
+            numbers = {s: sympy.Integer(_RAGGED) if isinstance(v, SingletonInt) else v for s, v in state[name].items()}
+            state[name] = numbers
     # The stacks of guards and asserts point into the user's program; a worker can't use them.
     guards = [(g.expr, g.size_oblivious) for g in env.guards]
     asserts = {symbol: [(a.expr, a.msg) for a in listed] for symbol, listed in env.deferred_runtime_asserts.items()}
@@ -105,8 +113,8 @@ def _no_range_location(nowhere: Any) -> Any:
 
 
 def values(env: ShapeEnv) -> dict[str, int | float | bool]:
-    """Return the value of each backed symbol in this call, by name."""
-    return {symbol.name: _number(value) for symbol, value in _hints(env).items()}
+    """Return the value of each backed symbol in this call, by name. The ragged size of a jagged tensor has none."""
+    return {name.name: _number(value) for name, value in _hints(env).items() if not isinstance(value, SingletonInt)}
 
 
 def _hints(env: ShapeEnv) -> dict[sympy.Symbol, Any]:
@@ -164,7 +172,7 @@ def places(fakes: Sequence[Any]) -> dict[str, Place]:
 
 def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:
     """Return every symbol that `env` knows, by name, with the assumptions it was made with."""
-    return {symbol.name: symbol for symbol in env.var_to_range}
+    return {symbol.name: symbol for symbol in (*_hints(env), *env.var_to_range)}  # ragged sizes have no range
 
 
 def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
@@ -178,7 +186,7 @@ def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for name in sorted(names):
         symbol = known.get(name)
-        if symbol is None:
+        if symbol is None or symbol not in env.var_to_range:
             continue
         bounds = env.var_to_range[symbol]
         replacement = env.replacements.get(symbol)

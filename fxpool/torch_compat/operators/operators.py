@@ -86,8 +86,13 @@ def is_only_passed_on(node: torch.fx.Node) -> bool:
     return bool(node.users) and all(map(passes_on, node.users))
 
 
-def find_higher_order(name: str) -> Any:
-    """Return the higher-order operator of a name. Raises KeyError if it isn't registered in this process."""
+def find_higher_order(name: str, module: str = "torch") -> Any:
+    """Return the higher-order operator of a name; `module` defines it, which torch imports some of when they are used.
+
+    Raises KeyError if it isn't registered in this process.
+    """
+    if name not in torch._ops._higher_order_ops and module.startswith("torch."):
+        importlib.import_module(module)
     return torch._ops._higher_order_ops[name]
 
 

@@ -49,18 +49,24 @@ class Part(NamedTuple):
 
 
 class Registration:
-    """`files` are of Python code, `libraries` of compiled code; `parts` are the registrations by purpose."""
+    """`files` are of Python code, `libraries` of compiled code; `parts` are the registrations by purpose.
+
+    `home` is the module of torch that defines the operator, if one does that only when it is imported.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.files: list[str] = []
         self.libraries: list[str] = []
+        self.home: str | None = None
         self.parts: dict[str, Part] = {}
 
     @property
     def is_known(self) -> bool:
         """True if anything tells where the operator comes from."""
-        return bool(self.files or self.libraries or any(callable(part.value) for part in self.parts.values()))
+        return bool(
+            self.files or self.libraries or self.home or any(callable(part.value) for part in self.parts.values())
+        )
 
 
 def registration(target: Any) -> Registration:
@@ -90,7 +96,9 @@ def registration(target: Any) -> Registration:
         sources = dispatch_probe.foreign_sources(overload)
         if sources:
             needed |= set(libraries.that_contain(sources, qualified))
-        files.add(dispatch_probe.defined_at(overload))
+        files.add(defined := dispatch_probe.defined_at(overload))
+        if defined and os.path.abspath(defined).startswith(_TORCH_ROOT):
+            result.home = module_of_file(os.path.abspath(defined))
     for position, kernel in enumerate(triton_kernels_of(target)):
         result.parts[f"Triton kernel {position}"] = Part(kernel)
     for part in result.parts.values():
