@@ -80,8 +80,8 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
     """
     _refuse_other_code(captured)
     failed_levels.refuse(captured, store)
-    if captured.key is None or store is None:
-        flights = [""]
+    if captured.key is None or store is None or captured.request.debug_files is not None:
+        flights = [""]  # a compile that others had asked for writes no files here
     else:
         # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
         # more, for these sizes only.

@@ -24,7 +24,7 @@ from fxpool.lowering.request.placement import Placement, placement_of
 from fxpool.torch_compat.dynamo import frames, opaque_inputs, shape_env, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
-from fxpool.torch_compat.inductor import aot
+from fxpool.torch_compat.inductor import aot, debug_files
 from fxpool.torch_compat.operators import registrations
 from fxpool.torch_compat.state import configs, switches
 
@@ -298,6 +298,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         visible=placement.visible() if placement.needed else None,
         timing=placement.names() if placement.indices else None,
         group_sizes=tuple(encoded.groups.values()),
+        debug_files=debug_files.asked(),
     )
     captured = Captured(
         request=request,

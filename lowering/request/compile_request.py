@@ -20,6 +20,7 @@ from fxpool.lowering.request.ambient import AmbientState
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
+from fxpool.torch_compat.inductor.debug_files import DebugFiles
 
 #: Questions that only a device can answer, with their answers.
 Measured = Sequence[tuple[PaddingQuestion, bool]]
@@ -55,7 +56,7 @@ class CompileRequest:
     worker answers for instead of seeing them, in the graph's order, `current_device` is the number of the current one,
     and `measured` answers what lowering would have measured on them. `visible` is what a worker that has to see devices
     is to see, and `timing` what one that times candidates is to; None where there is no device. `origin` is for people
-    who look at the entry.
+    who look at the entry. `debug_files` are those that Inductor is to write while it compiles.
     """
 
     level: str
@@ -90,6 +91,7 @@ class CompileRequest:
     host_key: GraphKey | None = None
     group_sizes: tuple[int, ...] = ()
     origin: Origin | None = None
+    debug_files: DebugFiles | None = None
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
         """The key that an entry is published under; `has_cpp`: there are C++ kernels in it."""

@@ -26,7 +26,7 @@ from fxpool.lowering.worker import compiler as compiling
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
-from fxpool.torch_compat.inductor import preload
+from fxpool.torch_compat.inductor import debug_files, preload
 
 log = notices.logger(__name__)
 
@@ -54,6 +54,7 @@ def compile_job(payload: bytes) -> bytes:
             scratch_directory(),
             devices.answered(request, job.ask) as measured,
             autotune.tuned(request, _submit) as tuned,
+            debug_files.written(request.debug_files),
         ):
             kernel_jobs = KernelJobs(
                 _submit,

@@ -1,0 +1,83 @@
+"""Files that Inductor writes for a person who debugs it (``TORCH_COMPILE_DEBUG=1``, ``trace.enabled``).
+
+The compile is in a worker, whose configuration of these is its own and whose directory is another: what the program has
+of both is sent with the graph, and is in no key. As with stock Inductor, a graph that is served from the cache writes
+none: nothing is lowered for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch._inductor.config as inductor_config
+
+from fxpool.torch_compat.patching import patched
+from fxpool.torch_compat.state.config_decisions import STAYS
+
+__all__ = ["DebugFiles", "asked", "written"]
+
+_VARIABLE = "TORCH_COMPILE_DEBUG"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class DebugFiles:
+    """The `directory` of a program's run, the `options` that say which files, and if AOTAutograd's `log` is one."""
+
+    directory: str
+    options: dict[str, Any]
+    log: bool
+
+
+def asked() -> DebugFiles | None:
+    """Return what this process wants written of a graph that is compiled for it; None where nothing is."""
+    if not inductor_config.trace.enabled:
+        return None
+    from torch._dynamo.utils import get_debug_dir
+
+    options: dict[str, Any] = {}
+    for name in STAYS["inductor"]:
+        if name.startswith("trace.") and name in inductor_config._config:  # of this release
+            value = getattr(inductor_config.trace, name.partition(".")[2])
+            if isinstance(value, _PLAIN):  # a function that uploads the files is not for another process
+                options[name] = value
+    if options.get("trace.debug_dir"):
+        options["trace.debug_dir"] = os.path.abspath(options["trace.debug_dir"])
+    return DebugFiles(os.path.abspath(get_debug_dir()), options, os.environ.get(_VARIABLE) == "1")
+
+
+@contextlib.contextmanager
+def written(files: DebugFiles | None) -> Iterator[None]:
+    """Have a compile in this process write what was asked for elsewhere."""
+    if files is None:
+        yield
+        return
+    from torch._inductor import debug
+
+    with (
+        patched(debug, "get_debug_dir", lambda: files.directory),
+        _variable(_VARIABLE, "1" if files.log else None),
+        inductor_config.patch(files.options),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    before = os.environ.get(name)
+    _set(name, value)
+    try:
+        yield
+    finally:
+        _set(name, before)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
