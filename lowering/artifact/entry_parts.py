@@ -23,6 +23,7 @@ from fxpool.lowering.artifact.content import Choices, Decisions, Effects, conten
 from fxpool.lowering.cpp.library import Library
 from fxpool.lowering.request.compile_request import AOT
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
+from fxpool.torch_compat.dynamo.compile_times import CompileTimes
 
 if TYPE_CHECKING:
     from fxpool.lowering.cuda.triton_library import TritonLibrary
@@ -40,7 +41,8 @@ class Artifact(msgspec.Struct, kw_only=True):
 
     `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
     `unkept` is why it is in no store though it might be, `unprepared` that its kernels were compiled without the
-    precompiled header that the host should have, `guessed` that templates were chosen without a device to time them.
+    precompiled header that the host should have, `guessed` that templates were chosen without a device to time them,
+    `times` what torch has recorded of the compile.
     """
 
     level: str
@@ -55,6 +57,7 @@ class Artifact(msgspec.Struct, kw_only=True):
     unprepared: bool = False
     phases: dict[str, float] = {}
     guessed: bool = False
+    times: CompileTimes = msgspec.field(default_factory=CompileTimes)
 
 
 class Reference(msgspec.Struct, kw_only=True):
@@ -71,6 +74,7 @@ class Reference(msgspec.Struct, kw_only=True):
     found: bool = False
     phases: dict[str, float] = {}
     guessed: bool = False
+    times: CompileTimes = msgspec.field(default_factory=CompileTimes)
 
 
 class CompileReply(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlap
 from fxpool.lowering.request.capture import Captured
-from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.dynamo import torch_counters, tracing
 from fxpool.torch_compat.inductor import aot, inner, output_code
 
 
@@ -57,6 +57,8 @@ def load_aot(
     if written:
         call = _watch_overlap(call, eager, captured, written)
     if not boxed:
+        if not late:
+            torch_counters.compiled()
         return tracing.never_traced(call)
     return of_list if not (written or captured.lifted) else lambda inputs: call(*inputs)
 

@@ -64,7 +64,8 @@ def serve(
 
 
 def _tell_torch(captured: Captured, state: str) -> None:
-    torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes)
+    key = captured.key.digest if captured.key is not None else ""
+    torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes, key=key)
 
 
 def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tuple[LocalStore, Entry]]:

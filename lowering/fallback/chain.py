@@ -151,7 +151,7 @@ def _as_dynamo_made_it(
         if only.bypass is not None and only.bypass.reason in cacheable.OF_DYNAMOS_GRAPH:
             # Nobody could be served the whole; the graphs that AOTAutograd makes of it are kept.
             if only.bypass.reason not in cacheable.SWITCHED_OFF:
-                torch_counters.bypass_before_autograd()
+                torch_counters.bypass_before_autograd(only.bypass.reason)
             raise CannotTravelError(only.bypass.reason, only.bypass.detail)
     else:
         from fxpool.lowering.background import stages  # threads and swaps: not in plain modes
@@ -283,8 +283,11 @@ def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misse
         switched_off.say_without_remote(switch)
     if captured.key is None:
         if count_misses:
-            attempt.bypass(captured.bypass.reason if captured.bypass is not None else "unknown")
-            torch_counters.bypass(before_autograd=captured.request.level == AOT, inputs=captured.fakes)
+            reason = captured.bypass.reason if captured.bypass is not None else "unknown"
+            attempt.bypass(reason)
+            if reason not in cacheable.SWITCHED_OFF:
+                before = captured.request.level == AOT
+                torch_counters.bypass(before_autograd=before, inputs=captured.fakes, reason=reason)
         return None
     attempt.key = captured.key.digest
     served = lookup.serve(captured, attempt.stores(), load_parts, misses=count_misses)

@@ -14,6 +14,7 @@ Only a miss imports this module, with the pool's client: 0.05 s.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -50,7 +51,7 @@ from fxpool.lowering.request.compile_request import (
     PREPARE_JOB,
     CompileRequest,
 )
-from fxpool.torch_compat.dynamo import torch_counters
+from fxpool.torch_compat.dynamo import compile_times, torch_counters
 from fxpool.watch import events
 
 if TYPE_CHECKING:
@@ -114,11 +115,12 @@ def _one_job(
             counters.count("fallbacks", "templates_not_timed")
     if compiled.unprepared:
         _prepare_host(captured.request, captured.request.dump())
-    if reply.reference is not None:
-        loaded = _from_reference(reply.reference, captured, store, load, others)
-    else:
-        assert reply.artifact is not None
-        loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others)
+    with contextlib.nullcontext() if others else compile_times.told(compiled.times):
+        if reply.reference is not None:
+            loaded = _from_reference(reply.reference, captured, store, load, others)
+        else:
+            assert reply.artifact is not None
+            loaded = _from_artifact(reply.artifact, captured, attempt, store, load, others)
     if loaded is not None and others:
         counters.count("joined")
     return loaded

@@ -26,6 +26,7 @@ from fxpool.lowering.worker import compiler as compiling
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
+from fxpool.torch_compat.dynamo import compile_times
 from fxpool.torch_compat.inductor import debug_files, preload
 
 log = notices.logger(__name__)
@@ -47,6 +48,7 @@ def compile_job(payload: bytes) -> bytes:
         )
         return encode_reply(CompileReply(reference=reference))
     preload.settle_assembler()
+    times = compile_times.CompileTimes()
     if request.devices:
         job.phase("standing in for devices")
     try:
@@ -55,6 +57,7 @@ def compile_job(payload: bytes) -> bytes:
             devices.answered(request, job.ask) as measured,
             autotune.tuned(request, _submit) as tuned,
             debug_files.written(request.debug_files),
+            compile_times.recorded(times),
         ):
             kernel_jobs = KernelJobs(
                 _submit,
@@ -74,6 +77,7 @@ def compile_job(payload: bytes) -> bytes:
         measured=measured.record() if measured is not None else [], tuned=tuned.record if tuned is not None else []
     )
     artifact.guessed = tuned is not None and tuned.guessed
+    artifact.times = times
     job.phase("publishing")
     key = request.key_of(artifact.library is not None)
     if key is None or request.store is None:
@@ -93,6 +97,7 @@ def compile_job(payload: bytes) -> bytes:
         unprepared=artifact.unprepared,
         phases=artifact.phases,
         guessed=artifact.guessed,
+        times=times,
     )
     return encode_reply(CompileReply(reference=reference))
 

@@ -8,5 +8,6 @@ sympy_functions    torch's own sympy functions by name
 process_groups     process groups that a graph names
 opaque_inputs      inputs after AOTAutograd that are no values
 torch_counters     torch's own counters of its caches
+compile_times      torch's record of a compile in a worker, told to the process that asked
 backend_table      lets several threads register our backend at once
 """

@@ -102,11 +102,18 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
     def no_key(*args: Any, **kwargs: Any) -> tuple[str, list[str]]:
         return _NO_KEY, []
 
+    trace = torch._logging.trace_structured
+
+    def traced(name: str, metadata_fn: Callable[[], Any] = dict, **more: Any) -> None:
+        if name != "artifact" or not str(metadata_fn().get("name")).startswith("aotautograd_cache_"):
+            trace(name, metadata_fn, **more)
+
     with _PATCHING, contextlib.ExitStack() as stack:
         for owner, name, value in (
             (cache, "save", staticmethod(save)),
             (cache, "_lookup", staticmethod(no_lookup)),
             (autograd_cache, "autograd_cache_key", no_key),
+            (torch._logging, "trace_structured", traced),
         ):
             stack.enter_context(_replaced(owner, name, value))
         stack.enter_context(
@@ -122,7 +129,24 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
         stack.enter_context(torch.compiler.config.patch(force_disable_caches=False))
         # AOTAutograd makes no result if Inductor's cache is off; bundling leaves that cache unused.
         stack.enter_context(inductor_config.patch(fx_graph_cache=True))
+        stack.enter_context(_uncounted())
         yield
+
+
+@contextlib.contextmanager
+def _uncounted() -> Iterator[None]:
+    """Take back what torch counts of a cache that it only seems to have: who loads the result counts, and traces."""
+    from torch._dynamo.utils import counters
+
+    before = dict(counters["aot_autograd"])
+    try:
+        yield
+    finally:
+        now = counters["aot_autograd"]
+        for name in [*now]:
+            now[name] = before.get(name, 0)
+            if not now[name]:
+                del now[name]
 
 
 def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, keep_result: bool) -> Compiled:

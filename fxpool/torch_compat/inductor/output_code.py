@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import linecache
 import marshal
 import os
@@ -159,14 +158,9 @@ class _LateCall:
 
 
 def _load(loadable: Any, graph: Any, fx_config: Any) -> Any:
-    """Do what torch's bundled graphs do when they are loaded, without lowering."""
+    """Do what torch's bundled graphs do when they are loaded, without lowering. `torch_counters` traces the hit."""
     constants = CompiledFxGraphConstants()
     revive(graph, constants)
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "fx_graph_bundled_cache_hit", "encoding": "json"},
-        payload_fn=lambda: json.dumps({}),
-    )
     graph.compile_region_name = fx_config.get("compile_region_name")
     graph.post_compile(loadable.example_inputs, constants, fx_config)
     policy = getattr(config, "cudagraph_policy", None)
