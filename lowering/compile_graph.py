@@ -12,6 +12,7 @@ from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain
 from fxpool.torch_compat.dynamo import tracing
+from fxpool.torch_compat.inductor import clearing
 from fxpool.torch_compat.operators import inductor_registrations
 from fxpool.watch import configured
 
@@ -35,6 +36,7 @@ def compile_graph(
         NoCompilerError: there is no C++ compiler.
     """
     inductor_registrations.watch()
+    clearing.watch(_cleared)
     parsed = call_options.parse(mode, options)
     if parsed.mode != "subprocess":
         runtime.end_start_ahead()
@@ -58,6 +60,12 @@ def _in_pieces(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt
     except traced.UncuttableError as error:
         counters.count("regions", f"whole:{error.reason}")
         return None
+
+
+def _cleared(cache: str) -> None:
+    from fxpool.lowering.artifact import clearing as entries  # for those who do it
+
+    entries.cleared(cache)
 
 
 def _label() -> str:

@@ -1,5 +1,6 @@
 """The wall around torch's private names: all that fxpool uses of torch's internals is in this folder.
 
+    imported     calls when a module of torch's is there
     patching     one attribute of torch's or Triton's replaced for a while
     versions     supported releases of torch, and the refusal of others
     nested       values in nested containers

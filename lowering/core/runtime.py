@@ -62,6 +62,7 @@ class Runtime:
         self._stores: dict[str, LocalStore | None] = {}
         self._bases: dict[str, LocalStore | None] = {}
         self._prepared: set[str] = set()
+        self._base_left = False  # the program has cleared its caches
         self._parts: dict[type, Any] = {}
         self._ahead = False  # the pool was started before anybody wanted it
         self._asked_ahead = False  # each thread that looks the backend up asks
@@ -198,7 +199,7 @@ class Runtime:
     def base(self) -> LocalStore | None:
         """The store that was filled before, of the setting `cache_base`; None without, and where it may not be used."""
         place = config.current().cache_base
-        if place is None or _fresh_directory() is not None:
+        if place is None or self._base_left or _fresh_directory() is not None:
             return None
         root = str(place)
         with self._lock:
@@ -211,6 +212,10 @@ class Runtime:
                     self._bases[root] = None
                     notices.switched_off("cache_base_refused", f"does without its cache base: {error}", about=root)
             return self._bases[root]
+
+    def leave_base(self) -> None:
+        """Look into the cache base no more, in this process."""
+        self._base_left = True
 
     def stores(self) -> list[LocalStore]:
         """The stores to look into for a graph, in order: the cache base first, as it holds what most processes need."""
@@ -250,7 +255,7 @@ class Runtime:
         counters.reset()
         with self._lock:
             self._prepared.clear()
-            self._asked_ahead = False
+            self._base_left = self._asked_ahead = False
             self.forget_stores()
             for part in self._parts.values():
                 part.reset()

@@ -31,7 +31,7 @@ _OF_CACHES = ("aot_autograd", "frames", "stats", "graph_break", "unimplemented",
 
 
 class CompileTimes(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What torch recorded of a compile: `seconds` by function, `spent` (nanoseconds) by phase, `metrics`, `counters`."""
+    """torch's record of a compile: `seconds` by function, `spent` (nanoseconds) by phase, `metrics`, `counters`."""
 
     seconds: dict[str, list[float]] = {}
     spent: dict[str, int] = {}

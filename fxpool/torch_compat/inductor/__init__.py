@@ -2,6 +2,7 @@
 
 aot            a Dynamo graph through both, and back into a callable
 inner          one graph after AOTAutograd through Inductor, and back
+clearing       hears of torch's caches on disk being cleared
 debug_files    files for a person who debugs it
 given          constants that the caller of a compile has
 output_code    Inductor's output, and the loading of linked graphs

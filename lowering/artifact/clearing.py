@@ -1,0 +1,52 @@
+"""What becomes of fxpool's entries when a program clears torch's caches on disk.
+
+    FxGraphCache.clear()       no entry is left: none of torch's could be served either
+    AOTAutogradCache.clear()   those of graphs after AOTAutograd stay
+
+As with torch's caches, all processes that use the directory in force are concerned (inside ``fresh_cache()``, the one of
+that). A cache base is not ours to clear: this process serves nothing from it any more. What is known of the host's tool
+chain stays.
+"""
+
+from __future__ import annotations
+
+from fxpool import notices
+from fxpool.codecache.store import LocalStore, StoredEntry
+from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.request.compile_request import FX
+
+__all__ = ["cleared"]
+
+log = notices.logger(__name__)
+
+
+def cleared(cache: str) -> None:
+    """Follow a program that has cleared torch's cache: `cache` is the name of its class."""
+    runtime.leave_base()
+    store = runtime.store()
+    if store is None:
+        return
+    try:
+        if cache == "FxGraphCache":
+            store.clear()
+        else:
+            _clear_before_autograd(store)
+    except StoreError as error:
+        notices.warn(f"could not clear its cache as {cache}.clear() asks for, and serves what is left: {error}")
+    else:
+        log.info("%s.clear(): entries of %s were removed", cache, store.root)
+
+
+def _clear_before_autograd(store: LocalStore) -> None:
+    for stored in store.scan():
+        if not _is_after_autograd(stored):
+            store.remove(stored.key, stored.name)
+
+
+def _is_after_autograd(stored: StoredEntry) -> bool:
+    try:
+        return stored.entry is not None and content_of(stored.entry).level == FX
+    except CorruptEntryError:
+        return False
