@@ -3,9 +3,9 @@
     FxGraphCache.clear()       no entry is left: none of torch's could be served either
     AOTAutogradCache.clear()   those of graphs after AOTAutograd stay
 
-As with torch's caches, all processes that use the directory in force are concerned (inside ``fresh_cache()``, the one of
-that). A cache base is not ours to clear: this process serves nothing from it any more. What is known of the host's tool
-chain stays.
+As with torch's caches, all processes that use the directory in force are concerned (inside ``fresh_cache()``, the one
+of that). A cache base is not ours to clear: this process serves nothing from it any more. What is known of the host's
+tool chain stays.
 """
 
 from __future__ import annotations
