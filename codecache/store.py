@@ -48,6 +48,8 @@ ENTRY_SUFFIX = ".entry"
 _SWEEP_INTERVAL = 3600.0
 # Damaged files are kept for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
+#: Name of a store in a scratch directory of torch's, which is not made again once that is gone.
+FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
 _CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed")
 
@@ -391,7 +393,13 @@ class LocalStore:
 
     # ---------------------------------------------------------------- safety
 
+    def is_over(self) -> bool:
+        """Return whether this was a store in a scratch directory that is gone."""
+        return os.path.basename(self.root) == FRESH and not os.path.isdir(os.path.dirname(self.root))
+
     def _prepare_root(self) -> None:
+        if self.is_over():
+            raise StoreError(f"the scratch directory above {self.root} is gone")
         try:
             make_private_directory(self.root)
         except OSError as error:

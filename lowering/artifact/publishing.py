@@ -59,6 +59,9 @@ def publish_if_kept(
         bypass("compiler_changed")
         switched_off.say_compiler_changed()
         return
+    if store.is_over():
+        bypass("fresh_cache_over")
+        return
     why: object = artifact.unkept
     if not why:
         try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fxpool import config, counters, descriptors, forks, notices
 from fxpool.codecache import probe_cache
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import FRESH, LocalStore
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core import pool_environment
 
@@ -281,7 +281,7 @@ def _fresh_directory() -> str | None:
         return None
     if os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton"):
         return None
-    return os.path.join(directory, "fxpool")
+    return os.path.join(directory, FRESH)
 
 
 def _check_name(root: str) -> None:

@@ -18,12 +18,13 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, notices
 from fxpool.codecache import toolchain
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import FRESH, LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolUnavailableError, ServerLostError
 from fxpool.lowering.artifact import effects, lookup
 from fxpool.lowering.artifact.entry_parts import (
@@ -87,7 +88,10 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
         # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
         # more, for these sizes only.
         sizes = hashlib.sha256(repr(sorted(captured.values().items())).encode()).hexdigest()
-        flights = [captured.key.digest, f"{captured.key.digest} {sizes}", ""]
+        flight = captured.key.digest
+        if os.path.basename(store.root) == FRESH:  # nothing is shared with who compiles outside of `fresh_cache()`
+            flight = f"{flight} {store.root}"
+        flights = [flight, f"{flight} {sizes}", ""]
     # The second try finds what it was told of evicted, cleared or damaged: then the result itself is sent.
     for flight, inline in zip(flights, (False, False, True), strict=False):
         loaded = _one_job(captured, attempt, store, load, flight=flight, inline=inline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_python
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
@@ -16,6 +18,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import clear_caches, fresh_cache
 
 import fxpool
+from fxpool.lowering.fallback import remote
 
 pytestmark = pytest.mark.usefixtures("cache", "nothing_lowered_here")
 
@@ -52,7 +55,51 @@ def test_what_is_known_of_the_host_is_known_in_a_fresh_cache(tmp_path: Path) -> 
     compiled()
     with fresh_cache(dir=str(tmp_path), delete=False):
         compiled()
-    assert not list(tmp_path.glob("*/fxpool/toolchain")) and list(tmp_path.glob("*/fxpool"))
+    assert not list(tmp_path.glob("*/fxpool*/toolchain")) and list(tmp_path.glob("*/fxpool*"))
+
+
+def test_what_is_compiled_when_a_fresh_cache_is_over_leaves_nothing(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    call = torch.compile(program, backend="fxpool", options={"mode": "async+subprocess"})
+    with fresh_cache(dir=str(tmp_path / "t")):
+        call(X)
+        places = [path for path in (tmp_path / "t").iterdir() if path.name.startswith("tmp")]
+        assert len(places) == 1
+    fxpool.wait(120)
+    torch.testing.assert_close(call(X), program(X))
+    assert not places[0].exists()
+    assert "cache_not_written" not in fxpool.stats()["switched_off"]
+    assert fxpool.wait()[-1]["state"] == "ready"
+
+
+def test_a_fresh_cache_shares_no_compile_with_who_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights: list[str] = []
+    original = remote._one_job
+
+    def watched(*arguments: Any, flight: str, inline: bool) -> Any:
+        flights.append(flight)
+        return original(*arguments, flight=flight, inline=inline)
+
+    monkeypatch.setattr(remote, "_one_job", watched)
+    compiled()
+    with fresh_cache():
+        compiled()
+    outside, inside = flights
+    assert outside and inside and outside != inside
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE"])
+def test_variables_switch_caches_off(variable: str) -> None:
+    text = """
+import json, torch, fxpool
+torch.compile(lambda x: x.sin() * 13, backend="fxpool")(torch.ones(3))
+stats = fxpool.stats()
+print(json.dumps([stats["hits"], stats["misses"], stats["entries_written"], stats["bypasses"]]))
+"""
+    value = "1" if "DISABLE" in variable else "0"
+    assert json.loads(run_python(["-c", text]).splitlines()[-1]) == [0, 1, 1, {}]
+    off = json.loads(run_python(["-c", text], **{variable: value}).splitlines()[-1])
+    assert off == [0, 0, 0, {"caches_disabled": 1}]
 
 
 def test_clearing_memory_leaves_files() -> None:
