@@ -372,6 +372,15 @@ def _attach() -> None:
     configured.attach()
 
 
+def _watch_clearing() -> None:
+    from fxpool.torch_compat.inductor import clearing
+
+    clearing._CACHES, caches = (), clearing._CACHES  # type: ignore[assignment]  # the methods stay as they are
+    clearing._watching = False
+    clearing.watch(lambda cache: None)
+    clearing._CACHES = caches
+
+
 def _uninstall() -> None:
     from fxpool.torch_compat.inductor import hooks
 
@@ -410,6 +419,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     ),
     "fxpool/torch_compat/state/configs.py:_muted": _of_module(
         "fxpool.torch_compat.state.configs", "_muted", lambda: _entered_and_left()
+    ),
+    "fxpool/torch_compat/inductor/clearing.py:_lock": _of_module(
+        "fxpool.torch_compat.inductor.clearing", "_lock", _watch_clearing
     ),
     "fxpool/torch_compat/inductor/hooks.py:_lock": _of_module(
         "fxpool.torch_compat.inductor.hooks", "_lock", _uninstall
