@@ -32,7 +32,7 @@ from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
-from fxpool.torch_compat.dynamo import torch_counters, tracing
+from fxpool.torch_compat.dynamo import compile_times, torch_counters, tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 
@@ -274,7 +274,8 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
         return remote.compile_in_worker(captured, attempt, store, load_parts)
     with attempt.timed("compile"):
         parts = _through_bytes(captured, attempt)
-    return load_parts(parts)
+    with compile_times.compiled_here():
+        return load_parts(parts)
 
 
 def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True) -> Any | None:
@@ -358,7 +359,8 @@ def _keeping(
     attempt.outcome = Outcome.IN_PROCESS
     if not captured.groups:  # the code has this process's names of them
         publishing.publish_if_kept(artifact, captured.request, attempt.store(), attempt.bypass)
-    return load_parts(parts_of_artifact(artifact))
+    with compile_times.compiled_here():
+        return load_parts(parts_of_artifact(artifact))
 
 
 def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, cause: BaseException | None) -> Call:

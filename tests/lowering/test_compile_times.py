@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import run_python
 
 PROGRAM = """
@@ -34,13 +35,14 @@ CACHES = ("aotautograd_cache_", "fx_graph_cache_")
 class Told:
     """What torch has of one run of the program."""
 
-    def __init__(self, directory: Path, backend: str, name: str) -> None:
+    def __init__(self, directory: Path, backend: str, name: str, **environment: str) -> None:
         trace = directory / f"{backend}-{name}"
         out = run_python(
             ["-c", PROGRAM, backend],
             TORCH_TRACE=str(trace),
             TORCHINDUCTOR_CACHE_DIR=str(directory / "i"),
             FXPOOL_POOL="embedded",
+            **environment,
         )
         self.counters: dict[str, dict[str, int]]
         self.metrics: dict[str, float]
@@ -76,3 +78,13 @@ def test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them(cache: Path, tmp
     assert not ours[1].times.keys() & TIMED
     assert ours[0].metrics["backend_compile_time_s"] > ours[0].metrics["inductor_compile_time_s"] > 0
     assert ours[0].spent.keys() >= {"inductor_compile", "code_gen"} & stock[0].spent.keys()
+
+
+@pytest.mark.parametrize("mode", ["normal", "serialize"])
+def test_what_is_compiled_in_this_process_is_counted_once(cache: Path, tmp_path: Path, mode: str) -> None:
+    stock = Told(tmp_path, "inductor", "miss")
+    own = Told(tmp_path, "fxpool", mode, TORCHINDUCTOR_FX_COMPILE_MODE=mode)
+    assert own.counters["aot_autograd"] == stock.counters["aot_autograd"]
+    for section in stock.counters:
+        assert own.counters.get(section, {}) == stock.counters[section], section
+    assert own.artifacts == stock.artifacts

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from torch._dynamo import utils
 
-__all__ = ["CompileTimes", "recorded", "told"]
+__all__ = ["CompileTimes", "compiled_here", "recorded", "told"]
 
 #: Metrics of what the process that asks for a compile times itself.
 _OF_THE_ASKER = frozenset(
@@ -112,3 +112,13 @@ def told(times: CompileTimes) -> Iterator[None]:
         for name, count in counts.items():
             if count > loaded[name]:
                 utils.counters[section][name] += count - loaded[name]
+
+
+@contextlib.contextmanager
+def compiled_here() -> Iterator[None]:
+    """Around the loading of what this process has compiled itself: all of it is counted already."""
+    before = _counted()
+    yield
+    for section, counts in _counted().items():
+        for name, count in (counts - before.get(section, Counter())).items():
+            utils.counters[section][name] -= count
