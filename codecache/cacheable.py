@@ -27,12 +27,10 @@ class Bypass(Exception):
 
 
 #: Reasons that concern a graph as Dynamo made it: what AOTAutograd makes of it here may be kept all the same.
-OF_DYNAMOS_GRAPH = frozenset(
-    ("autograd_cache_off", "autograd_function", "checkpoint_context_fn", "function", "method_of_unknown")
-)
+OF_DYNAMOS_GRAPH = frozenset(("autograd_function", "checkpoint_context_fn", "function", "method_of_unknown"))
 
 #: Reasons that are the user's own wish.
-SWITCHED_OFF = frozenset(("autograd_cache_off", "cache_off", "caches_disabled"))
+SWITCHED_OFF = frozenset(("cache_off", "caches_disabled"))
 
 # Homes of public functions that Dynamo puts into graphs and that do only what their arguments say.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
@@ -53,10 +51,8 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
 
     `after_autograd`: AOTAutograd made the graph, and makes it again in a process that is served.
     """
-    if switch := configs.caches_disabled():
-        raise Bypass("caches_disabled", f"by {switch}")
-    if not after_autograd and configs.autograd_cache_disabled():
-        raise Bypass("autograd_cache_off", "enable_autograd_cache is off")
+    if configs.caches_disabled():
+        raise Bypass("caches_disabled", "force_disable_caches is set")
     if not after_autograd and tracing.real_inputs_expected(context):
         raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
     check_graph(gm)

@@ -356,21 +356,14 @@ def decides_by_memory() -> bool:
     return bool(inductor_config.partitioned_scatter_enabled)
 
 
-def caches_disabled() -> str | None:
-    """Return the switch by which the user turned compile caches off; None while they are on.
+def caches_disabled() -> bool:
+    """Return whether the user turned every compile cache off (torch.compiler.config.force_disable_caches).
 
-    Without its cache of graphs torch has none that AOTAutograd's could lead to.
+    ``fx_graph_cache`` and ``enable_autograd_cache`` are about torch's own caches, which fxpool stands in for.
     """
     import torch
 
-    if inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches:
-        return "force_disable_caches"
-    return None if inductor_config.fx_graph_cache else "fx_graph_cache"
-
-
-def autograd_cache_disabled() -> bool:
-    """Return whether only graphs after AOTAutograd may be kept (torch._functorch.config.enable_autograd_cache)."""
-    return not functorch_config.enable_autograd_cache
+    return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
 
 
 def must_be_kept() -> bool:
