@@ -12,7 +12,7 @@ import pytest
 import torch
 from compiling import compiled
 from processes import run_python
-from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import fresh_cache
 
@@ -35,7 +35,7 @@ def after_autograd(x: torch.Tensor) -> torch.Tensor:
 def hits(function: Callable[..., Any]) -> int:
     """How many hits compiling it gives as in a new process; for `after_autograd`, of a graph after AOTAutograd."""
     before = fxpool.counters.snapshot()["hits"]
-    with functorch_config.patch(enable_autograd_cache=function is whole):
+    with torch.no_grad(), inductor_config.patch(freezing=function is after_autograd):
         compiled(function, X)
     return int(fxpool.counters.snapshot()["hits"]) - before
 
