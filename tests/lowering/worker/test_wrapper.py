@@ -204,7 +204,7 @@ def test_a_graph_that_torch_loads_stays_where_it_was_compiled() -> None:
         device_idxs = {1}
 
     class Surroundings:
-        indices = (2,)
+        indices, groups = (2,), ()
         missed = staticmethod(lambda what: None)
 
     graph = Graph()
