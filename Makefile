@@ -2,9 +2,13 @@
 #
 #   make demo        fxpool doctor, then GPT-2 and BERT beside stock Inductor, a few minutes
 #   make doctor      whether all that fxpool needs is here, ten seconds
-#   make test        the quick tests           make test-slow   all of them
+#   make test        the first tier of tests    make test-slow   both tiers
 #   make lint        ruff, and mypy --strict on package, tests, benchmarks, docs/ and examples
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
+#   make conformance what stock Inductor can and fxpool can't: programs, torch's operators, models; hours;
+#                    CONFORMANCE="--sweeps programs --only 'hop*'" narrows it
+#   make without     takes each system of docs/architecture/systems.md out and sees that its tests fail; half an hour;
+#                    WITHOUT="--rows 4,5" narrows it
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #   make docs        the documentation site, in build/site; a broken link is an error
@@ -22,6 +26,8 @@ JOBS ?= 2
 TORCH ?= 2.13.0
 BENCH ?=
 HUNT ?=
+CONFORMANCE ?=
+WITHOUT ?=
 FIRST_DAY ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
@@ -43,7 +49,7 @@ PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
-.PHONY: all browser demo doctor test test-slow lint bench hunt first-day docs compat compat-report clean
+.PHONY: all browser redis demo doctor test test-slow lint bench hunt conformance without first-day docs compat compat-report clean
 all: demo
 
 $(BIN)/python:
@@ -97,18 +103,25 @@ browser:
 	    timeout 600 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver' >/dev/null; } || \
 	  echo "Chromium is not installed (as root: apt-get install chromium chromium-driver): its tests are skipped"
 
-test: $(INSTALLED) $(TRITON) browser
+# The remote cache is tested with a real server; without one those tests are skipped.
+redis:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Redis" && \
+	    timeout 600 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq redis-server' >/dev/null; } || \
+	  echo "Redis is not installed (as root: apt-get install redis-server): its tests are skipped"
+
+test: $(INSTALLED) $(TRITON) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
-test-slow: $(INSTALLED) $(TRITON) browser
+test-slow: $(INSTALLED) $(TRITON) browser redis
 	@$(COMPILE_CHECKOUT)
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
-# A folder of one run may not have two modules of one name (conftest): mypy would know only one of them. tests/first_day
-# and tests/hunt are packages below tests.
-CHECKED := "tests/conftest.py tests/codecache tests/examples tests/first_day tests/front tests/hunt" "tests/measurement tests/benchmarks" \
-  tests/lowering tests/pool "bench docs" examples
+# A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
+# tests/conformance, tests/first_day, tests/hunt and tests/without are packages below tests.
+CHECKED := "tests/conftest.py tests/codecache tests/conformance tests/examples tests/first_day tests/front tests/hunt \
+  tests/without" "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
 # mypy sees the installed package, because only there are the rooms where their import names say. Its cache is of this run
 # only: another run installs into another folder, and what mypy remembers of that one has hidden errors and made some.
@@ -132,6 +145,12 @@ bench: $(INSTALLED)
 
 hunt: $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m hunt $(HUNT)
+
+conformance: $(INSTALLED)
+	@$(BIN)/python -m tests.conformance $(CONFORMANCE)
+
+without: $(INSTALLED) $(TRITON) redis
+	@$(BIN)/python -m tests.without $(WITHOUT)
 
 first-day: $(INSTALLED) $(ROWS)
 	@PYTHONPATH=tests $(BIN)/python -m first_day $(FIRST_DAY)

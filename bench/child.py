@@ -121,8 +121,12 @@ def hit() -> dict[str, Any]:
             assert store is not None
             into = Destination(store=store.root, toolchain_dir=runtime.toolchain_directory(store))
             captured = capture.capture(gm, inputs, label="graph", into=into)
-            lookup.serve(captured, runtime.stores(), lambda parts: seen.append(parts))
+            assert lookup.serve(captured, runtime.stores(), load), "a miss, of which a record is kept"
             return captured
+
+        def load(parts: Any) -> bool:
+            seen.append(parts)
+            return True
 
         seen: list[Any] = []
         held = once()  # Dynamo holds the fake tensors of a graph's inputs for as long as its backend runs

@@ -93,10 +93,11 @@ _REMEDIES = {
 _REMEDY = "set FXPOOL_CACHE_DIR to a directory that can be written"
 
 
-def write_error(what: str, error: OSError) -> StoreWriteError:
-    """Return the StoreWriteError for an OSError, with the errno's name and a remedy."""
+def write_error(what: str, error: OSError, remedy: str = "") -> StoreWriteError:
+    """Return the StoreWriteError for an OSError, with the errno's name and a remedy (the cache directory's)."""
     reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=_REMEDIES.get(reason, _REMEDY))
+    remedy = remedy or _REMEDIES.get(reason, _REMEDY)
+    return StoreWriteError(what, reason, os.strerror(error.errno or 0), remedy=remedy)
 
 
 @functools.cache

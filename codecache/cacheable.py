@@ -27,10 +27,13 @@ class Bypass(Exception):
 
 
 #: Reasons that concern a graph as Dynamo made it: what AOTAutograd makes of it here may be kept all the same.
-OF_DYNAMOS_GRAPH = frozenset(("autograd_function", "checkpoint_context_fn", "function", "method_of_unknown"))
+OF_DYNAMOS_GRAPH = frozenset(
+    ("autograd_cache_off", "autograd_function", "checkpoint_context_fn", "function",
+     "higher_order_operator_of_autograd", "method_of_unknown")
+)  # fmt: skip
 
 #: Reasons that are the user's own wish.
-SWITCHED_OFF = frozenset(("cache_off", "caches_disabled"))
+SWITCHED_OFF = frozenset(("autograd_cache_off", "cache_off", "caches_disabled"))
 
 # Homes of public functions that Dynamo puts into graphs and that do only what their arguments say.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
@@ -51,8 +54,10 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
 
     `after_autograd`: AOTAutograd made the graph, and makes it again in a process that is served.
     """
-    if configs.caches_disabled():
-        raise Bypass("caches_disabled", "force_disable_caches is set")
+    if switch := configs.caches_disabled():
+        raise Bypass("caches_disabled", f"by {switch}")
+    if not after_autograd and configs.autograd_cache_disabled():
+        raise Bypass("autograd_cache_off", "enable_autograd_cache is off")
     if not after_autograd and tracing.real_inputs_expected(context):
         raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
     check_graph(gm)
@@ -100,7 +105,10 @@ def _refusal(target: Any) -> str | None:
     if operators.is_higher_order(target):
         if operators.higher_order_cacheable(target):
             return None
-        return "autograd_function" if operators.ends_with_autograd(target) else "higher_order_operator"
+        if operators.is_autograd_function(target):
+            return "autograd_function"
+        ends = operators.ends_with_autograd(target)
+        return "higher_order_operator_of_autograd" if ends else "higher_order_operator"
     wrapped = operators.numpy_wrapper(target)
     if wrapped is not None:
         return None if isinstance(wrapped[1], str) else _refusal(wrapped[1])

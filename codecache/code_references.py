@@ -108,7 +108,7 @@ def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception
 
 def _owner_of(name: str, value: Any) -> str:
     """Return the module of torch or Triton that has a table by this name, or "": those are digested elsewhere."""
-    for module_name, module in list(sys.modules.items()):
+    for module_name, module in sys.modules.copy().items():
         if top_level(module_name) in NAMED_OBJECTS and getattr(module, "__dict__", {}).get(name) is value:
             return module_name
     return ""

@@ -1,10 +1,13 @@
-"""Measures a cache directory by kind of content, with its size on the disk, and clears it.
+"""Measures a cache directory by kind of content, with its size on the disk, and clears it, or parts of it.
 
     entries, blobs                           see `store.py`
     toolchain/headers                        precompiled headers, 150 MB each
     toolchain/..., slower, failed            facts about compilers, CPUs and GPUs of hosts; about stages, levels
+    stats                                    what the host's processes counted, by day
     quarantine                               graphs that killed workers, with the end of their workers' output
     aside                                    files that failed verification
+    index                                    how much there is of all this, see `index.py`
+    pending                                  names of entries to upload, see `remote/pending.py`
 
 Anything else is not fxpool's: it is counted, and left alone. A header that a process compiles, or includes now,
 stays. Sizes are those of `du`: blocks, with those of directories, and a file with several names once.
@@ -22,27 +25,37 @@ from dataclasses import dataclass, field
 import filelock
 
 from fxpool.codecache.blobs import TEMPORARY_PREFIX, check_directory, write_error
+from fxpool.codecache.eviction import OtherFiles, Size
 
-__all__ = ["FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure"]
+__all__ = ["CLAIM", "FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure", "others", "remove_other"]
 
 ENTRIES, BLOBS, HEADERS = "entries", "blobs", "precompiled headers"
-FACTS, QUARANTINE, ASIDE, FOREIGN = "host facts", "quarantine", "set aside", "not fxpool's"
+FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
 #: In the order of display.
-KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, FOREIGN)
+KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
 
+#: The file of who evicts.
+CLAIM = ".evicting"
 _TOP = {
     "entries": ENTRIES,
+    "pending": FACTS,
     "slower": FACTS,
     "failed": FACTS,
     "blobs": BLOBS,
     "toolchain": FACTS,
     "quarantine": QUARANTINE,
+    "stats": FACTS,
     "aside": ASIDE,
+    "index": INDEX,
     ".swept": FACTS,
+    CLAIM: FACTS,
 }
 _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that readers meet as few entries without blobs as possible.
-_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "toolchain", ".swept")
+_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "stats", "toolchain", "index",
+          ".swept", CLAIM)  # fmt: skip
+# Their files are removed one by one when the cache is over its bounds. Those set aside serve nobody: they go first.
+_RECORDS = {"failed": None, "slower": None, "aside": 0.0}
 _BUILDING = "building-"
 #: Seconds in which a compile that was given a header's name may yet include it.
 _LATELY = 3600.0
@@ -107,6 +120,71 @@ def clear(root: str) -> Cleared:
     return cleared
 
 
+def others(root: str) -> tuple[list[OtherFiles], Size]:
+    """Return what may be evicted besides entries and blobs, and the size of all of fxpool's but those two.
+
+    Headers that are being built, and files that vanish meanwhile, are not listed.
+    """
+    found: list[OtherFiles] = []
+    files = size = 0
+    for name in _names(root):
+        kind = _kind(name)
+        if kind == FOREIGN or name == CLAIM:  # that is there only while somebody evicts
+            continue
+        within = _walk(os.path.join(root, name)) if kind not in (ENTRIES, BLOBS) else _itself(os.path.join(root, name))
+        for path, status in within:
+            is_file = not stat.S_ISDIR(status.st_mode)
+            files += is_file
+            size += _blocks(status)
+            if name in _RECORDS and is_file:
+                first = _RECORDS[name]
+                used = status.st_mtime if first is None else first
+                found.append(OtherFiles(os.path.relpath(path, root), Size(1, _blocks(status)), used))
+    found += _headers(root)
+    return found, Size(files, size + sum(_blocks(status) for _, status in _itself(root)))
+
+
+def _headers(root: str) -> Iterator[OtherFiles]:
+    directory = os.path.join(root, _HEADERS)
+    if any(map(os.path.islink, (directory, os.path.dirname(directory)))):  # a link's target is not in `root`
+        return
+    for stem, group in _groups(_names(directory)).items():
+        if stem.startswith(_BUILDING):
+            continue
+        statuses = [one for name in group for one in _itself(os.path.join(directory, name))]
+        # The lock's file stays, and so does the text that includes a header used lately.
+        sizes = [_blocks(one) for path, one in statuses if path.endswith((".gch", ".json"))]
+        used = max((one.st_mtime for path, one in statuses if path.endswith(".json")), default=0.0)
+        if sizes:
+            yield OtherFiles(os.path.join(_HEADERS, stem), Size(len(sizes), sum(sizes)), used)
+
+
+def remove_other(root: str, one: OtherFiles) -> bool:
+    """Remove what `others` listed; return whether it is gone. A header in use, or used since then, stays."""
+    path = os.path.join(root, one.path)
+    if os.path.dirname(one.path) == _HEADERS:
+        status = dict(_itself(path + ".json")).get(path + ".json")
+        if status is not None and status.st_mtime != one.used:
+            return False
+        try:
+            return not _clear_headers(os.path.join(root, _HEADERS), only=os.path.basename(path))
+        except OSError:
+            return False
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _itself(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield a path with its status, nothing if it is missing."""
+    with contextlib.suppress(OSError):
+        yield path, os.lstat(path)
+
+
 def _kind(relative: str) -> str:
     top = relative.split(os.sep, 1)[0]
     if relative == _HEADERS or relative.startswith(_HEADERS + os.sep):
@@ -149,8 +227,18 @@ def _remove(path: str, spared: str) -> None:
         os.rmdir(path)
 
 
-def _clear_headers(directory: str) -> list[str]:
+def _groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of files that belong to one precompiled header, by its stem."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name if name.startswith(_BUILDING) else name.split(".")[0], []).append(name)
+    return groups
+
+
+def _clear_headers(directory: str, only: str | None = None) -> list[str]:
     """Remove precompiled headers that no process compiles or includes; return the paths of those that stay.
+
+    With `only`, the stem of one, others are left alone.
 
     For one used within `_LATELY` the one-line text file that includes it stays: a worker may have been given its name,
     and then takes the header as text.
@@ -161,11 +249,10 @@ def _clear_headers(directory: str) -> list[str]:
         return []
     directory = os.path.realpath(directory)
     running, now = _command_lines(), time.time()
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name if name.startswith(_BUILDING) else name.split(".")[0], []).append(name)
     kept = []
-    for stem, group in groups.items():
+    for stem, group in _groups(names).items():
+        if only is not None and stem != only:
+            continue
         path = os.path.join(directory, stem)
         with contextlib.ExitStack() as stack:
             used = any(path in line for line in running)

@@ -62,17 +62,18 @@ class Digester:
     cycles finite; the order of meeting depends on the code alone.
     """
 
-    def __init__(self, *, runs_later: bool = False) -> None:
+    def __init__(self, *, runs_later: bool = False, covered: dict[str, str] | None = None) -> None:
         self._hash = hashlib.sha256()
         # id -> (number, object); the object is kept so that its id stays taken.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._way: tuple[str, ...] = ()
         self.runs_later = runs_later
         self.environment: dict[str, str | None] = {}
+        self.covered = covered
 
     def child(self) -> Digester:
         """Return a digester with a hash of its own that has met the same values."""
-        other = Digester(runs_later=self.runs_later)
+        other = Digester(runs_later=self.runs_later, covered=self.covered)
         other._seen, other._way, other.environment = dict(self._seen), self._way, self.environment
         return other
 
@@ -142,6 +143,8 @@ class Digester:
             self.token(kind.__name__, str(len(value)))
             for item in value:
                 self.add(item)
+        elif kind in (dict, set) and len(value) > 100 and (table := torch_objects.table_name(value)):
+            self.token("table", f"{table} {version_of('torch')}")
         elif kind is frozenset or kind is set:
             self.token(kind.__name__, b"".join(sorted(self._aside(item) for item in value)))
         elif kind in (dict, collections.OrderedDict, types.MappingProxyType):
@@ -155,6 +158,10 @@ class Digester:
             self.token("named", value.name)
         elif kind is Variable:
             self.environment[value.name] = os.environ.get(value.name)
+            if self.covered is not None:
+                from fxpool.codecache import key_detail  # for misses
+
+                self.covered |= key_detail.of_variables({value.name: self.environment[value.name]})
             self.token("variable", value.name)
             self.add(self.environment[value.name])
         elif kind is slice or kind is range:
@@ -255,6 +262,8 @@ class Digester:
         name = f"{function.__module__}.{function.__qualname__}"
         self._way += (name,)
         self.add_code(function.__code__)
+        if self.covered is not None:
+            self._cover(function)
         self.add(function.__defaults__, "a default")
         self.add(function.__kwdefaults__, "a default")
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -275,6 +284,27 @@ class Digester:
             else:
                 self.add(value, f"the global {path}")
         self._way = self._way[:-1]
+
+    def _cover(self, function: types.FunctionType) -> None:
+        """Note a function's own code and the values it refers to by name."""
+        from fxpool.codecache import coverage  # for misses
+
+        assert self.covered is not None
+        code = Digester()
+        code.add_code(function.__code__)
+        name = coverage.name_of(function)
+        coverage.note(self.covered, name, f"code {code.hexdigest()[:12]}")
+        for what, value in coverage.values_of(function, self.refuse):
+            shown = coverage.shown(value)
+            if shown is None:
+                other = self.child()
+                other.covered = None
+                try:
+                    other.add(value)
+                except (UndigestableError, RecursionError):
+                    continue  # `runs_later` leaves it out, too
+                shown = f"digest {other.hexdigest()[:12]}"
+            coverage.note(self.covered, f"{name}: {what}", shown)
 
     def _add_class(self, cls: type) -> None:
         if self.met(cls):

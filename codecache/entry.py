@@ -91,11 +91,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One graph compiled under one set of guards.
 
     `guards` is a list of encoded guards (`codecache.guards.encode`), `content` is plain data that only its writer
-    understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it.
+    understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it. `detail` is what is in the
+    components (`key_detail`): packed, as only comparisons of keys look into it.
     """
 
     key: str
     components: list[Component] = msgspec.field(default_factory=list)
+    detail: bytes = b""
     guards: list[Any] = msgspec.field(default_factory=list)
     content: Any = None
     blobs: dict[str, BlobRef] = msgspec.field(default_factory=dict)

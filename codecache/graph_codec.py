@@ -18,14 +18,13 @@ process. Encoding does not change the graph: Dynamo still needs it afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -33,6 +32,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache import guards, sources
+from fxpool.codecache.target_names import comes_with_torch, name_of
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
@@ -445,7 +445,7 @@ class GraphEncoder:
             return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]
         self._changes_switches |= attention.changes_switches(target)
         module, qualified = name_of(target)
-        if not _comes_with_torch(module):
+        if not comes_with_torch(module):
             self.dependencies[f"function:{module}:{qualified}"] = target
         return ["py", module, qualified]
 
@@ -522,48 +522,3 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     _Group: lambda _, v: ["group", v.number],
     opaque_inputs.Opaque: lambda _, v: ["opaque", v.class_name],
 }
-
-_FOUND: dict[int, tuple[Any, str, str]] = {}
-_HOMES = ("torch", "torch._C._nn", "torch.nn.functional", "torch._C._special", "torch._C._linalg", "torch._C._fft",
-          "torch.Tensor", "torch._C", "operator", "math")  # fmt: skip
-
-
-def name_of(target: Any) -> tuple[str, str]:
-    """Return (module, qualified name) under which `target` is found again.
-
-    Raises:
-        CannotTravelError: it is local, anonymous, of the main script, or the name leads to another object.
-    """
-    known = _FOUND.get(id(target))
-    if known is not None and known[0] is target:
-        return known[1], known[2]
-    for module, qualified in _candidates(target):
-        if module == "__main__":
-            raise CannotTravelError("defined_in_main", qualified)
-        with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
-            if operators.resolve(module, qualified) is target:
-                _FOUND[id(target)] = (target, module, qualified)
-                return module, qualified
-    raise CannotTravelError("function", operators.pretty_name(target) if callable(target) else repr(target)[:80])
-
-
-def _candidates(target: Any) -> Iterator[tuple[str, str]]:
-    module = getattr(target, "__module__", None)
-    qualified = getattr(target, "__qualname__", None)
-    name = getattr(target, "__name__", None)
-    if isinstance(module, str):
-        module = {"_operator": "operator"}.get(module, module)
-        if isinstance(qualified, str) and "<" not in qualified:
-            yield module, qualified
-        if isinstance(name, str) and name != qualified:
-            yield module, name
-    if isinstance(name, str):
-        for home in _HOMES:
-            if home == "torch.Tensor":
-                yield "torch", f"Tensor.{name}"
-            else:
-                yield home, name
-
-
-def _comes_with_torch(module: str) -> bool:
-    return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "torchgen")

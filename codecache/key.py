@@ -9,7 +9,8 @@
     system         torch, Python, CPU or device, fxpool
     toolchain      the C++ compiler
 
-All components are kept with an entry, so that two keys can be compared and a miss explained.
+An entry keeps the digests of all components, and packed what is in them (`key_detail`), so that two keys can be
+compared (`comparison`) and a miss explained.
 Nothing in a key depends on the process, the host's name, a path or an insertion order.
 """
 
@@ -45,10 +46,14 @@ def canonical(data: Any) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class GraphKey:
-    """`digest` is the key that entries are stored under; `components` are its parts, in `ORDER`."""
+    """`digest` is the key that entries are stored under; `components` are its parts, in `ORDER`.
+
+    `detail` has the parts themselves, packed (`key_detail`), once the key is `described`.
+    """
 
     digest: str
     components: tuple[Component, ...]
+    detail: bytes = b""
 
     def __str__(self) -> str:
         return self.digest
@@ -73,8 +78,8 @@ class GraphKey:
         """Return whether component `name` has the value `part`."""
         return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
 
-    def described(self, parts: Mapping[str, Any], texts: Mapping[str, str]) -> GraphKey:
-        """Return the same key with texts for people: from `texts`, or the component's own values, shortened.
+    def described(self, parts: Mapping[str, Any], texts: Mapping[str, str], detail: bytes = b"") -> GraphKey:
+        """Return the same key with `detail`, and texts for people: from `texts`, or the component's values, shortened.
 
         Needed only for an entry that is written; it takes longer than the key itself.
         """
@@ -82,7 +87,7 @@ class GraphKey:
             Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
             for c in self.components
         )
-        return GraphKey(self.digest, tuple(components))
+        return GraphKey(self.digest, tuple(components), detail)
 
 
 # Last value of each component that seldom changes between graphs, as bytes that tell types apart, and its digest.
@@ -106,7 +111,7 @@ def _digest(name: str, part: Any) -> str:
     return digest
 
 
-def readable(data: Any, limit: int = 4000) -> str:
+def readable(data: Any, limit: int = 300) -> str:
     """Return a component's values for people: one ``name = value`` per line for mappings."""
     if isinstance(data, bytes):
         return f"{len(data)} bytes"

@@ -18,16 +18,20 @@ from typing import Any
 from fxpool.codecache import sources, torch_objects
 from fxpool.codecache.digester import Digester
 from fxpool.codecache.undigestable import UndigestableError
-from fxpool.torch_compat.operators import inductor_registrations, operators, registrations, replaced
+from fxpool.torch_compat.operators import by_value, inductor_registrations, operators, registrations, replaced
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["ProgramCode", "SentCode", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "of"]
 
 _REGISTERED = "registered: "
 _KERNEL = "kernel:"
 _RENAMED = "torch's functions under other names than their own"
 #: The name of the tables' digest; in a worker, tables are compared by meaning instead.
 TABLES = "registered: tables of lowerings and decompositions"
+
+
+#: Name of a dependency or registration to the functions, values and variables that its digest covers, and theirs.
+Covered = dict[str, dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +54,11 @@ class ProgramCode:
         }
 
 
-def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> ProgramCode:
+def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False, covered: Covered | None = None) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
-    `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like.
+    `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like. `covered` is filled
+    with what each digest covers, which takes as long again.
 
     Raises:
         UndigestableError: code has no digest, so that it can't be compared elsewhere.
@@ -63,7 +68,7 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> Prog
 
     def examine(name: str, value: Any) -> None:
         try:
-            examined = sources.examine(value)
+            examined = sources.examine(value, covered=_covered_by(covered, name))
         except UndigestableError as error:
             raise UndigestableError(f"{name}: {error.what}") from error
         digests[name] = examined.digest
@@ -71,7 +76,7 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> Prog
 
     for name, target in sorted(dependencies.items()):
         if operators.is_overload(target) or operators.is_packet(target):
-            digester = Digester()
+            digester = Digester(covered=_covered_by(covered, name))
             digester.met(target)
             for part, digest in torch_objects.parts_of_operator(
                 target, digester, after_autograd=after_autograd
@@ -95,11 +100,16 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False) -> Prog
     return ProgramCode(digests, environment)
 
 
+def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:
+    return covered.setdefault(name, {}) if covered is not None else None
+
+
 @dataclasses.dataclass(frozen=True)
 class SentCode:
     """The part that travels: digests of traced code, names of the graph's dependencies, and changed tables.
 
-    `configured` are digests of the options' values that are not plain data and come to a worker by name.
+    `configured` are digests of the options' values that are not plain data and come to a worker by name. `operators`
+    and `registered` are code by value, where imports don't bring it: see `by_value`.
     """
 
     digests: Mapping[str, str]
@@ -107,14 +117,28 @@ class SentCode:
     tables: inductor_registrations.Tables | None
     configured: Mapping[str, str]
     after_autograd: bool
+    operators: Sequence[bytes] = ()
+    registered: Sequence[bytes] = ()
 
     @staticmethod
     def of(
-        code: ProgramCode, dependencies: Iterable[str], configured: Mapping[str, str], *, after_autograd: bool = False
+        code: ProgramCode,
+        dependencies: Iterable[str],
+        configured: Mapping[str, str],
+        *,
+        after_autograd: bool = False,
+        operators: Sequence[bytes] = (),
     ) -> SentCode:
         """Select the part of `code` that travels, for a graph with these dependencies."""
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
-        return SentCode(code.traced(), names, inductor_registrations.tables(), configured, after_autograd)
+        tables, registered = inductor_registrations.tables(), inductor_registrations.for_a_worker()
+        return SentCode(code.traced(), names, tables, configured, after_autograd, operators, registered)
+
+    def bring(self) -> None:
+        """Define and register in this process what came by value. Raises NotBroughtError."""
+        for operator in self.operators:
+            by_value.bring_operator(operator)
+        by_value.settle_registrations(self.registered)
 
     def other_configured(self, here: Mapping[str, str]) -> str:
         """Return the name of configured code that differs from `here`, this process's digests; empty if none does."""

@@ -56,13 +56,14 @@ def digest_value(value: Any) -> str:
     return examine(value).digest
 
 
-def examine(value: Any, *, runs_later: bool = False) -> Examined:
+def examine(value: Any, *, runs_later: bool = False, covered: dict[str, str] | None = None) -> Examined:
     """Return a value's digest and the environment variables it reads. Raises UndigestableError.
 
     `runs_later`: the code is not traced but called by compiled code, in whatever process that runs. It may read that
-    process's state, and parts without a digest are left out.
+    process's state, and parts without a digest are left out. `covered` is filled with digests of the functions met and
+    of the values they refer to, by name.
     """
-    digester = Digester(runs_later=runs_later)
+    digester = Digester(runs_later=runs_later, covered=covered)
     try:
         digester.add(value)
     except RecursionError:

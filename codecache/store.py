@@ -4,30 +4,33 @@
     <root>/blobs/<digest[:2]>/<digest>-<size>                       immutable content, shared between entries
     <root>/aside/                                                   files that failed verification, for inspection
     <root>/quarantine/                                              see `quarantine.py`
+    <root>/pending/                                                 see `remote/pending.py`
 
-There is no index and no lock: a record is complete or absent (write, fsync, rename), its blobs are written before it,
-and names are digests, so publishers of the same content can't harm one another. The digest of every byte is checked
-before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
+Nothing here takes a lock or asks an index: a record is complete or absent (write, fsync, rename), its blobs are written
+before it, and names are digests, so publishers of the same content can't harm one another. The digest of every byte is
+checked before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
 `StoreError`, which callers count and tolerate.
 
-What this does not do: evict (nothing does: the directory grows until it is cleared), fetch from elsewhere, or evaluate
-guards.
+A store that is given `bounds` keeps within them after each publication: see `collector.py`. An entry that is evicted
+between `entries` and `blob_path` is a miss, like one that another process clears.
+
+What this does not do: fetch from elsewhere, or evaluate guards.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import forks
+from fxpool import forks, notices
+from fxpool.codecache import layout
 from fxpool.codecache.blobs import (
     BlobRef,
     StoreWriteError,
@@ -42,16 +45,21 @@ from fxpool.codecache.blobs import (
     write_private,
 )
 from fxpool.codecache.entry import Entry, OtherVersionError, decode_entry, encode_entry, is_hex_digest
+from fxpool.codecache.layout import ENTRY_SUFFIX
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
-ENTRY_SUFFIX = ".entry"
+if TYPE_CHECKING:
+    from fxpool.codecache.bounds import Bounds
+
+log = notices.logger(__name__)
+
 _SWEEP_INTERVAL = 3600.0
 # Damaged files are kept for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
 #: Name of a store in a scratch directory of torch's, which is not made again once that is gone.
 FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
-_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed")
+_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "index")
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,11 @@ class LocalStore:
     #: Users besides ourselves whose files are trusted.
     owners: tuple[int, ...] = ()
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, bounds: Bounds | None = None) -> None:
         """Raises UnsafeDirectoryError if the directory, or one above it, is writable by others."""
         self.root = os.path.abspath(os.path.expanduser(root))
+        #: Limits to keep within when something is published; None: none, and no index either.
+        self.bounds = bounds
         self._lock = forks.lock(self, "_lock")
         self._counts: Counter[str] = Counter()
         self._write_failures: Counter[str] = Counter()
@@ -106,14 +116,34 @@ class LocalStore:
             self._prepare_root()
             references = {role: self._put_blob(content) for role, content in blobs.items()}
             entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
-            write_private(self._entry_path(entry.key, entry.name), encode_entry(entry))
+            write_private(layout.entry_path(self.root, entry.key, entry.name), encode_entry(entry))
+            # One that was there already may have been evicted before the entry named it.
+            for role, content in blobs.items():
+                if not os.path.exists(layout.blob_path(self.root, references[role])):
+                    self._put_blob(content)
         except StoreError as error:
             with self._lock:
                 self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
             raise
         self._count("published")
         self._sweep_now_and_then()
+        if self.bounds is not None:
+            self._keep_within(self.bounds, entry)
         return entry
+
+    def _keep_within(self, bounds: Bounds, entry: Entry) -> None:
+        """Evict what is over the bounds. The entry is published whatever happens here."""
+        from fxpool.codecache import collector  # with sqlite3, which only publishers need
+
+        try:
+            collected = collector.after_publication(self.root, entry, bounds)
+        except (OSError, StoreError) as error:
+            self._count("eviction_failed")
+            log.info("%s is not kept within its bounds for now: %s", self.root, error)
+            return
+        if collected is not None:
+            with self._lock:
+                self._counts["evicted"] += collected.entries
 
     def put_blob(self, content: bytes) -> BlobRef:
         """Store one blob, for an entry that will name it. Raises StoreError."""
@@ -127,7 +157,7 @@ class LocalStore:
 
     def _put_blob(self, content: bytes) -> BlobRef:
         ref = BlobRef.of(content)
-        path = self._blob_path(ref)
+        path = layout.blob_path(self.root, ref)
         try:
             verify_blob_file(path, ref)
             # Its time is that of the last publication (`StoredBlob.written`).
@@ -142,7 +172,7 @@ class LocalStore:
     def mark_used(self, entry: Entry) -> None:
         """Record that an entry was served, so that `entries` lists it first. Never raises."""
         try:
-            os.utime(self._entry_path(entry.key, entry.name))
+            os.utime(layout.entry_path(self.root, entry.key, entry.name))
         except OSError:
             pass
 
@@ -157,9 +187,9 @@ class LocalStore:
             raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
         if not self._root_is_safe():
             return []
-        directory = self._key_directory(key)
+        directory = layout.key_directory(self.root, key)
         dated = []
-        for name in _names(directory):
+        for name in layout.names(directory):
             if name.endswith(ENTRY_SUFFIX):
                 loaded = self._load(key, os.path.join(directory, name))
                 if loaded is not None:
@@ -186,7 +216,7 @@ class LocalStore:
     def read_blob(self, ref: BlobRef) -> bytes | None:
         """Return a blob's content, its digest verified; None if it is missing or damaged."""
         try:
-            path = self._blob_path(ref)
+            path = layout.blob_path(self.root, ref)
         except CorruptEntryError:
             return None
         if not self._root_is_safe():
@@ -199,7 +229,7 @@ class LocalStore:
         Its digest is verified once per process and version of the file.
         """
         try:
-            path = self._blob_path(ref)
+            path = layout.blob_path(self.root, ref)
         except CorruptEntryError:
             return None
         if not self._root_is_safe():
@@ -249,18 +279,21 @@ class LocalStore:
 
     def counters(self) -> dict[str, Any]:
         """Return what this object has counted: events by name, and `write_failed` by the errno's name."""
-        names = ("published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version")
+        names = (
+            "published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version", "evicted",
+            "eviction_failed",
+        )  # fmt: skip
         with self._lock:
             return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
 
     def is_empty(self) -> bool:
         """Return whether there is no entry at all: every graph will be a miss."""
-        return next(self._entry_paths(), None) is None
+        return next(layout.entry_paths(self.root), None) is None
 
     def sizes(self) -> dict[str, int]:
         """Return the number of `entries` and `blobs`, and their `bytes` together."""
         counts = {"entries": 0, "blobs": 0, "bytes": 0}
-        for kind, paths in (("entries", self._entry_paths()), ("blobs", self._blob_paths())):
+        for kind, paths in (("entries", layout.entry_paths(self.root)), ("blobs", layout.blob_paths(self.root))):
             for path in paths:
                 try:
                     counts["bytes"] += os.lstat(path).st_size
@@ -271,7 +304,7 @@ class LocalStore:
 
     def scan(self) -> Iterator[StoredEntry]:
         """Yield every entry record, in no order; damaged ones with `entry=None`, left in place."""
-        for path in self._entry_paths():
+        for path in layout.entry_paths(self.root):
             key = os.path.basename(os.path.dirname(path))
             name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
             entry: Entry | None = None
@@ -291,7 +324,7 @@ class LocalStore:
 
     def scan_blobs(self) -> Iterator[StoredBlob]:
         """Yield every blob, in no order, not verified."""
-        for path in self._blob_paths():
+        for path in layout.blob_paths(self.root):
             ref = BlobRef.from_name(os.path.basename(path))
             try:
                 written = os.lstat(path).st_mtime
@@ -307,17 +340,19 @@ class LocalStore:
         """
         if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
             raise ValueError("keys and names of entries are lower-case sha256")
-        directory = self._key_directory(key)
-        names = [entry for entry in _names(directory) if entry.endswith(ENTRY_SUFFIX)]
+        directory = layout.key_directory(self.root, key)
+        names = [entry for entry in layout.names(directory) if entry.endswith(ENTRY_SUFFIX)]
         removed = sum(
-            _unlink(os.path.join(directory, entry)) for entry in names if name is None or entry == name + ENTRY_SUFFIX
+            layout.unlink(os.path.join(directory, entry))
+            for entry in names
+            if name is None or entry == name + ENTRY_SUFFIX
         )
-        _rmdir(directory)
+        layout.remove_empty(directory)
         return removed
 
     def remove_blob(self, ref: BlobRef) -> bool:
         """Remove a blob; return whether it was there. Entries that need it become misses. Raises StoreError."""
-        return _unlink(self._blob_path(ref))
+        return layout.unlink(layout.blob_path(self.root, ref))
 
     def clear(self) -> None:
         """Remove all entries and blobs, and release every graph from quarantine. Raises StoreError.
@@ -325,7 +360,7 @@ class LocalStore:
         Concurrent publishers are not disturbed.
         """
         self._check_root()
-        failures = [error for part in _CLEARED for error in _clear(os.path.join(self.root, part))]
+        failures = [error for part in _CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
         if failures:
             raise write_error(f"can't clear {self.root}", failures[0])
 
@@ -350,42 +385,12 @@ class LocalStore:
     def sweep(self) -> int:
         """Remove temporary files of dead writers; return how many."""
         removed = sweep_temporaries(self.root)
-        for top in _names(os.path.join(self.root, "blobs")):
+        for top in layout.names(os.path.join(self.root, "blobs")):
             removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
-        for top in _names(os.path.join(self.root, "entries")):
-            for key in _names(os.path.join(self.root, "entries", top)):
+        for top in layout.names(os.path.join(self.root, "entries")):
+            for key in layout.names(os.path.join(self.root, "entries", top)):
                 removed += sweep_temporaries(os.path.join(self.root, "entries", top, key))
         return removed
-
-    # ---------------------------------------------------------------- paths
-
-    def _key_directory(self, key: str) -> str:
-        return os.path.join(self.root, "entries", key[:2], key)
-
-    def _entry_path(self, key: str, name: str) -> str:
-        return os.path.join(self._key_directory(key), name + ENTRY_SUFFIX)
-
-    def _blob_path(self, ref: BlobRef) -> str:
-        return os.path.join(self.root, ref.relative_path())
-
-    def _entry_paths(self) -> Iterator[str]:
-        top = os.path.join(self.root, "entries")
-        for prefix in _names(top):
-            for key in _names(os.path.join(top, prefix)):
-                if not is_hex_digest(key):
-                    continue
-                directory = os.path.join(top, prefix, key)
-                for name in _names(directory):
-                    if name.endswith(ENTRY_SUFFIX) and is_hex_digest(name[: -len(ENTRY_SUFFIX)]):
-                        yield os.path.join(directory, name)
-
-    def _blob_paths(self) -> Iterator[str]:
-        top = os.path.join(self.root, "blobs")
-        for prefix in _names(top):
-            directory = os.path.join(top, prefix)
-            for name in _names(directory):
-                if BlobRef.from_name(name) is not None:
-                    yield os.path.join(directory, name)
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -430,48 +435,3 @@ class LocalStore:
     def check(self) -> None:
         """Raise UnsafeDirectoryError for a directory whose content others could have written."""
         check_directory(self.root)
-
-
-def _names(directory: str) -> list[str]:
-    """Return the names in a directory; none if it can't be listed."""
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
-
-
-def _unlink(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise write_error(f"can't remove {path}", error) from error
-    return True
-
-
-def _rmdir(directory: str) -> None:
-    """Remove a directory if it is empty."""
-    try:
-        os.rmdir(directory)
-    except OSError:
-        pass
-
-
-def _clear(top: str) -> list[OSError]:
-    """Remove a tree except what changes meanwhile; return the errors that had another cause."""
-    failures = []
-    for directory, _, names in os.walk(top, topdown=False):
-        try:
-            for name in names:
-                path = os.path.join(directory, name)
-                try:
-                    os.unlink(path)
-                except FileNotFoundError:
-                    pass
-            os.rmdir(directory)
-        except OSError as error:
-            # Removed by another process, or published into meanwhile: both are fine.
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-                failures.append(error)
-    return failures

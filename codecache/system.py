@@ -198,6 +198,24 @@ def cpu_extensions() -> list[str]:
     return _extensions_in(text)
 
 
+def processor() -> dict[str, str | int]:
+    """Return what the times of computations on the CPU depend on: its model, caches, and the cores that may be used.
+
+    Not a part of keys: code does not depend on it.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        text = ""
+    facts: dict[str, str | int] = {"cores": len(os.sched_getaffinity(0)), "extensions": " ".join(_extensions_in(text))}
+    for name in ("model name", "cache size", "CPU implementer", "CPU part"):
+        found = re.search(rf"^{name}\s*: *(.*)$", text, re.MULTILINE)
+        if found:
+            facts[name] = found[1].strip()
+    return facts
+
+
 def _extensions_in(cpuinfo: str) -> list[str]:
     """Return the extensions that all CPUs described have: code may run on any of them."""
     lists = re.findall(r"^(flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)

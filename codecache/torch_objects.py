@@ -32,6 +32,23 @@ def add(digester: Digester, value: Any) -> bool:
     return _add_of_torch(digester, value) or _add_triton(digester, value)
 
 
+# Inductor's tables, which lowerings of a program's look others up in. What a program registers in them has digests of
+# its own, see `program_code`; the rest is torch's.
+_TABLES = (
+    ("torch._inductor.lowering", "lowerings"),
+    ("torch._inductor.lowering", "fallbacks"),
+    ("torch._inductor.decomposition", "decompositions"),
+)
+
+
+def table_name(value: Any) -> str:
+    """Return the name of a table of Inductor's, given the table itself; else an empty text."""
+    for module, attribute in _TABLES:
+        if value is getattr(sys.modules.get(module), attribute, None):
+            return f"{module}.{attribute}"
+    return ""
+
+
 def _add_of_torch(digester: Digester, value: Any) -> bool:
     """Write a value of one of torch's own types; return False if torch is not imported or it is none of them."""
     torch: Any = sys.modules.get("torch")

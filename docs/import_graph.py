@@ -3,7 +3,8 @@
     python docs/import_graph.py    writes docs/architecture/imports.md
 
 Imports inside functions count. Those for type checkers only don't, as they are none at run time, and neither do those
-of the front door (`fxpool/__init__.py`), which hands out names of all packages and is imported before each of them.
+of the front doors: `fxpool/__init__.py`, which hands out names of all packages and is imported before each of them, and
+`fxpool/torch_import.py`, which torch calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOMS = {
     "codecache": "fxpool/codecache",
 }
 #: Modules whose imports are no dependency of their package's.
-FRONT_DOOR = frozenset(("fxpool", "fxpool.__main__"))
+FRONT_DOOR = frozenset(("fxpool", "fxpool.__main__", "fxpool.torch_import"))
 PICTURE = ROOT / "docs" / "architecture" / "imports.md"
 
 Graph = dict[str, set[str]]

@@ -24,20 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxpool import forks, quantities
+from fxpool import forks, setting_values
 from fxpool.errors import ConfigurationError, UnknownNameError
+from fxpool.setting_values import WORKING_MODES, WORKING_POOLS
 
 __all__ = ["WORKING_MODES", "WORKING_POOLS", "Settings", "configure", "current", "override", "reset"]
-
-WORKING_MODES = (
-    "normal",
-    "serialize",
-    "subprocess",
-    "async+subprocess",
-    "progressive+subprocess",
-    "progressive+async+subprocess",
-)
-WORKING_POOLS = ("embedded", "host", "off")
 
 _PREFIX = "FXPOOL_"
 _MODE_VARIABLE = "TORCHINDUCTOR_FX_COMPILE_MODE"
@@ -54,6 +45,25 @@ class Settings:
     """Directory of compiled entries and toolchain facts."""
     cache_base: Path | None
     """A cache filled before by this user or root (for an image, say): looked into first, never written to."""
+    cache_max_bytes: int | None
+    """Bytes that the cache directory may take on disk; what was used least recently is removed first. `none`: no
+    limit."""
+    cache_max_files: int | None
+    """Number of files that the cache directory may hold; `none`: no limit."""
+    cache_min_seconds: float
+    """Graphs that were compiled in less time than this are not kept. 0: all are."""
+    keep_requests: bool
+    """Keep with each entry what it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
+    constants, and names of the program's code."""
+    remote_cache: str | None
+    """Address of a cache that machines share, behind the directory: ``redis://host:6379/0``, ``rediss://``, ``unix://``
+    or ``s3://bucket/prefix``."""
+    remote_key_file: Path | None
+    """File with the keys that authenticate what comes from the remote cache or a bundle (mode 0600, a key per line)."""
+    remote_use: str
+    """`read-write`, or `read-only`: nothing is uploaded."""
+    remote_timeout: float
+    """Seconds that one look into the remote cache may take in all, and that a remote which fails may cost once."""
     pool: str
     """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
     and die with this process. `off`: everything compiles in this process."""
@@ -92,171 +102,6 @@ class Settings:
     """Try a torch that is newer than any that fxpool was tested with. What does not fit is compiled by Inductor."""
 
 
-class _Bad(ValueError):
-    """A value that does not parse. `str()` is what was expected; `remedy` a further hint."""
-
-    def __init__(self, expected: str, remedy: str = "") -> None:
-        self.remedy = remedy
-        super().__init__(expected)
-
-
-def _as_path(value: object) -> Path:
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise _Bad("a path")
-    try:
-        path = Path(value).expanduser()
-    except (RuntimeError, TypeError) as error:
-        raise _Bad("a path") from error
-    # Absolute now, because a worker that reads it may have another working directory.
-    try:
-        return Path(os.path.abspath(path))
-    except OSError:
-        raise _Bad("an absolute path, and the working directory is gone") from None
-
-
-def _as_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise _Bad("1, true, yes, on or 0, false, no, off")
-
-
-def _as_workers(value: object) -> int | None:
-    expected = "a whole number of at least 1, or auto"
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return None
-    number = _as_int(value, expected)
-    if number < 1:
-        raise _Bad(expected)
-    return number
-
-
-def _as_int(value: object, expected: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise _Bad(expected)
-    try:
-        return int(value)
-    except ValueError:
-        raise _Bad(expected) from None
-
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
-
-
-def _as_bytes(value: object) -> int:
-    expected = "a positive size such as 500M, 10G or a number of bytes"
-    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip().upper())
-    size = int(match[1]) * _UNITS[match[2]] if match else 0
-    if size < 1:
-        raise _Bad(expected)
-    return size
-
-
-def _as_seconds(value: object) -> float:
-    if isinstance(value, str):
-        try:
-            return quantities.parse_duration(value)
-        except ValueError:
-            raise _Bad(quantities.DURATION_EXPECTED) from None
-    return _as_number(value, quantities.DURATION_EXPECTED, sys.float_info.max)
-
-
-def _as_number(value: object, expected: str, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _Bad(expected)
-    try:
-        number = float(value)
-    except ValueError:
-        raise _Bad(expected) from None
-    if not 0 < number <= most:
-        raise _Bad(expected)
-    return number
-
-
-def _as_job_memory(value: object) -> int | None:
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return None
-    try:
-        return _as_bytes(value)
-    except _Bad as bad:
-        raise _Bad(f"{bad}, or auto") from None
-
-
-def _as_part(value: object) -> float:
-    return _as_number(value, "a part, more than 0 and at most 1", 1.0)
-
-
-def _as_pool(value: object) -> str:
-    text = str(value).strip()
-    if text.lower() in WORKING_POOLS:
-        return text.lower()
-    if "://" in text:
-        raise _Bad(" or ".join(WORKING_POOLS), "a pool shared by the cluster is not built yet")
-    raise _Bad(" or ".join(WORKING_POOLS))
-
-
-_MODE = re.compile(r"(progressive\+)?(async\+)?(normal|serialize|subprocess)")
-
-
-def _as_mode(value: object) -> str:
-    working = ", ".join(WORKING_MODES)
-    match = _MODE.fullmatch(str(value).strip().lower())
-    if match is None:
-        raise _Bad(f"[progressive+][async+]normal|serialize|subprocess, of which these work: {working}")
-    if (match[1] or match[2]) and match[3] != "subprocess":
-        remedy = f"in the background, workers compile: {match[1] or ''}{match[2] or ''}subprocess"
-        raise _Bad(f"one of the modes that work: {working}", remedy)
-    return match[0]
-
-
-def _as_stages(value: object) -> tuple[str | Mapping[str, Any], ...]:
-    expected = 'a list such as [{}, {"max_autotune": true}] or ["default", "max-autotune"]'
-    if isinstance(value, str):
-        import json
-
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise _Bad(f"{expected}, as JSON") from None
-    if not isinstance(value, list | tuple) or not value:
-        raise _Bad(expected)
-    for stage in value:
-        named = isinstance(stage, Mapping) and all(isinstance(name, str) for name in stage)
-        if not named and not isinstance(stage, str):
-            raise _Bad(expected)
-    return tuple(stage if isinstance(stage, str) else dict(stage) for stage in value)
-
-
-def _as_calls(value: object) -> int:
-    expected = "a whole number of calls, or 0"
-    number = _as_int(value, expected)
-    if number < 0:
-        raise _Bad(expected)
-    return number
-
-
-def _as_regions(value: object) -> str:
-    if str(value).strip().lower() == "auto":
-        return "auto"
-    try:
-        return "on" if _as_bool(value) else "off"
-    except _Bad as bad:
-        raise _Bad(f"auto, or {bad}") from None
-
-
-def _as_progress(value: object) -> str:
-    """Parse a switch ("on" or "") or a path."""
-    try:
-        return "on" if _as_bool(value) else ""
-    except _Bad:
-        return str(_as_path(value))
-
-
 def _default_cache_dir() -> Path:
     # Not /tmp: whatever a reboot or a cleaner removes has to be compiled again.
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -276,23 +121,31 @@ class _Row:
 
 
 _TABLE: dict[str, _Row] = {
-    "cache_dir": _Row(_as_path, _default_cache_dir),
-    "cache_base": _Row(_as_path, lambda: None),
-    "pool": _Row(_as_pool, lambda: "host"),
-    "workers": _Row(_as_workers, lambda: None),
-    "strict": _Row(_as_bool, lambda: False),
-    "job_timeout": _Row(_as_seconds, lambda: 3600.0),
-    "job_memory": _Row(_as_job_memory, lambda: None),
-    "memory_high_watermark": _Row(_as_part, lambda: 0.9),
-    "idle_timeout": _Row(_as_seconds, lambda: 120.0),
-    "runtime_dir": _Row(_as_path, lambda: None),
-    "mode": _Row(_as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
-    "stages": _Row(_as_stages, lambda: ({}, {"max_autotune": True})),
-    "stage_calls": _Row(_as_calls, lambda: 0),
-    "regions": _Row(_as_regions, lambda: "auto"),
-    "progress": _Row(_as_progress, lambda: ""),
-    "trace": _Row(_as_path, lambda: None),
-    "untested_torch": _Row(_as_bool, lambda: False),
+    "cache_dir": _Row(setting_values.as_path, _default_cache_dir),
+    "cache_base": _Row(setting_values.as_path, lambda: None),
+    "cache_max_bytes": _Row(setting_values.as_limit, lambda: 10 << 30),
+    "cache_max_files": _Row(setting_values.as_count, lambda: 100_000),
+    "cache_min_seconds": _Row(setting_values.as_seconds_or_none, lambda: 0.0),
+    "keep_requests": _Row(setting_values.as_bool, lambda: False),
+    "remote_cache": _Row(setting_values.as_address, lambda: None),
+    "remote_key_file": _Row(setting_values.as_path, lambda: None),
+    "remote_use": _Row(setting_values.as_remote_use, lambda: "read-write"),
+    "remote_timeout": _Row(setting_values.as_seconds, lambda: 1.0),
+    "pool": _Row(setting_values.as_pool, lambda: "host"),
+    "workers": _Row(setting_values.as_workers, lambda: None),
+    "strict": _Row(setting_values.as_bool, lambda: False),
+    "job_timeout": _Row(setting_values.as_seconds, lambda: 3600.0),
+    "job_memory": _Row(setting_values.as_job_memory, lambda: None),
+    "memory_high_watermark": _Row(setting_values.as_part, lambda: 0.9),
+    "idle_timeout": _Row(setting_values.as_seconds, lambda: 120.0),
+    "runtime_dir": _Row(setting_values.as_path, lambda: None),
+    "mode": _Row(setting_values.as_mode, lambda: "subprocess", variable=_MODE_VARIABLE),
+    "stages": _Row(setting_values.as_stages, lambda: ({}, {"max_autotune": True})),
+    "stage_calls": _Row(setting_values.as_calls, lambda: 0),
+    "regions": _Row(setting_values.as_regions, lambda: "auto"),
+    "progress": _Row(setting_values.as_progress, lambda: ""),
+    "trace": _Row(setting_values.as_path, lambda: None),
+    "untested_torch": _Row(setting_values.as_bool, lambda: False),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
 # Variables that the defaults depend on are watched, too.
@@ -374,7 +227,7 @@ def _known(values: Mapping[str, object], kind: str = "setting") -> list[tuple[st
 def _parse(name: str, value: object, where: str) -> Any:
     try:
         return _TABLE[name].parse(value)
-    except _Bad as bad:
+    except setting_values.BadValue as bad:
         raise ConfigurationError(f"{where}: {value!r} is not {bad}", remedy=bad.remedy) from None
 
 

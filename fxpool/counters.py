@@ -13,7 +13,7 @@ from typing import Any
 
 from fxpool import forks
 
-__all__ = ["KEPT_GRAPHS", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
+__all__ = ["KEPT_GRAPHS", "add_remote_seconds", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
 
 KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
 
@@ -35,6 +35,7 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "quarantine_retries": (),  # reason: the limit that a graph exceeded, and that is larger now
     "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
     "eager_calls": (),
+    "remote": ("hits", "misses", "writes"),  # and `error:` with the reasons, see docs/counters.md
     "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with the reasons
     "switched_off": (),  # reasons why this process has no pool or no cache; each was warned of once
 }
@@ -44,6 +45,7 @@ _numbers: dict[str, int] = {}
 _tables: dict[str, dict[str, int]] = {}
 _graphs: deque[dict[str, Any]] = deque(maxlen=KEPT_GRAPHS)
 _seconds_saved = 0.0
+_remote_seconds = 0.0
 
 
 def count(name: str, reason: str | None = None, n: int = 1) -> None:
@@ -82,12 +84,20 @@ def add_seconds_saved(seconds: float) -> None:
         _seconds_saved += max(0.0, seconds)
 
 
+def add_remote_seconds(seconds: float) -> None:
+    """Add the time for which a graph waited for the remote cache (seconds)."""
+    global _remote_seconds
+    with _lock:
+        _remote_seconds += seconds
+
+
 def snapshot() -> dict[str, Any]:
-    """Return a copy of everything counted: numbers, tables of reasons, `seconds_saved` and `graphs`."""
+    """Return a copy of everything counted: numbers, tables of reasons, `seconds_saved`, `remote_seconds`, `graphs`."""
     with _lock:
         result: dict[str, Any] = dict(_numbers)
         result.update({name: dict(table) for name, table in _tables.items()})
         result["seconds_saved"] = _seconds_saved
+        result["remote_seconds"] = _remote_seconds
         result["graphs"] = [dict(record) for record in _graphs]
         return result
 
@@ -99,13 +109,13 @@ def reset() -> None:
 
 
 def _clear() -> None:
-    global _seconds_saved
+    global _seconds_saved, _remote_seconds
     _numbers.clear()
     _numbers.update(dict.fromkeys(_NUMBERS, 0))
     _tables.clear()
     _tables.update({name: dict.fromkeys(reasons, 0) for name, reasons in _TABLES.items()})
     _graphs.clear()
-    _seconds_saved = 0.0
+    _seconds_saved = _remote_seconds = 0.0
 
 
 def _complete() -> None:

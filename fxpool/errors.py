@@ -18,11 +18,16 @@
     ├── CompileError
     │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
     │   ├── CannotReturnError         a result that can't be sent back, with the reason
-    │   └── NoCompilerError           no working C++ compiler
+    │   ├── NoCompilerError           no working C++ compiler
+    │   └── NoHalideError             Inductor is to generate Halide, which is not installed
     ├── MeasurementBusyError          others measured for longer than the caller was ready to wait
+    ├── MissingExtraError             a package that one feature needs is not installed
     └── StoreError
         ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, another user
-        └── CorruptEntryError         bytes with a wrong digest (callers turn it into a miss)
+        ├── NoEntryError              nothing is kept under this key, or several keys begin like it
+        ├── CorruptEntryError         bytes with a wrong digest (callers turn it into a miss)
+        ├── BundleError               a bundle that is damaged, not trusted, or of another format
+        └── NotAuthenticError         bytes from elsewhere without a valid MAC (callers turn it into a miss)
 
 Fields are plain strings and numbers, so that an error can cross a process boundary.
 """
@@ -324,6 +329,16 @@ class NoCompilerError(CompileError):
         )
 
 
+class NoHalideError(CompileError):
+    """Inductor is to generate Halide programs (``cpu_backend="halide"``), and there is no Halide to compile them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Halide is not installed, and Inductor's cpu_backend or cuda_backend is 'halide'",
+            remedy="pip install halide (21 was tried), or leave the option away",
+        )
+
+
 _INSTALL_COMPILER = "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it"
 _NO_ARGUMENTS = (
     "CXX is one program, without arguments: instead of 'ccache g++' a link to ccache that is called g++ "
@@ -348,6 +363,14 @@ class MeasurementBusyError(FxpoolError):
         )
 
 
+class MissingExtraError(FxpoolError):
+    """`feature` needs `package`, which the optional dependencies `extra` install."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        self.feature, self.package, self.extra = feature, package, extra
+        super().__init__(f"{feature} need {package}, which is not installed", remedy=f"pip install 'fxpool[{extra}]'")
+
+
 class StoreError(FxpoolError):
     """The cache directory can't be used for this operation."""
 
@@ -356,5 +379,45 @@ class UnsafeDirectoryError(StoreError):
     """The cache directory belongs to another user, or others can write to it: entries are code."""
 
 
+class NoEntryError(StoreError):
+    """Nothing is kept under `key`, or it is the beginning of several keys."""
+
+    def __init__(self, key: str, why: str) -> None:
+        self.key, self.why = key, why
+        super().__init__(f"{key!r}: {why}", remedy="`fxpool cache ls` lists the entries")
+
+
 class CorruptEntryError(StoreError):
     """Bytes on disk with a wrong digest. Never leaves the store: a lookup turns it into a miss."""
+
+
+class NotAuthenticError(StoreError):
+    """Bytes from a network or a file that no accepted key authenticates; `name` is what was asked for."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self.why = name, why
+        super().__init__(
+            f"{name} is not authentic: {why}",
+            remedy="writers and readers need a key in common: see FXPOOL_REMOTE_KEY_FILE",
+        )
+
+
+_BUNDLE_REMEDIES = {
+    "damaged": "nothing of it was used; copy or export it again",
+    "other_version": "nothing of it was used; export it with the fxpool that is to import it",
+    "unsealed": "nothing of it was used; export it with FXPOOL_REMOTE_KEY_FILE or --key-file",
+    "untrusted": "a bundle is run as code: chown and chmod go-w it if you know what wrote it, seal it with a key file, "
+    "or give --trust",
+    "needs_earlier": "nothing of it was used; import the bundles it builds on first, or in the same call before it",
+}
+
+
+class BundleError(StoreError):
+    """A bundle can't be used, and nothing of it was; `name` is its file, `reason` a word, `why` the details.
+
+    Reasons: `damaged`, `other_version`, `unsealed`, `untrusted`, `needs_earlier`, `unreadable`, `gone`.
+    """
+
+    def __init__(self, name: str, reason: str, why: str) -> None:
+        self.name, self.reason, self.why = name, reason, why
+        super().__init__(f"{name} can't be used as a bundle: {why}", remedy=_BUNDLE_REMEDIES.get(reason, ""))

@@ -15,8 +15,12 @@
                the graph as Dynamo made it ▷ after AOTAutograd ▷ in this process
 
     entry_point      what torch finds under the name "fxpool" among its backends
+    autoload         torch's cache artifacts may hold fxpool's entries, as soon as torch is imported
     backend          called by Dynamo for each graph
     compile_graph    the graph's way, with the call's options
+    standalone       a graph without Dynamo behind it, for back ends that split graphs themselves
+    packages         exported programs as packages of AOTInductor's
+    verification     kept graphs compiled again and compared
     untested_torch   the same under a torch newer than any tested: what does not fit is Inductor's
     core             options, attempts, the process's pool and stores
     request          from what Dynamo hands over to a request and a key

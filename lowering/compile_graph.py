@@ -12,7 +12,7 @@ from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain
 from fxpool.torch_compat.dynamo import tracing
-from fxpool.torch_compat.inductor import clearing
+from fxpool.torch_compat.inductor import clearing, forms
 from fxpool.torch_compat.operators import inductor_registrations
 from fxpool.watch import configured
 
@@ -45,7 +45,8 @@ def compile_graph(
     try:
         with attempt.timed("total"), chain.options_in_force(parsed):
             cutter = _in_pieces if parsed.regions != "off" else None
-            return chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter)
+            gm, inputs, restored = forms.as_from_dynamo(gm, inputs)
+            return restored(chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter))
     finally:
         attempt.record()
         if attempt.outcome is not Outcome.ASYNC:  # its thread tells

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fxpool import torch_release
-from fxpool.lowering import backend
+from fxpool.lowering import autoload, backend
 from fxpool.torch_compat.dynamo import backend_table
 
 
@@ -24,6 +24,7 @@ def __getattr__(name: str) -> Any:
             untested_torch.attempted(_start_ahead)
         else:
             _start_ahead()
+    autoload.register()  # torch may have been told not to call it
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
 

@@ -51,6 +51,7 @@ The server:
     job_events         progress of jobs, for clients that watch them
     questions          what workers ask the callers of their jobs
     report             job records for `fxpool status`
+    history            remembers jobs for who looks on
     predecessor        ends a server that hung
     zygote_link        the server's end of the zygote
 

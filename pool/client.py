@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpool import forks
-from fxpool.errors import PoolUnavailableError
+from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool import logs, pausing
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
@@ -18,6 +18,8 @@ from fxpool.pool.job_spec import JobSpec
 from fxpool.pool.session import Session, again
 
 __all__ = ["PoolClient"]
+
+_CLOSE_SECONDS = 2.0
 
 
 @dataclass
@@ -46,8 +48,9 @@ class PoolClient:
         self._holder = _Holder()
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
+        self._era = object()  # another one after each close
         # Also runs when the interpreter exits.
-        self._finalizer = weakref.finalize(self, _close_held, self._holder, 2.0)
+        self._finalizer = weakref.finalize(self, _close_held, self._holder, _CLOSE_SECONDS)
 
     def __enter__(self) -> PoolClient:
         return self
@@ -79,8 +82,9 @@ class PoolClient:
         Raises:
             PoolUnavailableError: no server can be started, or (with `wait`) the preload failed or took more than
                 `PoolConfig.start_timeout` seconds.
+            JobCancelledError: another thread closed the pool meanwhile.
         """
-        session = self._session()
+        session = self._session(self._era, "it was started")
         if not wait:
             return
         if not session.zygote_known.wait(self.config.start_timeout):
@@ -108,7 +112,9 @@ class PoolClient:
         Raises:
             PoolUnavailableError: no server can be started.
             ProtocolError: `payload` is over the cap of a frame.
+            JobCancelledError: another thread closed the pool meanwhile.
         """
+        era = self._era
         levels, disabled = logs.level_map()
         if not spec.spare:
             pausing.give_up_ours(f"{spec.label} was compiled while this process measured")
@@ -135,7 +141,9 @@ class PoolClient:
             )
 
         for _ in range(3):
-            job = self._session().submit(self, spec.label, make, payload, on_event, on_ask)
+            job = self._session(era, f"job {spec.label!r} was submitted").submit(
+                self, spec.label, make, payload, on_event, on_ask
+            )
             if job is not None:
                 return job
         raise PoolUnavailableError("the server ended as often as it was started")
@@ -155,12 +163,14 @@ class PoolClient:
             return {"state": "stopped"}
         return {"state": "starting", "server_pid": session.server_pid, "directory": str(session.directory)}
 
-    def close(self, timeout: float = 2.0) -> None:
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Leave the server, or kill it with its zygote and all workers if it is this client's own. Idempotent.
 
         Jobs that are not done fail with JobCancelledError. `timeout` is in seconds.
         """
         self._check_process()
+        # First: a thread that is starting a session sees it when it has one, and closes that itself.
+        self._era = object()
         _close_held(self._holder, timeout)
 
     def _check_process(self) -> None:
@@ -168,12 +178,22 @@ class PoolClient:
             self._pid = os.getpid()
             self._holder.session = None
 
-    def _session(self) -> Session:
+    def _session(self, era: object, what: str) -> Session:
+        """Return the session in force, starting one if there is none. `era` is the caller's from before `what` began.
+
+        Raises PoolUnavailableError, and JobCancelledError if the pool was closed since: a server that a closed pool
+        started would be left to run.
+        """
         self._check_process()
         with self._lock:
-            session = self._holder.session
-            if session is None or not session.alive:
+            if self._era is era:
+                session = self._holder.session
+                if session is not None and session.alive:
+                    return session
                 if not self._finalizer.alive:
                     raise PoolUnavailableError("the interpreter is shutting down")
                 self._holder.session = session = Session.start(self.config)
-            return session
+                if self._era is era:
+                    return session
+                _close_held(self._holder, _CLOSE_SECONDS)  # whoever closed the pool may have found no session yet
+        raise JobCancelledError(f"the pool was closed while {what}")

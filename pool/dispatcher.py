@@ -10,7 +10,7 @@ import logging
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fxpool.pool import messages as m
 from fxpool.pool import outcomes, processes, report
 from fxpool.pool.bounds import Bounds
 from fxpool.pool.connection import Connection
+from fxpool.pool.history import History
 from fxpool.pool.job_events import JobEvents
 from fxpool.pool.outcomes import Client, Exceeded, JobLogs, Work, Worker, WorkerResult
 from fxpool.pool.protocol import encode
@@ -73,7 +74,9 @@ class Dispatcher:
         self.limits = limits
         self._workers: dict[int, Worker] = {}
         self._bounds = Bounds(limits, self._workers, self._asking, self._exceeded)
-        self.watch = Watch(limits, self.scheduler, self.do, self._bounds.trees, self._bounds.memory, self._exceeded)
+        self.history = History()
+        bounds, took = self._bounds, self.history.took
+        self.watch = Watch(limits, self.scheduler, self.do, bounds.trees, bounds.memory, self._exceeded, took)
         self._directory = directory
         self._to_zygote = to_zygote
         self._logs = JobLogs(directory / "logs")
@@ -137,21 +140,21 @@ class Dispatcher:
         if self._job_events:
             above = [work] if work.worker is None else self._listening(work.worker.job)
             self._job_events.tell(above, work, "queued", work.asked)
-        self.do(
-            self.scheduler.submit(
-                work.key,
-                Wishes(
-                    flight=work.ask.flight or None,
-                    kind=work.kind,
-                    retries=max(0, work.ask.retries),
-                    priority=work.ask.priority,
-                    alone=work.ask.alone,
-                    spare=work.ask.spare,
-                ),
-                owner=work.client.number if work.client is not None else None,
-                parent=work.worker.number if work.worker is not None else None,
-            )
+        pid, asker = (work.client.pid if work.client is not None else 0), work.worker
+        wishes = Wishes(
+            flight=work.ask.flight or None,
+            kind=work.kind,
+            retries=max(0, work.ask.retries),
+            priority=work.ask.priority,
+            alone=work.ask.alone,
+            spare=work.ask.spare,
         )
+        owner, parent = (work.client.number if work.client else None), (asker.number if asker else None)
+        actions = self.scheduler.submit(work.key, wishes, owner=owner, parent=parent)
+        job = self.scheduler.job_of(work.key) or work.key
+        part_of = asker.job if asker is not None else 0
+        self.history.asked(work.key, job, work.ask.label, pid, work.asked, part_of=part_of)
+        self.do(actions)
 
     @property
     def busy(self) -> bool:
@@ -292,6 +295,8 @@ class Dispatcher:
         self._questions.withdrawn(work)
         worker = self._workers.get(action.worker) if action.worker is not None else None
         message, payload = outcomes.outcome(action, work, worker)
+        how, why = report.ending(message)
+        self.history.answered(work.key, how, self.loop.time(), why)
         if worker is not None:
             for timer in (*worker.timers, *filter(None, [worker.limit_timer])):
                 timer.cancel()
@@ -387,6 +392,7 @@ class Dispatcher:
             self.do(self.scheduler.answered(worker.number, answer, stays=message.stays))
         elif isinstance(message, m.Phase):
             worker.phase = message.name[:_SHOWN]
+            self.history.phase(worker.job, worker.phase, self.loop.time())
             self._worker_tells(worker, "phase", worker.phase)
         elif isinstance(message, m.Submit):
             self._sub_job(worker, message, payload)
@@ -490,6 +496,7 @@ class Dispatcher:
         if worker.last is not None:
             self.counters["retries"] += 1
             reason = outcomes.describe(worker.last)
+        self.history.begun(worker.job, worker.pid, worker.attempt, worker.begun, reason)
         for work in asking:
             if work.client is not None:
                 work.client.connection.send(
@@ -586,22 +593,32 @@ class Dispatcher:
         # A worker that was killed could not remove it, nor could the compilers it had started.
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
-    def status(self) -> dict[str, Any]:
-        """Return plain data on slots, the queue, limits and workers, as `fxpool status` shows them."""
+    def past(self, query: m.HistoryQuery) -> m.History:
+        """Return what changed about jobs, running ones included, after the change that `query` names."""
+        jobs = self.history.since(query.since)
+        return m.History(number=query.number, latest=self.history.latest, now=self.loop.time(), jobs=jobs)
+
+    def status(self, taken: Mapping[int, int]) -> dict[str, Any]:
+        """Return plain data on slots, the queue, limits and workers, as `fxpool status` shows them.
+
+        `taken` has the bytes of each process.
+        """
         works, workers = self._jobs.items(), self._workers.values()
         scheduler, now = self.scheduler, self.loop.time()
+        with_worker = {worker.job for worker in workers}
         return {
             "slots_free": scheduler.free,
             "queued": scheduler.queued,
-            "waiting": report.waiting(works, {worker.job for worker in workers}, scheduler.job_of, now),
+            "waiting": report.waiting(works, with_worker, scheduler.job_of, scheduler.order, now),
             "limits": {**self.limits.facts(), "pressed": self.watch.pressed},
             "running": [
-                report.running(worker, self._listening(worker.job), now)
+                report.running(worker, self._listening(worker.job), taken, now)
                 for worker in workers
                 if scheduler.asks_of(worker.job)
             ],
             "workers": [worker.pid for worker in workers if worker.pid is not None],
             "fork_seconds": self.fork_seconds,
+            "jobs": self.history.facts(),
         }
 
     def _number(self) -> int:

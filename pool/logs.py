@@ -164,7 +164,7 @@ def _text(text: str) -> str:
 
 def _module_of(filename: str) -> str:
     """Return the module of `filename`: filters name modules, but `showwarning` is given only the file."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if getattr(module, "__file__", None) == filename:
             return name
     return ""

@@ -5,9 +5,9 @@ output, pickled exceptions) are not fields: they travel behind the message, unto
 
 | direction         | messages                                                                                |
 |-------------------|-----------------------------------------------------------------------------------------|
-| client -> server  | Hello, Submit, Cancel, Answer, Pause, StatusQuery, Ping, Shutdown                       |
+| client -> server  | Hello, Submit, Cancel, Answer, Pause, StatusQuery, HistoryQuery, Ping, Shutdown         |
 | server -> client  | Welcome, Refused, ZygoteState, Started, JobEvent, LogRecord, WarningRecord, Asked, Done, |
-|                   | Failed, Paused, GoneOn, Status, Pong, Leaving                                           |
+|                   | Failed, Paused, GoneOn, Status, History, Pong, Leaving                                  |
 | server -> worker  | Run, Granted, SlotsReply, Answered, Started, Done, Failed                               |
 | worker -> server  | Begun, Unable, Returned, Phase, Submit, Cancel, Ask, Waiting, Resume, SlotsQuery,       |
 |                   | LogRecord, WarningRecord                                                                |
@@ -229,6 +229,46 @@ class Status(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     facts: dict[str, Any]
 
 
+class HistoryQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Asks for the jobs that changed after `since` (0: all that are remembered). Answered by History, same number."""
+
+    number: int
+    since: int = 0
+
+
+class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is remembered of a job, in `History`. Times are `time.monotonic()`.
+
+    `change` numbers its latest change. `askers` are the pids of all that asked for it, `part_of` is the job that it is
+    a sub-job of, or 0. `phases` are (name, since). `memory` is the most that its processes were seen to take, in bytes,
+    with shared pages in full. `how` is "done" or a kind of `Failed`.
+    """
+
+    job: int
+    change: int
+    label: str
+    queued: float
+    begun: float | None = None
+    ended: float | None = None
+    worker: int | None = None
+    attempts: int = 0
+    part_of: int = 0
+    askers: list[int] = []
+    phases: list[tuple[str, float]] = []
+    memory: int = 0
+    how: str = ""
+    reason: str = ""
+
+
+class History(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The jobs that changed, the latest last. `latest` numbers the latest change of all; `now` is the time there."""
+
+    number: int
+    latest: int
+    now: float
+    jobs: list[JobRecord]
+
+
 class Ping(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Asks whether the peer is alive. Answered by Pong."""
 
@@ -425,7 +465,7 @@ class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
     code: str = ""
 
 
-ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | Ping | Shutdown
+ToServer = Hello | Submit | Cancel | Answer | Pause | StatusQuery | HistoryQuery | Ping | Shutdown
 ToClient = (
     Welcome
     | Refused
@@ -440,6 +480,7 @@ ToClient = (
     | Paused
     | GoneOn
     | Status
+    | History
     | Pong
     | Leaving
 )

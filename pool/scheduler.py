@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from fxpool.pool.decisions import (
     Action,
@@ -104,6 +104,11 @@ class Scheduler:
     def queued(self) -> int:
         """Number of jobs without a worker."""
         return len(self._queue)
+
+    @property
+    def order(self) -> list[int]:
+        """The jobs without a worker, the next one first, as things stand."""
+        return [job.job for job in sorted((self._jobs[number] for number in self._queue), key=self._rank())]
 
     @property
     def running(self) -> int:
@@ -383,8 +388,10 @@ class Scheduler:
             queue = [job for job in queue if job.parent is not None]
         if not self._quiet and (self.slots < _MANY or 2 * self.free < self.slots):
             queue = [job for job in queue if not job.spare]
-        if not queue:
-            return None
+        return min(queue, key=self._rank(), default=None)
+
+    def _rank(self) -> Callable[[Job], tuple[bool, int, int, int]]:
+        """Return the order in which queued jobs are begun, as things stand: a key to sort them by."""
         held: dict[Hashable, int] = {}
         for worker in self._workers.values():
             if worker.slot is Slot.HELD and worker.job is not None:
@@ -395,7 +402,7 @@ class Scheduler:
             load = min((held.get(owner, 0) for owner in self._owners(job)), default=0)
             return job.parent is None, -job.priority, load, job.age
 
-        return min(queue, key=rank)
+        return rank
 
     def _owners(self, job: Job) -> set[Hashable]:
         """Return the owners of a job, or of the job that it is a part of."""

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from fxpool.errors import ProtocolError
-from fxpool.pool import memory, predecessor, processes, runtime_dir, turns
+from fxpool.pool import memory, predecessor, processes, report, runtime_dir, turns
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
@@ -81,7 +81,7 @@ class Server:
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
         self._ending = False
-        self._measured: tuple[float, dict[str, int]] | None = None
+        self._measured: tuple[float, dict[int, int]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -166,6 +166,8 @@ class Server:
             self.pauses.begin(client, message.seconds, self._zygote_obeys)
         elif isinstance(message, m.StatusQuery):
             client.connection.send(m.Status(number=message.number, facts=self.status()))
+        elif isinstance(message, m.HistoryQuery):
+            client.connection.send(self.dispatcher.past(message))
         elif isinstance(message, m.Ping):
             client.connection.send(m.Pong())
         elif isinstance(message, m.Shutdown):
@@ -437,33 +439,28 @@ class Server:
             "directory": str(self.directory),
             "fxpool": __version__,
             "seconds": round(self.loop.time() - self._begun, 3),
-            "cgroup": _cgroup(),
+            "cgroup": report.cgroup(),
             "shared": bool(self.config.link),
             "draining": self._draining,
             "clients": [client.pid for client in self.clients.values() if client.greeted and not client.visitor],
             "paused": bool(self.pauses),
             "slots": self.slots,
             "slots_rule": self.rule,
-            **self.dispatcher.status(),
+            **self.dispatcher.status(self._taken()),
             "zygote": dict(self.zygote_facts),
-            "memory": self._memory(),
+            "memory": report.shares(self._taken(), self.zygote.pid if self.zygote is not None else 0),
             "counters": {**self.dispatcher.counters, "zygotes": self.zygotes},
         }
 
-    def _memory(self) -> dict[str, int]:
-        """Return the bytes (proportional set size) of server, zygote and workers, with their compilers.
+    def _taken(self) -> dict[int, int]:
+        """Return the bytes (proportional set size) of this process and all below it, by pid.
 
         Measured at most every `_MEASURE_SECONDS`: it takes milliseconds, and frequent queries must not hold up jobs.
         """
-        if self._measured and self.loop.time() - self._measured[0] < _MEASURE_SECONDS:
-            return self._measured[1]
-        everybody = memory.tree(os.getpid())
-        zygote = self.zygote.pid if self.zygote is not None else 0
-        taken = {pid: memory.proportional([pid]) for pid in everybody}
-        rest = sum(taken.values()) - taken[os.getpid()] - taken.get(zygote, 0)
-        facts = {"server": taken[os.getpid()], "zygote": taken.get(zygote, 0), "workers": rest}
-        self._measured = (self.loop.time(), facts)
-        return facts
+        if not self._measured or self.loop.time() - self._measured[0] >= _MEASURE_SECONDS:
+            taken = {pid: memory.proportional([pid]) for pid in memory.tree(os.getpid())}
+            self._measured = (self.loop.time(), taken)
+        return self._measured[1]
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -501,14 +498,6 @@ class Server:
         # Last, so that a client that waits for our end finds nothing of us.
         for client in list(self.clients.values()):
             client.connection.close()
-
-
-def _cgroup() -> str:
-    """Return the server's cgroups: the end of that group (a container's, a service's) ends the server."""
-    try:
-        return Path("/proc/self/cgroup").read_text().strip()
-    except OSError:
-        return ""
 
 
 def main(arguments: list[str]) -> None:

@@ -74,14 +74,16 @@ class Watch:
         jobs: Callable[[], Iterable[tuple[Worker, list[int]]]],
         limit_of: Callable[[Worker], int],
         over: Callable[[Worker, Exceeded], None],
+        took: Callable[[int, int], None],
     ) -> None:
         """`jobs` returns the workers of clients' jobs, each with its pid and those of its sub-jobs' workers; `limit_of`
-        returns a worker's limit in bytes; `over` is called for each worker above it."""
+        returns a worker's limit in bytes; `over` is called for each worker above it; `took` is called with the number
+        of each job and the bytes it takes at most."""
         self.limits = limits
         self.pressed = False
         self.rests = False  # nothing runs, and looking takes time from who measures
         self._scheduler, self._do, self._jobs, self._over = scheduler, do, jobs, over
-        self._limit_of = limit_of
+        self._limit_of, self._took = limit_of, took
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._looked = float("-inf")
@@ -109,7 +111,9 @@ class Watch:
             limit = self._limit_of(worker)
             everybody = [one for pid in pids for one in memory.tree(pid)]
             # Counts shared pages in full: an upper bound, and much cheaper.
-            if memory.at_most(everybody) <= limit:
+            most = memory.at_most(everybody)
+            self._took(worker.job, most)
+            if most <= limit:
                 continue
             used = memory.proportional(everybody)
             if used > limit:

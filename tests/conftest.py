@@ -30,7 +30,7 @@ from fxpool import config, counters
 from fxpool.pool import hosts
 
 # A server needs a moment to see that its client is gone; a loaded machine needs more of it.
-GRACE = 15.0
+GRACE = 30.0
 # Started by libraries for the whole process, not by a test; they end with it.
 NOT_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
 
@@ -78,8 +78,7 @@ def _own_directories_and_no_leaks(
 
     if shared is None and left():
         fxpool.close()  # what this process holds it may hold as long as it lives; here that is the test
-        _end_preparing(tmp_path / "r")
-    found = _wait_until_nothing_is_left(left)
+    found = _wait_until_nothing_is_left(left, meanwhile=lambda: _end_preparing(tmp_path / "r"))
     if found:
         pytest.fail("left behind: " + "; ".join(found), pytrace=False)
 
@@ -98,18 +97,29 @@ def _make_directories(root: Path) -> None:
 
 
 def _end_preparing(runtime: Path) -> None:
-    """Tell servers to end that stay to prepare their host for who comes later: a header takes them half a minute."""
+    """Tell servers to end that stay to prepare their host for who comes later: a header takes them half a minute.
+
+    Not one that has nothing to do: it has to leave by itself. One that is still starting does not say what it will do.
+    """
     for link in hosts.links(runtime):
         facts = hosts.status(link)
         if facts.get("running") or facts.get("waiting"):
             hosts.stop(link)
 
 
-def _wait_until_nothing_is_left(left: Callable[[], list[str]]) -> list[str]:
+def _wait_until_nothing_is_left(
+    left: Callable[[], list[str]], meanwhile: Callable[[], object] = lambda: None
+) -> list[str]:
+    """Return what is left after `GRACE` seconds; `meanwhile` is called each second."""
     end = time.monotonic() + GRACE
+    due = 0.0
     while found := left():
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             return list(found)
+        if now >= due:
+            meanwhile()
+            due = now + 1.0
         time.sleep(0.05)
     return []
 

@@ -1,10 +1,14 @@
 """The command `fxpool`.
 
-main      all commands together, and the demonstration
-output    shared by all: exit statuses, widths, errors
-cache     `stats` and `cache`
-server    `serve`, `status` and `stop`
-device    `device`
-bench     `bench`
-doctor    `doctor`
+main       all commands together, and the demonstration
+output     shared by all: exit statuses, widths, errors
+cache      `stats` and `cache`
+bundles    `cache export` and `cache import`
+recompute  `cache verify --recompute`
+keys       `cache key`
+server     `serve`, `status` and `stop`
+device     `device`
+bench      `bench`
+doctor     `doctor`
+dashboard  `dashboard` and `metrics`
 """

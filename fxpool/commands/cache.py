@@ -1,10 +1,11 @@
-"""Commands about the cache directory: stats, and `cache` with ls, show, verify, quarantine, clear.
+"""Commands about the cache directory: stats, and `cache` with ls, show, explain, verify, quarantine, gc, clear.
 
 Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ from fxpool import config, quantities
 from fxpool.commands.output import FOUND_WRONG, fail, filled, width, wrapped
 
 if TYPE_CHECKING:
+    from fxpool.codecache.bounds import Bounds
+    from fxpool.codecache.collector import Collected
     from fxpool.codecache.entry import Entry
+    from fxpool.codecache.host_statistics import Totals
     from fxpool.codecache.store import LocalStore, StoredEntry
 
 __all__ = ["cache", "stats"]
@@ -28,23 +32,31 @@ _LABEL = 11  # columns of the label before a line of `cache show`
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
 def stats(as_json: bool) -> None:
-    """What lies in the cache directory. Hits and misses are counted per process: fxpool.stats() in yours."""
-    from fxpool.codecache import contents
+    """What lies in the cache directory, and what its processes of the last 30 days counted together."""
+    from fxpool.codecache import collector, contents, host_statistics
 
     store = _store()
-    data: dict[str, Any] = {"cache_dir": str(config.current().cache_dir), "entries": 0, "blobs": 0, "bytes": 0}
+    settings = config.current()
+    data: dict[str, Any] = {"cache_dir": str(settings.cache_dir), "entries": 0, "blobs": 0, "bytes": 0}
     data |= {"compile_seconds": 0.0, "unreadable_entries": 0}
+    data |= {"max_bytes": settings.cache_max_bytes, "max_files": settings.cache_max_files, "evicted": None}
     shares = {kind: contents.Share() for kind in contents.KINDS}
     if store is not None:
         data |= store.sizes()
         shares = contents.measure(store.root)
+        if (evicted := collector.evicted(store.root)) is not None:
+            data["evicted"] = {"entries": evicted.files, "bytes": evicted.bytes}
         for listed in store.scan():
             if listed.entry is None:
                 data["unreadable_entries"] += 1
             else:
                 data["compile_seconds"] += listed.entry.metadata.compile_seconds
     data["disk_bytes"] = sum(share.bytes for share in shares.values())
+    data["disk_files"] = sum(share.files for share in shares.values())
     data["parts"] = {kind: {"files": share.files, "bytes": share.bytes} for kind, share in shares.items()}
+    days = host_statistics.read(store.root) if store is not None else {}
+    total = host_statistics.added(days.values())
+    data["host"] = {"total": total.plain(), "days": {day: one.plain() for day, one in days.items()}}
     if as_json:
         click.echo(json.dumps(data))
         return
@@ -55,14 +67,42 @@ def stats(as_json: bool) -> None:
             rows[kind] = f"{data[kind]}, {size}"
         elif share.bytes:
             rows[kind] = f"{size} in {quantities.counted(share.files, 'file')}"
-    in_all = quantities.size(data["disk_bytes"])
-    rows["in all"] = f"{in_all} on disk; nothing is evicted, `fxpool cache clear` removes it"
+    in_all = f"{quantities.size(data['disk_bytes'])} on disk in {quantities.counted(data['disk_files'], 'file')}"
+    rows["in all"] = f"{in_all}; {_bounds(settings.cache_max_bytes, settings.cache_max_files)}"
+    if data["evicted"] and data["evicted"]["entries"]:
+        entries = quantities.counted(data["evicted"]["entries"], "entry", "entries")
+        rows["evicted so far"] = f"{entries}, {quantities.size(data['evicted']['bytes'])}"
     rows["compile time kept"] = f"{data['compile_seconds']:.1f} s"
     if data["unreadable_entries"]:
         rows["unreadable entries"] = f"{data['unreadable_entries']} (fxpool cache verify)"
+    if total.processes:
+        rows[f"last {host_statistics.KEPT_DAYS} days"] = _counted(total)
+        for counter, table in total.reasons.items():
+            if counter != "compiles":
+                ranked = sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))
+                rows[counter.replace("_", " ")] = ", ".join(f"{reason} {number}" for reason, number in ranked)
+        rows |= {day: _counted(one) for day, one in reversed(days.items())}
     before = max(map(len, rows))
     for name, value in rows.items():
         click.echo(wrapped(f"{name:<{before}}  ", value, width()))
+
+
+def _bounds(max_bytes: int | None, max_files: int | None) -> str:
+    """Format as ``at most 10.0 GB and 100000 files are kept``."""
+    limits = [quantities.size(max_bytes)] if max_bytes is not None else []
+    limits += [quantities.counted(max_files, "file")] if max_files is not None else []
+    return f"at most {' and '.join(limits)} are kept" if limits else "no limit is set"
+
+
+def _counted(totals: Totals) -> str:
+    """Format as ``3 processes: 12 hits, 2 misses, 2 compiles, 31 s saved``."""
+    data = totals.plain()
+    parts = [quantities.counted(data["hits"], "hit"), quantities.counted(data["misses"], "miss", "misses")]
+    if data["guard_misses"]:
+        parts.append(quantities.counted(data["guard_misses"], "guard miss", "guard misses"))
+    parts.append(quantities.counted(sum(data["compiles"].values()), "compile"))
+    parts.append(f"{quantities.span(data['seconds_saved'])} saved")
+    return f"{quantities.counted(data['processes'], 'process', 'processes')}: {', '.join(parts)}"
 
 
 @click.group()
@@ -183,23 +223,55 @@ def _show_code(entry: Entry, store: LocalStore) -> None:
         click.echo(f"# {name}\n{text}")
 
 
+@cache.command("explain")
+@click.argument("keys", metavar="KEY [KEY]", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+def cache_explain(keys: tuple[str, ...], as_json: bool) -> None:
+    """In what two entries differ, down to the node, the input, the option, the function.
+
+    With one KEY, its entry beside the nearest other one. The beginnings of keys are enough.
+    """
+    from fxpool.explanation import keys as explained
+
+    if len(keys) > 2:
+        raise click.UsageError("explain takes one key or two")
+    comparison = explained.compare(*keys)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(comparison)))
+        return
+    columns = width()
+    for line in str(comparison).splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        click.echo(wrapped(f"{indent}  " if indent else "", line.strip(), columns) if indent else line)
+
+
 @cache.command("verify")
-def cache_verify() -> None:
-    """Check every digest; status 1 if something is damaged. Damaged blobs are moved to `aside`."""
+@click.option(
+    "--recompute", type=click.IntRange(min=0), default=0, metavar="N", help="Compile N entries again and compare."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the entries and random inputs.")
+def cache_verify(recompute: int, seed: int) -> None:
+    """Check every digest; status 1 if something is damaged or differs. Damaged blobs are moved to `aside`."""
     store = _store()
-    sound, unreadable, incomplete = 0, [], []
+    sound: list[Entry] = []
+    unreadable, incomplete = [], []
     for one in store.scan() if store else ():
         if one.entry is None:
             unreadable.append(one)
         elif store is not None and store.complete(one.entry):
-            sound += 1
+            sound.append(one.entry)
         else:
             incomplete.append(one)
     for kind, problems in (("unreadable", unreadable), ("blobs missing or damaged", incomplete)):
         for one in problems:
             click.echo(f"{one.key[:SHORT]}  {kind}: {one.path}")
-    click.echo(f"{sound} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
-    raise SystemExit(FOUND_WRONG if unreadable or incomplete else 0)
+    click.echo(f"{len(sound)} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
+    equal = True
+    if recompute and store is not None:
+        from fxpool.commands.recompute import verify_again  # with the pool, and torch
+
+        equal = verify_again(sound, store, recompute, seed)
+    raise SystemExit(FOUND_WRONG if unreadable or incomplete or not equal else 0)
 
 
 @cache.command("quarantine")
@@ -229,6 +301,55 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
             click.echo(f"{'':{SHORT}}  output: {record.log}")  # one line, so that the path can be copied
     if not records and not as_json:
         click.echo("no graph is in quarantine")
+
+
+@cache.command("gc")
+@click.option("--max-bytes", metavar="SIZE", help="Such as 500M, 10G or none, instead of the setting cache_max_bytes.")
+@click.option("--max-files", metavar="N", help="A number or none, instead of the setting cache_max_files.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_json: bool) -> None:
+    """Evict what was used least recently until the cache is within its bounds; status 1 if it is over them still.
+
+    Publications do the same. What was used in the last two minutes stays.
+    """
+    from fxpool.codecache import collector
+    from fxpool.codecache.bounds import Bounds
+
+    asked = {"cache_max_bytes": max_bytes, "cache_max_files": max_files}
+    given = {name: value for name, value in asked.items() if value is not None}
+    settings = config.override(config.current(), given, "fxpool cache gc")
+    bounds = Bounds(settings.cache_max_bytes, settings.cache_max_files)
+    store = _store()
+    collected = collector.collect(store.root, bounds, dry_run=dry_run) if store is not None else collector.Collected()
+    if as_json:
+        left = collected.before - collected.freed
+        data = {"dry_run": dry_run, "max_bytes": bounds.max_bytes, "max_files": bounds.max_files}
+        data |= {"entries": collected.entries, "blobs": collected.blobs, "other_files": collected.others}
+        data |= {"freed_bytes": collected.freed.bytes, "freed_files": collected.freed.files}
+        data |= {"left_bytes": left.bytes, "left_files": left.files}
+        data |= {"failed": collected.failed, "over": collected.over}
+        click.echo(json.dumps(data))
+    elif store is None:
+        click.echo(f"nothing in {settings.cache_dir}")
+    else:
+        _show_collected(collected, bounds, dry_run)
+    raise SystemExit(FOUND_WRONG if collected.over or collected.failed else 0)
+
+
+def _show_collected(collected: Collected, bounds: Bounds, dry_run: bool) -> None:
+    parts = [quantities.counted(collected.entries, "entry", "entries"), quantities.counted(collected.blobs, "blob")]
+    if collected.others:
+        parts.append(quantities.counted(collected.others, "other file"))
+    removed = f"{', '.join(parts[:-1])} and {parts[-1]} ({quantities.size(collected.freed.bytes)})"
+    click.echo(f"{'would remove' if dry_run else 'removed'} {removed}")
+    left = collected.before - collected.freed
+    kept = f"{quantities.size(left.bytes)} in {quantities.counted(left.files, 'file')}"
+    click.echo(f"left: {kept}; {_bounds(bounds.max_bytes, bounds.max_files)}")
+    if collected.failed:
+        click.echo(f"{quantities.counted(collected.failed, 'file')} could not be removed")
+    if collected.over:
+        click.echo("over the bounds: what is left was used in the last minutes, or is not evicted (`fxpool stats`)")
 
 
 @cache.command("clear")

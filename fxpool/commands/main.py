@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import click
 
-from fxpool.commands import bench, cache, device, doctor, server
+from fxpool.commands import bench, bundles, cache, dashboard, device, doctor, keys, server
 from fxpool.commands.output import Commands, console
 from fxpool.version import __version__
 
@@ -43,6 +43,8 @@ def demo(backends: str) -> None:
     raise SystemExit(run_demo(console(), names))
 
 
+cache.cache.add_command(bundles.cache_export)
+cache.cache.add_command(bundles.cache_import)
 for command in (
     doctor.doctor,
     cache.stats,
@@ -50,7 +52,10 @@ for command in (
     server.serve,
     server.status,
     server.stop,
+    dashboard.dashboard,
+    dashboard.metrics,
     device.device,
     bench.bench,
 ):
     main.add_command(command)
+cache.cache.add_command(keys.key)

@@ -24,7 +24,7 @@ from rich.console import Console
 from fxpool import quantities
 from fxpool.errors import FxpoolError
 
-__all__ = ["Commands", "Duration", "console", "fail", "filled", "width", "wrapped"]
+__all__ = ["Commands", "Duration", "Listen", "console", "fail", "filled", "width", "wrapped"]
 
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 # Columns of tables in a file or a pipe, which have no width; 80 would break lines that a log can hold.
@@ -84,6 +84,20 @@ class Duration(click.ParamType):
             return quantities.parse_duration(str(value))
         except ValueError:
             self.fail(f"{value!r} is not {quantities.DURATION_EXPECTED}", param, ctx)
+
+
+class Listen(click.ParamType):
+    """An option that says where to listen: ``9464`` on this machine only, ``10.0.0.7:9464`` on that address."""
+
+    name = "[address:]port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        address, _, port = str(value).rpartition(":")
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is no port of 0 to 65535, with an address before it or without", param, ctx)
+        return address.strip("[]") or "127.0.0.1", int(port)
 
 
 def console() -> Console:

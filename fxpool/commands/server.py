@@ -19,21 +19,36 @@ from rich.live import Live
 from rich.text import Text
 
 from fxpool import config, forks, quantities
-from fxpool.commands.output import Duration, console
+from fxpool.commands.output import Duration, Listen, console
 
-__all__ = ["serve", "status", "stop"]
+__all__ = ["runtime_root", "serve", "status", "stop"]
 
 _DIGITS = 12  # shown of an environment's digest
 
 
 @click.command()
 @click.option("--detach", is_flag=True, help="Return when it is ready; it leaves when nobody needed it for a while.")
-def serve(detach: bool) -> None:
+@click.option(
+    "--metrics", "listen", type=Listen(), metavar="[ADDRESS:]PORT", help="Meanwhile answer Prometheus at /metrics."
+)
+def serve(detach: bool, listen: tuple[str, int] | None) -> None:
     """Start this environment's server before anybody needs it, and keep it until this command ends.
 
     Other processes find it if they use the same interpreter, torch and runtime directory. On SIGTERM or Ctrl-C it takes
     no new job, finishes those it has, and ends.
     """
+    if detach and listen is not None:
+        raise click.UsageError("--metrics lasts as long as this command, and --detach ends it at once")
+    with contextlib.ExitStack() as stack:
+        if listen is not None:
+            from fxpool.dashboard import metrics
+
+            port = stack.enter_context(metrics.in_background(runtime_root(), config.current().cache_dir, *listen))
+            click.echo(f"http://{listen[0]}:{port}/metrics", err=True)
+        _serve(detach)
+
+
+def _serve(detach: bool) -> None:
     from fxpool.lowering.core.runtime import runtime
     from fxpool.pool import hosts, launch
 
@@ -55,7 +70,7 @@ def serve(detach: bool) -> None:
             pass
         if not ended.is_set():
             raise click.ClickException("the server ended; the end of its log may say why (fxpool status)")
-        hosts.stop(launch.link_of(_runtime_root(), client.config.host))
+        hosts.stop(launch.link_of(runtime_root(), client.config.host))
     client.close()
 
 
@@ -65,7 +80,7 @@ def serve(detach: bool) -> None:
 @click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two looks.")
 def status(as_json: bool, watch: bool, interval: float) -> None:
     """This host's servers: workers, queue, who waits for what, memory, limits and what set them."""
-    root, shown = _runtime_root(), console()
+    root, shown = runtime_root(), console()
     if not watch:
         _print_json(root) if as_json else shown.print(_shown(root), soft_wrap=True)
         return
@@ -170,7 +185,7 @@ def stop() -> None:
     """End this host's servers: what they were asked for is done first. One that hangs is killed."""
     from fxpool.pool import ending, hosts
 
-    ended = [ending.end(link) for link in hosts.links(_runtime_root())]
+    ended = [ending.end(link) for link in hosts.links(runtime_root())]
     for one in ended:
         if one.detail:
             click.echo(one.detail, err=True)
@@ -180,7 +195,8 @@ def stop() -> None:
         raise click.ClickException(f"{failed} of this host's servers could not be ended")
 
 
-def _runtime_root() -> Path:
+def runtime_root() -> Path:
+    """Return the directory where this host's servers are found. Raises PoolUnavailableError if it is unsafe."""
     from fxpool.pool import runtime_dir
 
     configured = config.current().runtime_dir

@@ -6,6 +6,7 @@ measure ──▶ warm-up ──▶ `measuring` ──▶ samples, until the int
 
 exclusive      measuring(): the host's turn for a device, and everything else at a standstill
 timing         measure(): from a function to its times
+shorthand      do_bench(), timed(), print_performance(): `measure` under the names of torch's functions
 samples        the arithmetic of samples: median, its interval, drift, when to stop. Pure.
 clocks         times calls, on the CPU or by a GPU's own clock
 inputs         copies of inputs, so that no call finds its own in a cache

@@ -1,14 +1,22 @@
-"""Times calls: on the CPU by the wall clock, on a GPU by its own, which sees what a call has queued there."""
+"""Times calls: on the CPU by the wall clock, on a GPU by its own, which sees what a call has queued there.
+
+Or by torch's profiler: on a GPU what its kernels take, without the gaps between them; on the CPU what operators and
+compiled graphs take, without the Python code between them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-__all__ = ["Clock", "clock_of", "device_of", "uuid_of"]
+__all__ = ["Clock", "Timer", "clock_of", "device_of", "uuid_of"]
+
+#: What takes the time: the device's clock, or torch's profiler.
+Timer = Literal["clock", "profiler"]
 
 #: A sample takes at least so many seconds: that many calls are in it, so that the clock's own error is small.
 _SAMPLE_SECONDS = 200e-6
@@ -49,6 +57,48 @@ class CudaClock:
             return float(start.elapsed_time(end)) / 1e3
 
 
+class ProfilerClock:
+    """torch's profiler: the sum of what kernels took, or, on the CPU, operators and compiled graphs that no other
+    operator called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def seconds(self, call: Callable[[], object], count: int) -> float:
+        """Raises RuntimeError: something is being profiled already, or the profiler saw nothing."""
+        from torch.profiler import ProfilerActivity, profile  # imports what only those who profile need
+
+        on_gpu = self._device.type == "cuda"
+        activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+        with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+            if on_gpu:
+                torch.cuda.synchronize()
+            with profile(activities=[activity]) as seen:
+                for _ in range(count):
+                    call()
+                if on_gpu:
+                    torch.cuda.synchronize()
+        times = [_kernel_time(event) if on_gpu else _operator_time(event) for event in seen.events() or ()]
+        taken = [one for one in times if one is not None]
+        if not taken:
+            what = "kernel of the function's on the GPU" if on_gpu else "operator that the function calls"
+            raise RuntimeError(f"torch's profiler saw no {what}")
+        return float(sum(taken)) / 1e6
+
+
+def _kernel_time(event: Any) -> float | None:
+    """Microseconds of a kernel, copy or fill; None for what is none."""
+    if event.device_type != torch.autograd.DeviceType.CUDA or event.name == "Context Sync":
+        return None
+    return float(event.self_device_time_total)
+
+
+def _operator_time(event: Any) -> float | None:
+    """Microseconds of an operator that no other one called; None for those within, and the profiler's own."""
+    own = event.name.startswith(("ProfilerStep", "[memory]"))
+    return None if event.cpu_parent is not None or own else float(event.cpu_time_total)
+
+
 def device_of(device: Any) -> torch.device:
     """Return the device, with its index; the CPU for None.
 
@@ -69,8 +119,12 @@ def uuid_of(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock of a device."""
+def clock_of(device: torch.device, timer: Timer = "clock") -> Clock:
+    """Return the clock of a device, or the profiler in its place. Raises ValueError: there is no such timer."""
+    if timer == "profiler":
+        return ProfilerClock(device)
+    if timer != "clock":
+        raise ValueError(f"timer={timer!r} is neither 'clock' nor 'profiler'")
     return CpuClock() if device.type == "cpu" else CudaClock(device)
 
 

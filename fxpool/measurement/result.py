@@ -19,7 +19,8 @@ class Measurement:
     `samples`: each the mean of `calls` calls, in the order taken. `median`, `low`, `high`: their median, and the
     interval that holds the true one in 95 of 100 measurements. `warm_up`: seconds of the first call, compiling
     included. `copies`: of the inputs, taken in turn (1: every call had the same). `waited`: seconds for others who
-    measured. `surroundings`: one record for each turn. `remarks`: what speaks against the times, in words; without any
+    measured. `timer`: ``clock``, or ``profiler`` (seconds of kernels, or of operators). `surroundings`: one record for
+    each turn. `remarks`: what speaks against the times, in words; without any
     the `trust` is ``"good"``.
     """
 
@@ -34,6 +35,7 @@ class Measurement:
     waited: float = 0.0
     surroundings: list[Surroundings] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    timer: str = "clock"
 
     @property
     def trust(self) -> Trust:
@@ -57,6 +59,7 @@ class Measurement:
             "calls": self.calls,
             "samples": list(self.samples),
             "device": self.device,
+            "timer": self.timer,
             "copies": self.copies,
             "warm_up": self.warm_up,
             "waited": self.waited,

@@ -13,7 +13,7 @@ from fxpool.measurement import clocks, exclusive, inputs, samples
 from fxpool.measurement.result import Measurement
 from fxpool.torch_compat import nested
 
-__all__ = ["measure"]
+__all__ = ["device_among", "measure"]
 
 # Seconds of one turn: then others who wait have theirs.
 _TURN_SECONDS = 5.0
@@ -36,6 +36,7 @@ def measure(
     rotate: bool = True,
     alone: bool = True,
     patience: float = exclusive.PATIENCE,
+    timer: clocks.Timer = "clock",
 ) -> Measurement:
     """Time ``fn(*arguments)`` while nothing else of fxpool's runs on this host.
 
@@ -46,18 +47,23 @@ def measure(
     many calls as take 0.2 ms. With `rotate`, calls take copies of the arguments in turn, more than fit into the caches.
     `alone=False` measures beside whatever else runs, and says so in the remarks.
 
+    With ``timer="profiler"`` torch's profiler says how long the function's kernels took on the GPU, without the gaps in
+    which it waited for the host; on the CPU, how long its operators and compiled graphs did.
+
     Random numbers, gradients and autograd's mode are the caller's business: `fn` is called as it is.
 
     Raises:
-        ValueError: no positive `seconds` or `precision`, or `device` is none with a clock.
+        ValueError: no positive `seconds` or `precision`, `device` is none with a clock, or another `timer`.
+        RuntimeError: torch's profiler is in use, or saw nothing.
         errors.MeasurementBusyError: others measured for longer than `patience`.
         Exception: whatever `fn` raises.
     """
     if seconds <= 0 or precision <= 0 or least < 1 or warm_up < 1:
         raise ValueError(f"seconds={seconds}, precision={precision}, least={least}, warm_up={warm_up}")
-    where = clocks.device_of(_device_among(arguments) if device is None else device)
-    clock = clocks.clock_of(where)
-    first = clock.seconds(lambda: fn(*arguments), 1)
+    where = clocks.device_of(device_among(arguments) if device is None else device)
+    clock = clocks.clock_of(where, timer)
+    # By the clock: what the first call takes is mostly no kernel.
+    first = clocks.clock_of(where).seconds(lambda: fn(*arguments), 1)
     _until_compiled()
     call, copies = inputs.rotated(fn, arguments, where) if rotate else (lambda: fn(*arguments), 1)
     for _ in range(warm_up - 1):
@@ -100,6 +106,7 @@ def measure(
         waited=waited,
         surroundings=[turn.surroundings for turn in turns if turn.surroundings is not None],
         remarks=remarks,
+        timer=timer,
     )
 
 
@@ -107,7 +114,8 @@ def _turn(where: torch.device, alone: bool, patience: float) -> Any:
     return exclusive.measuring(where, patience=patience) if alone else exclusive.beside(where)
 
 
-def _device_among(arguments: tuple[Any, ...]) -> torch.device | None:
+def device_among(arguments: tuple[Any, ...]) -> torch.device | None:
+    """Return the device of the first GPU tensor among the arguments, None if there is none."""
     tensors = [value for value in nested.flatten(arguments)[0] if isinstance(value, torch.Tensor)]
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
 

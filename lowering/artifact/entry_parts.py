@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxpool import counters, notices
+from fxpool.codecache.blobs import BlobRef
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.content import Choices, Decisions, Effects, content_of
-from fxpool.lowering.cpp.library import Library
-from fxpool.lowering.request.compile_request import AOT
+from fxpool.lowering.cpp.built import BuiltLibraries
+from fxpool.lowering.cpp.library import Library, LibraryFile
+from fxpool.lowering.request.compile_request import AOT, FX
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo.compile_times import CompileTimes
 
@@ -32,6 +34,10 @@ log = notices.logger(__name__)
 RESULT = "result"
 LIBRARY = "kernels"
 TRITON = "triton"
+#: The `CompileRequest`, where the setting `keep_requests` asks for it; nothing is loaded from it.
+REQUEST = "request"
+#: With a number behind it, from 0.
+BUILT = "built."
 #: `Artifact.unkept` where C++ was compiled by another compiler than the key says
 COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
 
@@ -42,13 +48,14 @@ class Artifact(msgspec.Struct, kw_only=True):
     `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
     `unkept` is why it is in no store though it might be, `unprepared` that its kernels were compiled without the
     precompiled header that the host should have, `guessed` that templates were chosen without a device to time them,
-    `times` what torch has recorded of the compile.
+    `times` what torch has recorded of the compile; `compiled_cpp` that there is C++ in the result itself.
     """
 
     level: str
     result: bytes
     library: bytes | None = None
     triton: bytes | None = None
+    built: list[bytes] = []
     guards: list[Any] = []
     effects: Effects = Effects()
     decisions: Decisions = Decisions()
@@ -58,6 +65,11 @@ class Artifact(msgspec.Struct, kw_only=True):
     phases: dict[str, float] = {}
     guessed: bool = False
     times: CompileTimes = msgspec.field(default_factory=CompileTimes)
+    compiled_cpp: bool = False
+
+    def has_cpp(self) -> bool:
+        """Whether a C++ compiler made a part of it."""
+        return self.compiled_cpp or self.library is not None or bool(self.built)
 
 
 class Reference(msgspec.Struct, kw_only=True):
@@ -103,9 +115,9 @@ def decode_reply(data: bytes) -> CompileReply:
 class Parts:
     """The parts of a compiled graph, wherever they lie: loading takes them from here.
 
-    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked. Who
-    loads says in `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are
-    called.
+    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked;
+    `built` are digests and files of libraries that were built of one source each. Who loads says in
+    `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are called.
     """
 
     def __init__(
@@ -116,7 +128,11 @@ class Parts:
         guards: Sequence[Any],
         effects: Effects,
         seconds: float,
+        built: Sequence[tuple[str, LibraryFile]] = (),
+        inline: Callable[[], Artifact] | None = None,
     ) -> None:
+        self._inline = inline
+        self._built = BuiltLibraries(list(built))
         self.result, self._library, self._triton = result, library, triton
         self.guards, self.effects, self.seconds = guards, effects, seconds
         self._loaded_triton: TritonLibrary | None = None
@@ -129,6 +145,10 @@ class Parts:
             raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
         return self._library.load()
 
+    def built(self) -> BuiltLibraries:
+        """The libraries built of one source each; one is loaded when asked for, with `Library.load`'s errors."""
+        return self._built
+
     def triton(self) -> TritonLibrary:
         """The library of Triton kernels, the same for all graphs of the entry. Raises CorruptEntryError."""
         if self._loaded_triton is None:
@@ -136,6 +156,12 @@ class Parts:
                 raise CorruptEntryError("the entry has no Triton kernels, and its wrapper asks for some")
             self._loaded_triton = self._triton()
         return self._loaded_triton
+
+    def inline(self) -> Artifact:
+        """All parts as one message. Raises CorruptEntryError: one is gone or damaged."""
+        if self._inline is None:
+            raise CorruptEntryError("the graph was changed since it was read, and has no other form")
+        return self._inline()
 
     def missed(self, what: str) -> None:
         """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
@@ -150,25 +176,43 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
     content = content_of(entry)
 
-    def result() -> bytes:
-        data = store.read_blob(entry.blobs[RESULT])
+    def read(name: str) -> bytes:
+        data = store.read_blob(entry.blobs[name])
         if data is None:
-            raise CorruptEntryError(f"the result of entry {entry.key[:12]} is gone or damaged")
+            raise CorruptEntryError(f"part {name} of entry {entry.key[:12]} is gone or damaged")
         return data
 
-    def file() -> contextlib.AbstractContextManager[str]:
-        path = store.blob_path(entry.blobs[LIBRARY])
+    def result() -> bytes:
+        return read(RESULT)
+
+    def inline() -> Artifact:
+        return Artifact(
+            level=content.level,
+            result=result(),
+            library=read(LIBRARY) if LIBRARY in entry.blobs else None,
+            triton=read(TRITON) if TRITON in entry.blobs else None,
+            built=[read(f"{BUILT}{number}") for number in range(len(built))],
+            guards=entry.guards,
+            effects=content.effects,
+            seconds=entry.metadata.compile_seconds,
+        )
+
+    def file_of(blob: BlobRef) -> contextlib.AbstractContextManager[str]:
+        path = store.blob_path(blob)
         if path is None:
-            raise CorruptEntryError(f"the kernel library of entry {entry.key[:12]} is gone or damaged")
+            raise CorruptEntryError(f"a library of entry {entry.key[:12]} is gone or damaged")
         return contextlib.nullcontext(path)
 
-    def triton() -> TritonLibrary:
-        data = store.read_blob(entry.blobs[TRITON])
-        if data is None:
-            raise CorruptEntryError(f"the Triton kernels of entry {entry.key[:12]} are gone or damaged")
-        return _triton_library(data, content.choices, lambda made: _keep_choices(entry, store, made))
+    def file(blob: BlobRef) -> LibraryFile:
+        return lambda: file_of(blob)
 
-    library = Library(entry.blobs[LIBRARY].digest, file) if LIBRARY in entry.blobs else None
+    def triton() -> TritonLibrary:
+        return _triton_library(read(TRITON), content.choices, lambda made: _keep_choices(entry, store, made))
+
+    library = Library(entry.blobs[LIBRARY].digest, file(entry.blobs[LIBRARY])) if LIBRARY in entry.blobs else None
+    built: list[BlobRef] = []
+    while (blob := entry.blobs.get(f"{BUILT}{len(built)}")) is not None:
+        built.append(blob)
     return Parts(
         result,
         library,
@@ -176,6 +220,8 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
         entry.guards,
         content.effects,
         entry.metadata.compile_seconds,
+        [(blob.digest, file(blob)) for blob in built],
+        inline,
     )
 
 
@@ -207,7 +253,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
     from fxpool.torch_compat.inductor import aot, inner, output_code  # for `cache show`, which imports no torch before
 
     data = parts_of_entry(entry, store).result()
-    if not data:  # the compile ended in tracing again
+    if not data or content_of(entry).level not in (AOT, FX):  # to be traced again, or of no graph
         return []
     try:
         graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [inner.load(data)]
@@ -221,13 +267,16 @@ def parts_of_artifact(artifact: Artifact) -> Parts:
     data = artifact.library
 
     @contextlib.contextmanager
-    def file() -> Iterator[str]:
-        with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as written:
-            written.write(data or b"")
-            written.flush()
-            yield written.name
+    def written(library: bytes) -> Iterator[str]:
+        with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as file:
+            file.write(library)
+            file.flush()
+            yield file.name
 
-    library = Library(hashlib.sha256(data).hexdigest(), file) if data is not None else None
+    def of(library: bytes) -> tuple[str, LibraryFile]:
+        return hashlib.sha256(library).hexdigest(), lambda: written(library)
+
+    library = Library(*of(data)) if data is not None else None
     kernels = artifact.triton
     return Parts(
         lambda: artifact.result,
@@ -236,4 +285,6 @@ def parts_of_artifact(artifact: Artifact) -> Parts:
         artifact.guards,
         artifact.effects,
         artifact.seconds,
+        [of(one) for one in artifact.built],
+        lambda: artifact,
     )

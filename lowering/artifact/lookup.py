@@ -15,14 +15,14 @@ from fxpool import counters, notices
 from fxpool.codecache.entry import Entry
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
-from fxpool.lowering.artifact import effects
+from fxpool.lowering.artifact import effects, saved
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entry
 from fxpool.lowering.artifact.load import GuardsDoNotHold
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.compile_request import AOT, CompileRequest
-from fxpool.torch_compat.dynamo import torch_counters
+from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
+from fxpool.torch_compat.dynamo import collective_timeouts, torch_counters
 
 log = notices.logger(__name__)
 
@@ -30,40 +30,78 @@ T = TypeVar("T")
 
 
 def serve(
-    captured: Captured, stores: Sequence[LocalStore], load: Callable[[Parts], T], *, misses: bool = True
+    captured: Captured,
+    stores: Sequence[LocalStore],
+    load: Callable[[Parts], T],
+    *,
+    misses: bool = True,
+    elsewhere: Callable[[], tuple[LocalStore, Entry] | None] | None = None,
 ) -> T | None:
     """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was.
 
-    `stores` are looked into one after another. Without `misses`, a miss is not counted: the graph is looked for in
-    another form, too.
+    `stores` are looked into one after another; `elsewhere` is asked when they have none, and has put what it gives into
+    one of them. Without `misses`, a miss is not counted: the graph is looked for in another form, too.
     """
     if captured.key is None or not stores:
         return None
     values = captured.values()
-    has_candidates = False
+    damaged = _damaged(stores)
+    tried: list[tuple[LocalStore, Entry]] = []
     for store, entry in _candidates(captured, stores):
-        has_candidates = True
+        tried.append((store, entry))
         if not effects.guards_hold(entry.guards, values):
             continue
-        if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
-            counters.count("hits")
-            counters.count("restarts")
-        loaded = load_entry(entry, store, load)
+        loaded = _hit(captured, entry, store, load)
         if loaded is not None:
-            counters.count("hits")
-            _tell_torch(captured, "hit")
-            counters.add_seconds_saved(entry.metadata.compile_seconds)
-            store.mark_used(entry)
             return loaded
         if store.root == captured.request.store:  # of others a worker's own look knows nothing
             captured.reject(entry.name)
+    if elsewhere is not None and (found := elsewhere()) is not None:
+        store, entry = found
+        loaded = _hit(captured, entry, store, load)
+        if loaded is not None:
+            return loaded
     if misses:
-        counters.count("guard_misses" if has_candidates else "misses")
-        _tell_torch(captured, "guard_miss" if has_candidates else "miss")
+        counters.count("guard_misses" if tried else "misses")
+        _tell_torch(captured, "guard_miss" if tried else "miss")
+        from fxpool.lowering.artifact import miss_records  # a hit does without
+
+        miss_records.remember(captured, tried, stores, _damaged(stores) > damaged)
     return None
 
 
+def _hit(captured: Captured, entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
+    """Load an entry whose guards hold, and count the hit; None if it is damaged, incomplete or not for this call."""
+    if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
+        counters.count("hits")
+        counters.count("restarts")
+        _used(captured, entry, store)
+    loaded = load_entry(entry, store, load)
+    if loaded is None:
+        return None
+    counters.count("hits")
+    _tell_torch(captured, "hit")
+    counters.add_seconds_saved(entry.metadata.compile_seconds)
+    collective_timeouts.grow(entry.metadata.compile_seconds)
+    _used(captured, entry, store)
+    return loaded
+
+
+def _used(captured: Captured, entry: Entry, store: LocalStore) -> None:
+    """Tell those who evict, and those who save, that an entry served this process."""
+    store.mark_used(entry)
+    if captured.request.level != PACKAGE:
+        saved.record(entry, store)
+
+
+def _damaged(stores: Sequence[LocalStore]) -> int:
+    """How many damaged entries these stores have met so far."""
+    return sum(store.counters()["corrupt"] for store in stores)
+
+
 def _tell_torch(captured: Captured, state: str) -> None:
+    if captured.request.level == PACKAGE:  # torch has no cache of those
+        return
     key = captured.key.digest if captured.key is not None else ""
     torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes, key=key)
 
@@ -94,6 +132,13 @@ def published(reference: Reference, store: LocalStore) -> Entry | None:
 
     One that was made for somebody with another store is copied into this one.
     """
+    entry = _published(reference, store)
+    if entry is not None and content_of(entry).level != PACKAGE:
+        saved.record(entry, store)
+    return entry
+
+
+def _published(reference: Reference, store: LocalStore) -> Entry | None:
     if reference.store == store.root:
         entry = _named(store, reference)
         return entry if entry is not None and store.complete(entry) else None
@@ -129,5 +174,6 @@ def present(request: CompileRequest) -> Entry | None:
     for entry in (entry for key in keys for entry in store.entries(key.digest)):
         fits = entry.name not in request.rejected_entries and effects.guards_hold(entry.guards, request.values)
         if fits and store.complete(entry):
+            store.mark_used(entry)  # its asker loads it next: not to be evicted meanwhile
             return entry
     return None

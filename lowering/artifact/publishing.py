@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
 import torch
 
-from fxpool import counters
+from fxpool import counters, notices
 from fxpool.codecache.entry import Entry, Metadata
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.store import LocalStore
 from fxpool.errors import StoreError
+from fxpool.lowering.artifact import saved, sharing
 from fxpool.lowering.artifact.content import Content
-from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, LIBRARY, RESULT, TRITON, Artifact
+from fxpool.lowering.artifact.entry_parts import BUILT, COMPILER_CHANGED, LIBRARY, REQUEST, RESULT, TRITON, Artifact
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.request.compile_request import AOT, CompileRequest
+from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import torch_counters
 
-__all__ = ["publish", "publish_if_kept"]
+__all__ = ["is_admitted", "publish", "publish_if_kept"]
+
+log = notices.logger(__name__)
 
 
 def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: CompileRequest) -> Entry:
@@ -28,9 +32,13 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
         blobs[LIBRARY] = artifact.library
     if artifact.triton is not None:
         blobs[TRITON] = artifact.triton
+    blobs |= {f"{BUILT}{number}": library for number, library in enumerate(artifact.built)}
+    if request.keep_request and request.level != PACKAGE and (dumped := _dumped(request)):
+        blobs[REQUEST] = dumped
     entry = Entry(
         key=key.digest,
         components=list(key.components),
+        detail=key.detail,
         guards=artifact.guards,
         content=Content(level=artifact.level, effects=artifact.effects, decisions=artifact.decisions),
         metadata=Metadata(
@@ -45,6 +53,20 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
     return store.publish(entry, blobs)
 
 
+def _dumped(request: CompileRequest) -> bytes:
+    """The request as bytes, without places on this host; none if it has no such form, as where it was captured."""
+    try:
+        return dataclasses.replace(request, store=None, toolchain_dir=None, rejected_entries=()).dump()
+    except Exception as error:  # whatever pickling a program's objects raises
+        log.info("%s is kept without its request: %s", request.label, error)
+        return b""
+
+
+def is_admitted(artifact: Artifact, request: CompileRequest) -> bool:
+    """Whether an artifact took long enough to compile to be worth a place in the cache (`cache_min_seconds`)."""
+    return request.bounds is None or artifact.seconds >= request.bounds.min_seconds
+
+
 def publish_if_kept(
     artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
 ) -> None:
@@ -52,12 +74,15 @@ def publish_if_kept(
 
     Where it was compiled, that may have been found out already (`Artifact.unkept`).
     """
-    key = request.key_of(artifact.library is not None)
+    key = request.key_of(artifact.has_cpp())
     if key is None or store is None:
         return
     if artifact.unkept == COMPILER_CHANGED:
         bypass("compiler_changed")
         switched_off.say_compiler_changed()
+        return
+    if not is_admitted(artifact, request):
+        bypass("compiled_fast")
         return
     if store.is_over():
         bypass("fresh_cache_over")
@@ -65,12 +90,15 @@ def publish_if_kept(
     why: object = artifact.unkept
     if not why:
         try:
-            publish(artifact, key, store, request)
+            entry = publish(artifact, key, store, request)
         except StoreError as error:
             artifact.unkept, why = str(error), error
         else:
             counters.count("entries_written")
-            torch_counters.saved(before_autograd=request.level == AOT)
+            if request.level != PACKAGE:  # torch has no cache of those
+                saved.record(entry, store)
+                torch_counters.saved(before_autograd=request.level == AOT)
+            sharing.offer(entry, store)
             return
     bypass("store_write_failed")
     switched_off.say_not_kept(why)

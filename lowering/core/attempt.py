@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxpool import counters, notices
+from fxpool.codecache.bounds import Bounds
 from fxpool.codecache.store import LocalStore
-from fxpool.errors import NoCompilerError, NotKeptError
+from fxpool.errors import NoCompilerError, NoHalideError, NotKeptError
+from fxpool.lowering.core import host_report
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
+from fxpool.torch_compat.dynamo import frames
 from fxpool.watch import events
 
 __all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
@@ -21,8 +24,11 @@ __all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
 # For all modules that have it: what its handlers raise fails no graph.
 log = notices.logger(__name__)
 
+# Characters of a reason's detail that are kept.
+_DETAIL = 300
+
 #: Errors that say the same wherever the graph is compiled: no step down helps.
-FINAL = (NoCompilerError, NotKeptError)
+FINAL = (NoCompilerError, NoHalideError, NotKeptError)
 
 
 class Outcome(enum.Enum):
@@ -55,10 +61,11 @@ _STATES = {
 class Destination:
     """The place for the result of a graph: the directory of a `store`, or None. With `keep` false no key is made.
 
-    `toolchain_dir` is where facts about this host's tool chain are kept.
+    `bounds` are that store's. `toolchain_dir` is where facts about this host's tool chain are kept.
     """
 
     store: str | None = None
+    bounds: Bounds | None = None
     toolchain_dir: str | None = None
     keep: bool = True
 
@@ -69,7 +76,8 @@ class Attempt:
 
     `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, None where
     it has none. `priority` is that of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
-    phase, `reasons` the names under which steps down and bypasses were counted.
+    phase, `reasons` the names under which steps down and bypasses were counted, `details` what is known of each, and
+    `function` the one that Dynamo traced it from, where there are reasons.
     """
 
     label: str
@@ -80,8 +88,10 @@ class Attempt:
     priority: int = 0
     stage: int = 0
     reported: bool = False
+    function: str = ""
     submitted: Callable[[Any], None] | None = None  # is handed each job
     reasons: list[str] = dataclasses.field(default_factory=list)
+    details: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def step_down(self, reason: str, error: BaseException) -> None:
@@ -89,7 +99,7 @@ class Attempt:
         if self.options.strict:
             raise error
         counters.count("fallbacks", reason)
-        self.reasons.append(reason)
+        self._note(reason, str(error))
         log.info("%s: step down (%s): %s", self.label, reason, error)
 
     def store(self) -> LocalStore | None:
@@ -105,14 +115,24 @@ class Attempt:
         store = self.store()
         return Destination(
             store=store.root if store is not None else None,
+            bounds=store.bounds if store is not None else None,
             toolchain_dir=runtime.toolchain_directory(store),
             keep=bool(self.stores()),
         )
 
-    def bypass(self, reason: str) -> None:
+    def bypass(self, reason: str, detail: str = "") -> None:
         """Count why its result is not kept, or not looked for."""
         counters.count("bypasses", reason)
-        self.reasons.append(f"bypass:{reason}")
+        self._note(f"bypass:{reason}", detail)
+
+    def _note(self, reason: str, detail: str) -> None:
+        """Keep a reason for its record, with an example of it for `fxpool.explain`."""
+        self.reasons.append(reason)
+        if detail:
+            self.details[reason] = detail.split("\n", 1)[0][:_DETAIL]
+        frame = frames.current_frame() if not self.function else None
+        if frame is not None:
+            self.function = f"{frame.name} in {frame.file}:{frame.line}"
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -140,7 +160,8 @@ class Attempt:
         events.state(self.label, state, detail, stage=self.stage)
 
     def record(self) -> None:
-        """Put it among the `graphs` of ``fxpool.stats()``."""
+        """Put it among the `graphs` of ``fxpool.stats()``, and into the host's statistics now and then."""
+        host_report.graph_done()
         counters.record_graph(
             {
                 "label": self.label,
@@ -149,6 +170,7 @@ class Attempt:
                 "level": self.level,
                 "stage": self.stage,
                 "reasons": self.reasons,
+                **({"details": self.details, "function": self.function} if self.reasons else {}),
                 "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
             }
         )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fxpool import config, counters, descriptors, forks, notices
 from fxpool.codecache import probe_cache
+from fxpool.codecache.bounds import Bounds
 from fxpool.codecache.store import FRESH, LocalStore
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core import pool_environment
@@ -179,7 +180,11 @@ class Runtime:
 
     def store(self) -> LocalStore | None:
         """The store under the cache directory in force, or None where it may not be used."""
-        return self._store_at(_fresh_directory() or str(config.current().cache_dir))
+        settings = config.current()
+        store = self._store_at(_fresh_directory() or str(settings.cache_dir))
+        if store is not None:
+            store.bounds = Bounds(settings.cache_max_bytes, settings.cache_max_files, settings.cache_min_seconds)
+        return store
 
     def _store_at(self, root: str) -> LocalStore | None:
         with self._lock:

@@ -27,10 +27,11 @@ def say_compiler_changed() -> None:
 
 
 def say_without_remote(switch: str) -> None:
-    """Say once that nothing is looked up in a remote cache, nor sent to one."""
+    """Say once that a program asks for a remote cache, and nothing says where one is."""
     notices.switched_off(
         "no_remote_cache",
-        f"has no remote cache yet, and does nothing about {switch}; machines share entries through a directory",
+        f"has no address of a remote cache, and does nothing about {switch}: set FXPOOL_REMOTE_CACHE, or "
+        "TORCHINDUCTOR_REDIS_URL or TORCHINDUCTOR_REDIS_HOST and _PORT, and FXPOOL_REMOTE_KEY_FILE",
     )
 
 

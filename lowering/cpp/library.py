@@ -1,4 +1,4 @@
-"""The library of a graph's C++ kernels in the process that calls them."""
+"""Libraries of compiled graphs in the process that calls them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class _Loaded:
 LibraryFile = Callable[[], AbstractContextManager[str]]
 
 
-class Library:
-    """A library by the digest of its bytes; it is loaded once per process, however many graphs have it."""
+class LoadedOnce:
+    """A library by the digest of its bytes; it is loaded once per process, however many graphs have it.
 
-    def __init__(self, digest: str, file: LibraryFile) -> None:
-        self._digest, self._file = digest, file
+    `open_library` gets its path and a name that no other library has, and returns what `load` does.
+    """
+
+    def __init__(self, digest: str, file: LibraryFile, open_library: Callable[[str, str], Any]) -> None:
+        self._digest, self._file, self._open = digest, file, open_library
 
     def load(self) -> Any:
-        """The module with the functions of the library, bound to torch's data pointer function.
+        """What the library is to those who call it.
 
         Raises:
             CorruptEntryError: its file is gone or damaged.
@@ -54,21 +57,29 @@ class Library:
             if module is None:
                 with self._file() as lies, executable.loadable(lies) as path:
                     try:
-                        module = _module_at(path)
+                        instruction_sets.enable_tiles()
+                        module = self._open(path, f"fxpool_{self._digest}")
                     except ImportError as error:
                         if executable.is_forbidden(lies):
                             raise NotExecutableError(lies, str(error)) from error
                         raise
-                instruction_sets.enable_tiles()
-                module.bind(commands.tensor_data_pointer())
                 loaded.modules[self._digest] = module
             return module
 
 
-def _module_at(path: str) -> Any:
+class Library(LoadedOnce):
+    """The library of a graph's kernels: a module with their functions."""
+
+    def __init__(self, digest: str, file: LibraryFile) -> None:
+        super().__init__(digest, file, _kernels_at)
+
+
+def _kernels_at(path: str, name: str) -> Any:
+    """The module with the functions of a library, bound to torch's data pointer function."""
     loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
     spec = importlib.util.spec_from_loader(MODULE, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
+    module.bind(commands.tensor_data_pointer())
     return module

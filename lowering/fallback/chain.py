@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fxpool import config, counters, notices
 from fxpool.codecache import cacheable, toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
-from fxpool.lowering.artifact import load, lookup
+from fxpool.lowering.artifact import load, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import FINAL, Attempt, Outcome
@@ -32,13 +32,15 @@ from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
-from fxpool.torch_compat.dynamo import compile_times, torch_counters, tracing
+from fxpool.torch_compat.dynamo import compile_times, precompile, torch_counters, tracing
 from fxpool.torch_compat.inductor import aot
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
     import torch
 
+    from fxpool.codecache.entry import Entry
+    from fxpool.codecache.store import LocalStore
     from fxpool.lowering.background.compiles import Stage
 
 __all__ = ["compile_captured", "compile_with_fallback", "complete", "options_in_force", "serve"]
@@ -101,6 +103,8 @@ def compile_with_fallback(
     except Exception as error:  # AOTAutograd's or Inductor's own: the levels below decide what it means
         attempt.step_down(f"compile_error:{type(error).__name__}", error)
         cause = error
+    if precompile.asked():  # what AOTAutograd bundles in this process has to be Inductor's own
+        return _in_process(gm, inputs, attempt, cause)
     from fxpool.lowering.fallback import aot_graphs  # 0.01 s that a hit does without
 
     try:
@@ -134,11 +138,15 @@ def _as_dynamo_made_it(
     def loader(made: Captured) -> Load:
         def load_parts(parts: Parts) -> Call:
             with attempt.timed("load"):
-                return load.load_aot(parts, made, gm.forward)
+                call = load.load_aot(parts, made, gm.forward)
+                return _written_by_dynamo(gm, call, parts, made) if written else call
 
         return load_parts
 
-    here = attempt.options.mode != "subprocess" or config.current().pool == "off"
+    written = precompile.asked()
+    if written:  # into a file of its own: the graph as a whole, and there when this returns
+        in_pieces = None
+    here = written or attempt.options.mode != "subprocess" or config.current().pool == "off"
     if here or not (attempt.options.asynchronous or attempt.options.stages):
         cut = in_pieces(gm, inputs, attempt) if in_pieces is not None else None
         served = _now(cut, attempt) if cut is not None else None
@@ -178,6 +186,15 @@ def _as_dynamo_made_it(
     return _keeping(gm, inputs, only, attempt, loader(only), looked_up=True)
 
 
+def _written_by_dynamo(gm: torch.fx.GraphModule, call: Call, parts: Parts, captured: Captured) -> Call:
+    """`call`, which Dynamo can write into a file. One with parameters of its own it can't: they are not the file's."""
+    from fxpool.lowering.artifact import portable  # for those who ask for it
+
+    if captured.lifted:
+        return call
+    return precompile.give_bundle(gm, call, functools.partial(portable.bundle, parts, captured))
+
+
 def _now(cut: CutGraph, attempt: Attempt) -> Call | None:
     """The callable for a graph in pieces; None if a piece has none, which says nothing about the graph as a whole."""
     try:
@@ -215,7 +232,10 @@ def _by_stages(
     with attempt.timed("lookup"):
         while served is None and at:
             at -= 1
-            served = serve(stages[at].captured, attempt, loader(stages[at].captured), count_misses=at == 0)
+            # Whoever is not to wait for a compile is not to wait for the remote: the thread looks there.
+            shared = not attempt.options.asynchronous
+            load_stage = loader(stages[at].captured)
+            served = serve(stages[at].captured, attempt, load_stage, count_misses=at == 0, shared=shared)
     attempt.stage = stages[at].number
     cut: CutGraph | None = None
     if served is None:
@@ -247,6 +267,10 @@ def _by_stages(
         if stage.captured.key is not None:
             later.key = stage.captured.key.digest
             eager.check(store, later.key, later.label)
+        if attempt.options.asynchronous and sharing.address(say=False) is not None:
+            found = find_stage(stage, later, load_parts)
+            if found is not None:
+                return found
         return remote.compile_in_worker(stage.captured, later, store, load_parts)
 
     def find_stage(stage: Stage, later: Attempt, load_parts: Load) -> Any | None:
@@ -278,20 +302,33 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
         return load_parts(parts)
 
 
-def serve(captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True) -> Any | None:
-    """Return what `load_parts` makes of the entry in a store that is for this call; None is a miss."""
-    if switch := configs.remote_cache_wanted():
-        switched_off.say_without_remote(switch)
+def serve(
+    captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True, shared: bool = True
+) -> Any | None:
+    """Return what `load_parts` makes of the entry in a store that is for this call; None is a miss.
+
+    Without `shared` the remote cache is not asked: nobody is to wait for it.
+    """
+    place = sharing.address()
     if captured.key is None:
         if count_misses:
             reason = captured.bypass.reason if captured.bypass is not None else "unknown"
-            attempt.bypass(reason)
+            attempt.bypass(reason, captured.bypass.detail if captured.bypass is not None else "")
             if reason not in cacheable.SWITCHED_OFF:
                 before = captured.request.level == AOT
                 torch_counters.bypass(before_autograd=before, inputs=captured.fakes, reason=reason)
         return None
     attempt.key = captured.key.digest
-    served = lookup.serve(captured, attempt.stores(), load_parts, misses=count_misses)
+    own = attempt.store()
+
+    def from_remote() -> tuple[LocalStore, Entry] | None:
+        if own is None or place is None:
+            return None
+        entry = sharing.fetch(captured, own, place)
+        return None if entry is None else (own, entry)
+
+    ask = from_remote if shared and place is not None else None
+    served = lookup.serve(captured, attempt.stores(), load_parts, misses=count_misses, elsewhere=ask)
     if served is not None:
         attempt.outcome = Outcome.HIT
     return served

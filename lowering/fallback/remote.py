@@ -26,7 +26,7 @@ from fxpool import counters, notices
 from fxpool.codecache import toolchain
 from fxpool.codecache.store import FRESH, LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolUnavailableError, ServerLostError
-from fxpool.lowering.artifact import effects, lookup
+from fxpool.lowering.artifact import effects, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import (
     Artifact,
     CompileReply,
@@ -49,6 +49,7 @@ from fxpool.lowering.request.compile_request import (
     BACKGROUND,
     CODE_DIFFERS,
     COMPILE_JOB,
+    PACKAGE,
     PREPARE_JOB,
     CompileRequest,
 )
@@ -149,11 +150,13 @@ def _from_reference(
         return None
     if not others:
         counters.count("entries_written")
-        torch_counters.saved(before_autograd=captured.request.level == AOT)
+        if captured.request.level != PACKAGE:  # torch has no cache of those
+            torch_counters.saved(before_autograd=captured.request.level == AOT)
     entry = lookup.published(reference, store)
     if entry is None:
         return None
     if not others:
+        sharing.offer(entry, store)
         return load(parts_of_entry(entry, store))
     if not effects.guards_hold(entry.guards, captured.values()):
         return None

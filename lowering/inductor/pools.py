@@ -20,8 +20,9 @@ from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.inductor.records import GRAPH_JOB, KERNEL_JOB, GraphJob, KernelJob, OtherCode
-from fxpool.lowering.request import ambient, capture
+from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CODE_DIFFERS
+from fxpool.lowering.request.needed import needed
 from fxpool.lowering.request.placement import current_device, visible_devices
 from fxpool.torch_compat.cpp import instruction_sets
 from fxpool.torch_compat.inductor import hooks
@@ -254,7 +255,7 @@ class GraphPool:
 
         Raises PoolError, and CannotTravelError for a process whose state exists here only.
         """
-        modules, libraries, stays = capture.needed(dependencies)
+        modules, libraries, operators, stays = needed(dependencies)
         if stays is not None:
             raise stays
         toolchain_dir = runtime.toolchain_directory(runtime.store())
@@ -263,7 +264,9 @@ class GraphPool:
             state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir).with_variables(
                 of_graph.environment
             )
-            code = program_code.SentCode.of(of_graph, dependencies, ambient.code_digests(state), after_autograd=True)
+            code = program_code.SentCode.of(
+                of_graph, dependencies, ambient.code_digests(state), after_autograd=True, operators=operators
+            )
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
         facts = visible_devices(toolchain_dir) if not seen else ()

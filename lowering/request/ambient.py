@@ -134,6 +134,11 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
     return ambient, {**configs.key_values(state.configuration), "passes": passes}
 
 
+def shaping(state: AmbientState) -> list[Any]:
+    """Switches and configuration that compiled code depends on, as plain data, in any process."""
+    return [state.switches, configs.key_values(state.configuration)]
+
+
 @contextlib.contextmanager
 def entered_by_thread(state: AmbientState) -> Iterator[None]:
     """Put this thread into the part of `state` that threads have for themselves, in the process that captured it.

@@ -6,26 +6,37 @@ Dynamo goes on using them when the backend has returned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fxpool import notices
-from fxpool.codecache import cacheable, graph_codec, guards, key, program_code, sources, system, toolchain
+from fxpool import config, notices
+from fxpool.codecache import (
+    cacheable,
+    graph_codec,
+    guards,
+    key,
+    program_code,
+    source_toolchain,
+    sources,
+    system,
+)
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
-from fxpool.lowering.request import ambient, overlap
-from fxpool.lowering.request.compile_request import AOT, FX, CompileRequest, Measured
+from fxpool.lowering.request import ambient, overlap, placement
+from fxpool.lowering.request.compile_request import AOT, FX, PACKAGE, CompileRequest, Measured
+from fxpool.lowering.request.needed import needed
 from fxpool.lowering.request.placement import Placement, placement_of
 from fxpool.torch_compat.dynamo import frames, opaque_inputs, shape_env, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot, debug_files
-from fxpool.torch_compat.operators import registrations
 from fxpool.torch_compat.state import configs, switches
 
 log = notices.logger(__name__)
@@ -39,7 +50,8 @@ class Captured:
     lowering asks) puts another in its place, for the next try.
 
     `stays` says why a worker can't have the program's code: it is compiled here, and kept if there is a key.
-    `bypass` says why there is no key; `describe` gives the key with its components explained.
+    `bypass` says why there is no key; `describe` gives a key with its components explained, and `make_host_key` the key
+    for hosts like this one, where that is another.
     `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
     inputs of the compiled callable. `frame` is what Dynamo traced it from.
     `groups` are the process groups that it names.
@@ -55,8 +67,9 @@ class Captured:
     placement: Placement
     stays: CannotTravelError | None = None
     bypass: cacheable.Bypass | None = None
-    describe: Callable[[], key.GraphKey] | None = None
-    describe_with_host: Callable[[], key.GraphKey] | None = None
+    describe: Callable[[GraphKey], GraphKey] | None = None
+    make_host_key: Callable[[], GraphKey] | None = None
+    describe_with_host: Callable[[GraphKey], GraphKey] | None = None
     frame: frames.Frame | None = None
     groups: tuple[str, ...] = ()
 
@@ -69,26 +82,34 @@ class Captured:
         if self.request.key is None:
             return
         yield self.request.key
-        self._describe_with_host()
+        self._make_host_key()
         if self.request.host_key is not None:
             yield self.request.host_key
 
-    def _describe_with_host(self) -> None:
-        if self.describe_with_host is not None:
-            self._again(host_key=self.describe_with_host())
-            self.describe_with_host = None
+    def _make_host_key(self) -> None:
+        if self.make_host_key is not None:
+            self._again(host_key=self.make_host_key())
+            self.make_host_key = None
 
     def _again(self, **changes: Any) -> None:
         self.request = dataclasses.replace(self.request, **changes)
 
     def complete(self) -> None:
         """Fill in what only a compile needs: an entry that is written explains its key and says what it is of."""
-        if self.describe is not None:
-            self._again(key=self.describe())
-            self.describe = None
-        self._describe_with_host()
+        self.explain_key()
         aot_id = tracing.next_aot_id() if self.request.level == AOT else 0
-        self._again(values=self.values(), origin=self.request.origin or self._origin(), aot_id=aot_id)
+        self._again(values=self.values(), aot_id=aot_id, keep_request=config.current().keep_requests)
+
+    def explain_key(self) -> None:
+        """Fill in what entries keep for people: what is in their keys' components, and what they are of. Idempotent."""
+        if self.describe is not None and self.request.key is not None:
+            self._again(key=self.describe(self.request.key))
+            self.describe = None
+        self._make_host_key()
+        if self.describe_with_host is not None and self.request.host_key is not None:
+            self._again(host_key=self.describe_with_host(self.request.host_key))
+            self.describe_with_host = None
+        self._again(origin=self.request.origin or self._origin())
 
     def reject(self, entry: str) -> None:
         """Leave an entry out of the next try: it does not fit this call, or does not load."""
@@ -97,6 +118,10 @@ class Captured:
     def answer(self, measured: Measured) -> None:
         """Add answers to what lowering asks a device's clock for."""
         self._again(measured=(*self.request.measured, *measured))
+
+    def read_program(self, path: str) -> None:
+        """Say where the exported program is."""
+        self._again(program=path)
 
     def show_devices(self) -> None:
         """Have the next worker see the graph's devices instead of answering for them."""
@@ -248,11 +273,37 @@ def capture_inner(
     return _finish(traced, into, lambda: cacheable.check(gm, context, after_autograd=True))
 
 
+def capture_program(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], told: Mapping[str, Any], *, label: str, into: Destination
+) -> Captured:
+    """Capture an exported program: its graph, its inputs as fake tensors, and what else is `told` of it as plain data.
+
+    A worker reads the program from a file (`Captured.read_program`). Errors as `capture`.
+    """
+    fake_mode = tracing.fake_mode_of(None, inputs)
+    encoder = graph_codec.GraphEncoder()
+    values = [encoder.value(value) for value in inputs]
+    traced = _Traced(
+        level=PACKAGE,
+        label=label,
+        encoded=encoder.encode(gm),
+        values=[values, key.canonical(dict(told))],
+        env=fake_mode.shape_env if fake_mode is not None else None,
+        context=None,
+        fakes=list(inputs),
+        frame=None,
+    )
+    return _finish(traced, into, lambda: cacheable.check(gm, None))
+
+
 def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
     """The request of a graph, with a key if `check` finds nothing against one (it raises Bypass)."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir
+    source_toolchain.require(encoded.devices)
+    if level != PACKAGE:
+        placement.require_movable(encoded)
     state = ambient.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
-    modules, libraries, stays = needed(encoded.dependencies)
+    modules, libraries, operators, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
     sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
@@ -265,14 +316,16 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     else:
         try:
             configured = ambient.code_digests(state)
-            sent = program_code.SentCode.of(code, encoded.dependencies, configured, after_autograd=level == FX)
+            sent = program_code.SentCode.of(
+                code, encoded.dependencies, configured, after_autograd=level == FX, operators=operators
+            )
         except sources.UndigestableError as error:
             stays = CannotTravelError("code_unknown", error.what)
             unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(list(traced.values))
     shapes = _dump_shapes(traced.env) if encoded.symbols and traced.env is not None else None
-    placement = placement_of(encoded, state.switches["default_device"], toolchain_dir)
+    placed = placement_of(encoded, state.switches["default_device"], toolchain_dir)
     request = CompileRequest(
         level=level,
         label=traced.label,
@@ -292,11 +345,12 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         libraries=libraries,
         code=sent,
         store=into.store,
+        bounds=into.bounds,
         toolchain_dir=toolchain_dir,
-        devices=placement.facts if not placement.needed else (),
-        current_device=placement.current,
-        visible=placement.visible() if placement.needed else None,
-        timing=placement.names() if placement.indices else None,
+        devices=placed.facts if not placed.needed else (),
+        current_device=placed.current,
+        visible=placed.visible() if placed.needed else None,
+        timing=placed.names() if placed.indices else None,
         group_sizes=tuple(encoded.groups.values()),
         debug_files=debug_files.asked(),
     )
@@ -308,7 +362,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         lifted=traced.lifted,
         sources=traced.origins,
         layout=traced.layout,
-        placement=placement,
+        placement=placed,
         stays=stays,
         frame=traced.frame,
         groups=tuple(encoded.groups),
@@ -320,7 +374,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         if unproven is not None or code is None:
             raise unproven or cacheable.Bypass("source")
         try:
-            parts = key_parts(traced, request, code, placement)
+            parts = key_parts(traced, request, code, placed)
             portable = without_host(parts) if request.devices else parts
             made = key.GraphKey.of(portable)
         except (TypeError, ValueError) as error:
@@ -329,14 +383,33 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         captured.bypass = bypass
         return captured
 
-    def texts() -> dict[str, str]:
-        return {"graph": _readable_graph(encoded), "inputs": _readable_inputs(traced.layout)}
-
     captured.request = dataclasses.replace(request, key=made)
-    captured.describe = lambda: made.described(portable, texts())
+    captured.describe = functools.partial(_described, traced, request, portable)
     if portable is not parts:
-        captured.describe_with_host = lambda: key.GraphKey.of(parts).described(parts, texts())
+        captured.make_host_key = lambda: key.GraphKey.of(parts)
+        captured.describe_with_host = functools.partial(_described, traced, request, parts)
     return captured
+
+
+def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], made: GraphKey) -> GraphKey:
+    """A key with all that its entry keeps of its parts, in words and in detail."""
+    from fxpool.codecache import key_detail  # for misses
+
+    shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
+    texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}
+    covered: program_code.Covered = {}
+    with contextlib.suppress(sources.UndigestableError):
+        program_code.of(traced.encoded.dependencies, after_autograd=traced.level == FX, covered=covered)
+    detail = key_detail.packed(
+        parts,
+        level=traced.level,
+        graph=request.graph,
+        inputs=request.inputs,
+        layout=[list(pair) for pair in traced.layout],
+        constraints=list(traced.constraints),
+        covered=covered,
+    )
+    return made.described(shown, texts, detail)
 
 
 def _dump_shapes(env: ShapeEnv) -> bytes:
@@ -368,7 +441,7 @@ def key_parts(
             **system.device_facts(traced.encoded.devices, named=bool(placement.facts)),
             **placement.key_part(),
         },
-        "toolchain": toolchain.key_facts(request.toolchain_dir),
+        "toolchain": source_toolchain.key_facts(request.toolchain_dir),
     }
 
 
@@ -378,7 +451,7 @@ def without_host(parts: dict[str, Any]) -> dict[str, Any]:
         **parts,
         "ambient": {name: value for name, value in parts["ambient"].items() if name not in switches.OF_CPU},
         "system": {name: value for name, value in parts["system"].items() if name not in system.OF_CPU},
-        "toolchain": {},
+        "toolchain": {name: value for name, value in parts["toolchain"].items() if name == source_toolchain.SOURCES},
     }
 
 
@@ -396,42 +469,5 @@ def _shape_facts(env: ShapeEnv | None, symbols: set[str]) -> list[Any]:
     return rows
 
 
-def _readable_graph(encoded: graph_codec.EncodedGraph) -> str:
-    nodes = encoded.description[1]
-    lines = [f"{len(nodes)} nodes"]
-    for op, name, target, *_ in nodes:
-        shown = target if isinstance(target, str) else ".".join(map(str, target[1:]))
-        lines.append(f"{name} = {op} {shown}")
-    return "\n".join(lines)
-
-
 def _readable_inputs(layout: overlap.Layout) -> str:
     return f"overlapping inputs: {[list(pair[:2]) for pair in layout]}" if layout else "no overlapping inputs"
-
-
-def needed(dependencies: Mapping[str, Any]) -> tuple[list[str], list[str], CannotTravelError | None]:
-    """Modules to import and libraries to load before a graph can be rebuilt elsewhere; and why it can't be, if so."""
-    modules: set[str] = set()
-    compiled: set[str] = set()
-    for name, target in dependencies.items():
-        if name.startswith("kernel:"):
-            modules.add(name.split(":")[1])
-            continue
-        if not name.startswith("operator:"):
-            modules.add(graph_codec.name_of(target)[0])
-            continue
-        try:
-            registration = registrations.registration(target)
-        except registrations.NotFoundError as error:
-            return [], [], CannotTravelError("operator_of_unknown_source", str(error))
-        compiled.update(registration.libraries)
-        for path in registration.files:
-            module = registrations.module_of_file(path)
-            if module is None:
-                return [], [], CannotTravelError("operator_in_main", f"{registration.name} is registered in {path}")
-            modules.add(module)
-        if registration.home is not None:
-            modules.add(registration.home)
-        elif not registration.files and not registration.libraries:
-            return [], [], CannotTravelError("operator_of_unknown_source", registration.name)
-    return sorted(modules), sorted(compiled), None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fxpool.codecache.bounds import Bounds
 from fxpool.codecache.entry import Origin
 from fxpool.codecache.key import GraphKey
 from fxpool.codecache.program_code import SentCode
@@ -27,9 +28,12 @@ Measured = Sequence[tuple[PaddingQuestion, bool]]
 
 AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
 FX = "fx"  # a graph that AOTAutograd made
+PACKAGE = "package"  # an exported program; its result is a package of AOTInductor's
 
 #: the pool's name for the job that compiles a request
 COMPILE_JOB = "fxpool.lowering.worker.jobs:compile_job"
+#: the job that compiles a kept request once more, and compares
+RECOMPUTE_JOB = "fxpool.lowering.worker.recompute:recompute_job"
 #: the job that finds out what this host's tool chain can do, on a host that was not asked before
 PREPARE_JOB = "fxpool.lowering.worker.jobs:prepare_job"
 
@@ -50,13 +54,15 @@ class CompileRequest:
     `code` is what of the program's code the worker's has to be equal to; None where that can't be told.
 
     `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
-    one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to. `values`
-    are those of the symbols in this call, `rejected_entries` the names of entries that the asker could not use. `hints`
-    are values of symbols where the graph was captured in a call with others. `devices` are the CUDA devices that a
-    worker answers for instead of seeing them, in the graph's order, `current_device` is the number of the current one,
-    and `measured` answers what lowering would have measured on them. `visible` is what a worker that has to see devices
-    is to see, and `timing` what one that times candidates is to; None where there is no device. `origin` is for people
-    who look at the entry. `debug_files` are those that Inductor is to write while it compiles.
+    one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to, `bounds`
+    are its limits. `values` are those of the symbols in this call, `rejected_entries` the names of entries that the
+    asker could not use. `hints` are values of symbols where the graph was captured in a call with others. `devices` are
+    the CUDA devices that a worker answers for instead of seeing them, in the graph's order, `current_device` is the
+    number of the current one, and `measured` answers what lowering would have measured on them. `visible` is what a
+    worker that has to see devices is to see, and `timing` what one that times candidates is to; None where there is no
+    device. `origin` is for people who look at the entry. `debug_files` are those that Inductor is to write while it
+    compiles. `program` is the file of an exported program, of which `graph` and `inputs` are only the key's.
+    `keep_request`: the request is kept with the entry, so that it can be compiled again to verify the entry.
     """
 
     level: str
@@ -79,6 +85,7 @@ class CompileRequest:
     aot_id: int = 0
     key: GraphKey | None = None
     store: str | None = None
+    bounds: Bounds | None = None
     toolchain_dir: str | None = None
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rejected_entries: tuple[str, ...] = ()
@@ -92,6 +99,8 @@ class CompileRequest:
     group_sizes: tuple[int, ...] = ()
     origin: Origin | None = None
     debug_files: DebugFiles | None = None
+    program: str | None = None
+    keep_request: bool = False
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
         """The key that an entry is published under; `has_cpp`: there are C++ kernels in it."""

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.dynamo import tensors
+
 # Per overlapping pair: positions, distance in bytes, and both storage offsets in elements.
 Layout = tuple[tuple[int, int, int, int, int], ...]
 
@@ -69,6 +71,8 @@ def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[i
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
+    if tensors.is_fake(tensor):  # asking it for an address is a warning
+        return False
     try:
         tensor.data_ptr()
     except RuntimeError:  # fake, functional or otherwise without storage

@@ -9,11 +9,12 @@ import torch
 
 from fxpool.codecache import toolchain
 from fxpool.codecache.graph_codec import EncodedGraph
+from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import device_facts
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.state import configs
 
-__all__ = ["Placement", "current_device", "placement_of", "visible_devices"]
+__all__ = ["Placement", "current_device", "placement_of", "require_movable", "visible_devices"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,16 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
     else:
         needed = _needed(encoded, toolchain_dir)
     return Placement(tuple(indices), facts, current, needed, configs.decides_by_memory())
+
+
+def require_movable(encoded: EncodedGraph) -> None:
+    """Raise CannotTravelError: what a worker could make of a graph would not run in another process.
+
+    This is not for packages, which bring the kernels of their libraries along.
+    """
+    if "cuda" in encoded.devices and configs.calls_through_cpp():
+        # Its library names binaries of its kernels by path, or holds their texts to compile: an entry has neither.
+        raise CannotTravelError("gpu_cpp_wrapper", "its library finds its kernels in the process that built it")
 
 
 def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:

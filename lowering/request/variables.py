@@ -51,8 +51,9 @@ FROM_FILES = ("TRITON_KERNEL_OVERRIDE", "TRITON_SWAP_MIR")
 
 # Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
 _FOR_WORKERS = ("PATH", "HOME", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
-                "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCM_HOME",
-                "HIP_VISIBLE_DEVICES", "TORCH_CUDA_ARCH_LIST", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
+                "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+                "ROCM_HOME", "ROCM_PATH", "HIP_VISIBLE_DEVICES", "HALIDE_LIB", "HALIDE_INCLUDE",
+                "TORCH_CUDA_ARCH_LIST", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
 # What begins so goes to workers, too: settings of programs in front of a compiler, and where those are.
 _PREFIXES = (_PREFIX_IN_KEY, "TRITON_", *programs.FRONTS.values())

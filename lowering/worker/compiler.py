@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import os
 import pickle
@@ -20,24 +21,26 @@ import msgspec
 import torch
 
 from fxpool import notices
-from fxpool.codecache import graph_decoder, toolchain
+from fxpool.codecache import graph_decoder, source_toolchain, toolchain
 from fxpool.codecache.cacheable import Bypass
 from fxpool.codecache.program_code import SentCode
 from fxpool.errors import CannotReturnError, CannotTravelError
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.content import Effects
+from fxpool.lowering.artifact.content import Decisions, Effects
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact
-from fxpool.lowering.cpp import host_facts, kernels
+from fxpool.lowering.cpp import cpu_tuning, host_facts, kernels, source_builds
+from fxpool.lowering.cpp.built import BuiltLinking, headers_kept
 from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
-from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
+from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, PACKAGE, CompileRequest
 from fxpool.lowering.worker import wrapper
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, given, inner, output_code
 from fxpool.torch_compat.operators import operators, otherwise
+from fxpool.torch_compat.operators.by_value import NotBroughtError
 from fxpool.torch_compat.operators.otherwise import Otherwise
 from fxpool.torch_compat.triton import triton_compile
 
@@ -58,6 +61,10 @@ def compile_request(
     """
     phase("loading what it needs")
     others = load_code(request.modules, request.libraries, request.code)
+    if request.level == PACKAGE:
+        from fxpool.lowering.worker import packages  # its torch part is of no use to graphs
+
+        return packages.compile_package(request, others, unless_met, phase)
     try:
         return _compile(request, kernel_jobs, phase, others)
     except _NotAsClaimed:
@@ -77,9 +84,13 @@ def _compile(
     fake_mode = tensors.new_fake_mode(env)
     linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=jobs.patient)
     with (
+        contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         ambient.entered(request.ambient),
         toolchain.failures_explained(request.toolchain_dir),  # in there: which compilers are tried is configuration
         host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
+        headers_kept(request.toolchain_dir),
+        source_builds.kept_in(request.store, request.toolchain_dir),
+        cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
         tracing.worker_context(fake_mode, request.compile_id) as context,
         process_groups.shown(request.group_sizes),
     ):
@@ -88,15 +99,16 @@ def _compile(
         build = _aot if request.level == AOT else _inner
         triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
-        cpp = commands.collecting(linking.take, linking.begin)
-        with unless_met(others), _restart_caught() as asked, cpp, triton.collecting():
+        cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
+        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting():
             made = build(request, decoder)
         if asked:
             return _restart(request, asked, started)
         lowered = time.perf_counter()
         phase("kernels")
         linked = triton.part()
-        result, recorded = made.pack(context, _name(request), linking.names, linked, range(len(request.devices)))
+        names = Names(linking.names, linked, building.names)
+        result, recorded = made.pack(context, _name(request), names, range(len(request.devices)))
         guards = effects.encoded_guards(env, set(request.symbols))
         try:
             library = linking.library()
@@ -104,15 +116,18 @@ def _compile(
             if claimed:
                 raise _NotAsClaimed from error
             raise
-        unkept = _why_unkept(request, library)
+        built = building.libraries()
+        unkept = _why_unkept(request, library is not None or bool(built))
     ended = time.perf_counter()
     return Artifact(
         level=request.level,
         result=result,
         library=library,
         triton=linked.encoded(),
+        built=built,
         guards=guards,
         effects=recorded,
+        decisions=Decisions(tuned=on_cpu.record),
         seconds=ended - started,
         unkept=unkept,
         unprepared=linking.without_header,
@@ -154,6 +169,10 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
         otherwise.forget_what_was_gathered()
     if code is None:
         return []
+    try:
+        code.bring()
+    except NotBroughtError as error:
+        raise CannotTravelError("code_not_importable", str(error)) from error
     other, operators_otherwise = code.difference()
     if other:
         raise CannotTravelError(CODE_DIFFERS, other)
@@ -199,6 +218,15 @@ def _sources(travelled: Sequence[Any]) -> list[Any]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What was compiled of a graph: names by digest of its C++ kernels and built libraries, and its Triton kernels."""
+
+    kernels: Mapping[str, str]
+    triton: LinkedTriton
+    built: Mapping[str, str]
+
+
 class _Result:
     """A bundled AOTAutograd result, not yet linked; `sources` are those of its inputs, lifted parameters first."""
 
@@ -209,8 +237,7 @@ class _Result:
         self,
         context: tracing.TracingContext | None,
         name: str,
-        names: Mapping[str, str],
-        triton: LinkedTriton,
+        names: Names,
         indices: Sequence[int],
     ) -> tuple[bytes, Effects]:
         """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
@@ -224,7 +251,7 @@ class _Result:
         for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
             if not output_code.is_compiled_graph(graph):
                 raise CannotReturnError("output_code", type(graph).__name__)
-            _link(graph, f"<{name} {part}>", names, triton, indices)
+            _link(graph, f"{name} {part}", names, indices)
         output_code.link_result(result)
         mutated = aot.mutated_inputs(result)
         written = list(range(len(self._sources))) if mutated is None else mutated
@@ -241,8 +268,7 @@ class _Output:
         self,
         context: tracing.TracingContext | None,
         name: str,
-        names: Mapping[str, str],
-        triton: LinkedTriton,
+        names: Names,
         indices: Sequence[int],
     ) -> tuple[bytes, Effects]:
         """Link and pickle, like `_Result.pack`; a graph after AOTAutograd has no effects."""
@@ -250,15 +276,17 @@ class _Output:
             raise CannotReturnError("output_code", type(self._output).__name__)
         graph = inner.travelling(self._output)
         given.leave_out(graph, self._given)
-        _link(graph, f"<{name}>", names, triton, indices)
+        _link(graph, name, names, indices)
         return _pickled(inner.dump, graph), Effects()
 
 
-def _link(graph: Any, name: str, names: Mapping[str, str], triton: LinkedTriton, indices: Sequence[int]) -> None:
-    triton.give_files(graph)
+def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
+    # Entries of one key, which differ in their guards, are loaded side by side: each has lines of its own.
+    name = f"<{name} {hashlib.sha256(graph.source_code.encode()).hexdigest()[:8]}>"
+    names.triton.give_files(graph)
     output_code.compiled_for(graph, indices)
     try:
-        linked = wrapper.link(graph.source_code, name, names, triton.names, indices)
+        linked = wrapper.link(graph.source_code, name, names.kernels, names.triton.names, indices, names.built)
     except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
         log.warning("the wrapper of %s is not linked: %s", name, error)
     else:
@@ -301,23 +329,35 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
     started = time.perf_counter()
     request = captured.request
     linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
-    with toolchain.failures_explained(request.toolchain_dir), host_facts.known(request.toolchain_dir):
-        with _restart_caught() as asked, commands.collecting(linking.take, linking.begin):
+    with (
+        contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
+        toolchain.failures_explained(request.toolchain_dir),
+        host_facts.known(request.toolchain_dir),
+        headers_kept(request.toolchain_dir),
+        source_builds.kept_in(request.store, request.toolchain_dir),
+        cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
+    ):
+        cpp = commands.collecting(linking.take, linking.begin)
+        with _restart_caught() as asked, cpp, building.collecting():
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)
         indices = captured.placement.indices
-        result, recorded = made.pack(captured.context, _name(request), linking.names, LinkedTriton(), indices)
+        names = Names(linking.names, LinkedTriton(), building.names)
+        result, recorded = made.pack(captured.context, _name(request), names, indices)
         guards = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
-        unkept = _why_unkept(request, library)
+        built = building.libraries()
+        unkept = _why_unkept(request, library is not None or bool(built))
     seconds = time.perf_counter() - started
     return Artifact(
         level=request.level,
         result=result,
         library=library,
+        built=built,
         guards=guards,
         effects=recorded,
+        decisions=Decisions(tuned=on_cpu.record),
         seconds=seconds,
         unkept=unkept,
     )
@@ -334,15 +374,15 @@ def local_kernels() -> Iterator[KernelJobs]:
         end()
 
 
-def _why_unkept(request: CompileRequest, library: bytes | None) -> str:
+def _why_unkept(request: CompileRequest, has_cpp: bool) -> str:
     """Says so if the compiler of C++ kernels is another than the one of the key: a graph may have waited long.
 
     Only while the request's state is in force, which names the compiler.
     """
-    key = request.key_of(library is not None)
-    if library is None or key is None:
+    key = request.key_of(has_cpp)
+    if not has_cpp or key is None:
         return ""
     try:
-        return "" if key.holds("toolchain", toolchain.key_facts(request.toolchain_dir)) else COMPILER_CHANGED
+        return "" if key.holds("toolchain", source_toolchain.key_facts(request.toolchain_dir)) else COMPILER_CHANGED
     except Bypass:
         return COMPILER_CHANGED

@@ -74,18 +74,19 @@ def compile_job(payload: bytes) -> bytes:
             return encode_reply(CompileReply(unanswered=asked))
         raise
     artifact.decisions = Decisions(
-        measured=measured.record() if measured is not None else [], tuned=tuned.record if tuned is not None else []
+        measured=measured.record() if measured is not None else [],
+        tuned=[*(tuned.record if tuned is not None else []), *artifact.decisions.tuned],
     )
     artifact.guessed = tuned is not None and tuned.guessed
     artifact.times = times
     job.phase("publishing")
-    key = request.key_of(artifact.library is not None)
+    key = request.key_of(artifact.has_cpp())
     if key is None or request.store is None:
         return encode_reply(CompileReply(artifact=artifact))
-    if artifact.unkept:
+    if artifact.unkept or not publishing.is_admitted(artifact, request):
         return encode_reply(CompileReply(artifact=artifact))
     try:
-        entry = publishing.publish(artifact, key, LocalStore(request.store), request)
+        entry = publishing.publish(artifact, key, LocalStore(request.store, request.bounds), request)
     except StoreError as error:
         artifact.unkept = str(error)
         return encode_reply(CompileReply(artifact=artifact))

@@ -17,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels
 from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import importable, output_code
 
 #: What Inductor takes from a loaded wrapper.
 _ROOTS = frozenset({"call", "runner", "recursively_apply_fns"})
 _LIBRARY = "_fxpool_library"
+_BUILT = "_fxpool_built"
 _TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
@@ -37,6 +39,7 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     `code` is a marshalled code object, `name` the file name it bears, `kernels` how many functions it takes from the
     entry's library (set as ``_fxpool_library`` before it runs) and `triton` from its Triton library
     (``_fxpool_triton``), `operators` those it calls besides aten's, `unlinked` what torch's own loader still does.
+    `built` says how many libraries built of one source each it takes (``_fxpool_built``).
     `devices` are the CUDA devices it names, by number in the graph; their indices are set where it runs.
     """
 
@@ -47,6 +50,7 @@ class LinkedWrapper(msgspec.Struct, array_like=True):
     operators: list[str]
     unlinked: list[str]
     devices: list[int] = []
+    built: int = 0
 
 
 def link(
@@ -55,17 +59,20 @@ def link(
     kernels: Mapping[str, str],
     triton: Mapping[str, str] | None = None,
     indices: Sequence[int] = (),
+    built: Mapping[str, str] | None = None,
 ) -> LinkedWrapper:
     """Link the generated module `source`. `kernels` and `triton` map digests to the functions of the libraries.
 
-    `indices` are those of the graph's devices, in the graph's order; without them the text has the order's numbers.
+    `built` does so for libraries that are built of one source each. `indices` are those of the graph's devices, in the
+    graph's order; without them the text has the order's numbers.
 
     Raises:
         SyntaxError: the text is no Python.
     """
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _is_for_people(statement)]
-    linker = _Linker(kernels, triton or {}, {index: number for number, index in enumerate(indices)})
+    numbers = {index: number for number, index in enumerate(indices)}
+    linker = _Linker(kernels, triton or {}, numbers, built or {}, _constants(module))
     module = linker.visit(module)
     module.body = _reachable(module.body)
     module.body = linker.definitions() + module.body
@@ -83,7 +90,17 @@ def link(
         sorted(set(importable.operators_in(module))),
         unlinked,
         sorted(linker.devices),
+        linker.taken[_BUILT],
     )
+
+
+def _constants(module: ast.Module) -> dict[str, Any]:
+    """Names that the module gives to constants, once."""
+    found: dict[str, Any] = {}
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            found |= {one.id: statement.value.value for one in statement.targets if isinstance(one, ast.Name)}
+    return found
 
 
 def _is_for_people(statement: ast.stmt) -> bool:
@@ -96,9 +113,17 @@ def _is_for_people(statement: ast.stmt) -> bool:
 class _Linker(ast.NodeTransformer):
     """Puts names of the library and of torch in the place of what has to be compiled or imported."""
 
-    def __init__(self, kernels: Mapping[str, str], triton: Mapping[str, str], numbers: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        kernels: Mapping[str, str],
+        triton: Mapping[str, str],
+        numbers: Mapping[int, int],
+        built: Mapping[str, str],
+        constants: Mapping[str, Any],
+    ) -> None:
         self._kernels, self._triton, self._numbers = kernels, triton, numbers
-        self.taken = {_LIBRARY: 0, _TRITON: 0}
+        self._built, self._constants = built, constants
+        self.taken = {_LIBRARY: 0, _TRITON: 0, _BUILT: 0}
         self.unresolved: set[str] = set()
         self.devices: set[int] = set()
         self._resolved: dict[str, list[ast.stmt]] = {}
@@ -145,6 +170,11 @@ class _Linker(ast.NodeTransformer):
 
     def _kernel(self, node: ast.Call) -> tuple[str, str | None]:
         """(library, name in it) of the kernel that a call has compiled; no name for any other call."""
+        try:
+            if self._built and (digest := self._built_digest(node)) is not None:
+                return _BUILT, self._built.get(digest)
+        except (ValueError, TypeError):
+            return "", None
         function = node.func
         if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and len(node.args) == 2):
             return "", None
@@ -157,6 +187,10 @@ class _Linker(ast.NodeTransformer):
         except (ValueError, TypeError, AttributeError):
             pass
         return "", None
+
+    def _built_digest(self, node: ast.Call) -> str | None:
+        """What a call asks to have built, by digest. Raises ValueError: that is not known before it runs."""
+        return cpp_wrappers.generated_digest(node, self._constants) or source_kernels.generated_digest(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not (isinstance(node.value, ast.Name) and node.value.id == "extern_kernels"):

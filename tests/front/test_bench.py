@@ -141,6 +141,7 @@ def test_states_of_the_machine(bench: Any, tmp_path: Path, monkeypatch: pytest.M
     assert states("warm") == ["call []", "call ['graph']", "call ['graph']"]
 
 
+@pytest.mark.slow
 def test_a_hit_is_timed_part_by_part(tmp_path: Path) -> None:
     command = [str(BENCH / "child.py"), "hit", "--backend", "fxpool"]
     timed = processes.run_child(command, processes.child_environment(tmp_path), "hit", limit=240.0)

@@ -15,6 +15,7 @@ def test_the_names_are_there_before_anything_was_counted() -> None:
     assert [snapshot[name] for name in ("hits", "misses", "guard_misses")] == [0, 0, 0]
     assert snapshot["bypasses"] == snapshot["fallbacks"] == {}
     assert snapshot["compiles"] == {"worker": 0, "in_process": 0}
+    assert snapshot["remote"] == {"hits": 0, "misses": 0, "writes": 0}
     assert (snapshot["seconds_saved"], snapshot["graphs"]) == (0.0, [])
 
 
@@ -32,6 +33,14 @@ def test_numbers_and_tables_of_reasons() -> None:
     assert snapshot["compiles"] == {"worker": 1, "in_process": 0}
     assert snapshot["something_new"] == {"why": 1}
     assert snapshot["seconds_saved"] == 2.5
+
+
+def test_seconds_of_waiting_for_the_remote_add_up() -> None:
+    counters.add_remote_seconds(0.5)
+    counters.add_remote_seconds(0.25)
+    assert counters.snapshot()["remote_seconds"] == 0.75
+    counters.reset()
+    assert counters.snapshot()["remote_seconds"] == 0.0
 
 
 def test_a_name_is_a_number_or_a_table() -> None:
@@ -80,7 +89,7 @@ def test_stats_is_plain_data_with_the_stores_sizes(tmp_path: Path) -> None:
     cache.mkdir(mode=0o700)
     fxpool.configure(cache_dir=cache)
     stats = fxpool.stats()
-    assert stats["store"] == {"entries": 0, "blobs": 0, "bytes": 0}
+    assert stats["store"] == {"entries": 0, "blobs": 0, "bytes": 0, "evicted": 0}
     assert json.loads(json.dumps(stats)) == stats
     (cache / "toolchain").mkdir()
     (cache / "toolchain" / "header.gch").write_bytes(b"h" * 10_000_000)

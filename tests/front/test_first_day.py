@@ -155,6 +155,7 @@ def test_a_server_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytes
 CHEAP = ["plain script, tool chain known", "-I", "stdin closed", "HOME non-ASCII", "umask 077"]
 
 
+@pytest.mark.slow
 def test_the_cheapest_rows_are_right() -> None:
     rows = [row for row in first_day.rows() if row.name in CHEAP]
     assert len(rows) == len(CHEAP)

@@ -301,6 +301,19 @@ def _load_library() -> None:
     assert library.Library("digest", None).load() == "module"  # type: ignore[arg-type]
 
 
+def _standalone(_: Path) -> Any:
+    import torch
+
+    from fxpool.lowering.core import options
+    from fxpool.lowering.core.attempt import Attempt
+    from fxpool.lowering.standalone import StandaloneGraph
+
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+    made = StandaloneGraph(gm, [], lambda call: call, Attempt("graph", options.parse()), None)
+    made._take(gm.forward)
+    return made
+
+
 def _loading_pieces(_: Path) -> Any:
     from fxpool.lowering.regions.compile_pieces import _Loading
 
@@ -332,6 +345,18 @@ def _end_borrowing() -> None:
 
     runtime.part(Interpreter).ending.set()
     runtime.part(Interpreter).reset()
+
+
+def _report_counters() -> None:
+    from fxpool.lowering.core import host_report
+
+    host_report.report()
+
+
+def _show_misses() -> None:
+    from fxpool.lowering.artifact import miss_records
+
+    assert miss_records.kept() == []
 
 
 def _measure() -> None:
@@ -376,9 +401,9 @@ def _watch_clearing() -> None:
     from fxpool.torch_compat.inductor import clearing
 
     clearing._CACHES, caches = (), clearing._CACHES  # type: ignore[assignment]  # the methods stay as they are
-    clearing._watching = False
+    clearing._watching, watching = False, clearing._watching
     clearing.watch(lambda cache: None)
-    clearing._CACHES = caches
+    clearing._CACHES, clearing._watching = caches, watching
 
 
 def _uninstall() -> None:
@@ -403,6 +428,33 @@ def _bystanders(_: Path) -> Any:
 
 
 _to_end: list[Any] = []
+
+
+def _remote_level(_: Path) -> Any:
+    from fxpool.codecache.authentication import KEY_BYTES, Keyring
+    from fxpool.codecache.remote.level import RemoteLevel
+
+    connect: Any = lambda seconds: io.BytesIO()  # noqa: E731  it has `close`, and nobody asks for more
+    return RemoteLevel(connect, Keyring([bytes(KEY_BYTES)]), delay=1.0)
+
+
+def _look(directory: Path) -> Any:
+    from fxpool.codecache.remote import level
+
+    return level._Look(_remote_level(directory), [], bool, (), 1.0)
+
+
+def _uploads(directory: Path) -> Any:
+    return _remote_level(directory).uploads
+
+
+def _shared_level() -> None:
+    from fxpool.lowering.artifact import sharing
+    from fxpool.lowering.core.runtime import runtime
+
+    runtime.part(sharing._Shared).level("redis://127.0.0.1:1/0")
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/config.py:_lock": _of_module("fxpool.config", "_lock", lambda: config.configure(workers=1)),
     "fxpool/watch/display.py:Lines._lock": _of_object(_lines, "_lock", lambda one: one.on_state(STATE)),
@@ -412,7 +464,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/events.py:_lock": _of_module("fxpool.watch.events", "_lock", lambda: events.unlisten(None)),  # type: ignore
     "fxpool/watch/configured.py:_lock": _of_module("fxpool.watch.configured", "_lock", _attach),
     "fxpool/notices.py:_lock": _of_module("fxpool.notices", "_lock", lambda: notices.once("forks", "said by a test")),
-    "fxpool/commands/server.py:serve.ended": _of_event,
+    "fxpool/commands/server.py:_serve.ended": _of_event,
+    "fxpool/dashboard/metrics.py:in_background.told": _of_event,
     "fxpool/counters.py:_lock": _of_module("fxpool.counters", "_lock", lambda: counters.count("hits")),
     "fxpool/torch_compat/inductor/aot.py:_PATCHING": _of_module(
         "fxpool.torch_compat.inductor.aot", "_PATCHING", _in_process
@@ -430,6 +483,14 @@ CASES: dict[str, Callable[[Path], Case]] = {
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
     ),
     "codecache/blobs.py:_verified_lock": _verify_blob,
+    "codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
+    "codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
+    "codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
+    "codecache/remote/uploads.py:Uploads._more": _of_object(_uploads, "_more", lambda one: one._more.set()),
+    "codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),
+    "lowering/artifact/sharing.py:_Shared._lock": _of_part(
+        "fxpool.lowering.artifact.sharing", "_Shared", "_lock", _shared_level
+    ),
     "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
     "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
     "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
@@ -451,6 +512,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "lowering/cuda/benchmark_cache.py:_Measuring.lock": _of_part(
         "fxpool.lowering.cuda.benchmark_cache", "_Measuring", "lock", _measure
     ),
+    "lowering/core/host_report.py:_Reports._lock": _of_part(
+        "fxpool.lowering.core.host_report", "_Reports", "_lock", _report_counters
+    ),
+    "lowering/artifact/miss_records.py:_Misses._lock": _of_part(
+        "fxpool.lowering.artifact.miss_records", "_Misses", "_lock", _show_misses
+    ),
     "lowering/core/runtime.py:Runtime._lock": _of_object(_runtime, "_lock", lambda _: _use_store()),
     "lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
     "lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
@@ -461,6 +528,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
         _library, "_lock", lambda one: one.keep_choices()
     ),
     "lowering/regions/compile_pieces.py:_Loading.lock": _of_object(_loading_pieces, "lock", _load_a_piece),
+    "lowering/standalone.py:StandaloneGraph._finishing": _of_object(_standalone, "_finishing", lambda one: one.wait()),
     "pool/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
     "pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
     "pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),

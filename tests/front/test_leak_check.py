@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def test_leaves_nothing():
 
 def test_what_a_test_leaves_behind_fails_it(python: str, tmp_path: Path) -> None:
     conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest.replace("GRACE = 15.0", "GRACE = 0.2"))
+    conftest, replaced = re.subn(r"(?m)^GRACE = .*$", "GRACE = 0.2", conftest)
+    assert replaced == 1
+    (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_cases.py").write_text(CASES)
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run([*command, "--basetemp", str(tmp_path / "b")], capture_output=True, text=True, cwd=tmp_path)

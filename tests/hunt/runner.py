@@ -37,6 +37,7 @@ _OURS = (
     "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
     "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.toolchain"
 )
+_CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
 # Precompiles the header and asks the tool chain what it can do, once.
 _FIRST = """
@@ -143,8 +144,6 @@ class Hunter:
             "FXPOOL_IDLE_TIMEOUT": "20",
             "FXPOOL_POOL": "host",
             "TORCHINDUCTOR_CACHE_DIR": str(inductor),
-            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TMPDIR": str(self.root / "t"),
             "OMP_NUM_THREADS": "1",
@@ -162,6 +161,8 @@ class Hunter:
             environment = self._environment(self.root / "loader", None)
             environment["PYTHONPATH"] = str(TESTS)
             environment["HUNT_AHEAD"] = _OURS if role == "fxpool" else _STOCKS
+            if role == "stock":  # read when torch is imported
+                environment |= _CACHES_OFF
             with self._lock:
                 found = self._stack.enter_context(Loader("hunt.phases", environment))
             setattr(self._local, role, found)
@@ -182,7 +183,10 @@ class Hunter:
         """(result of each call, report) of one process. Raises ChildError if it died."""
         program = directory / "program"
         write_files(program, step.files)
-        own = not case.shared_stock
+        ours = backend in ("fxpool", "none")
+        # Inductor's caches, which would know of the step before: stock's are off, and what fxpool has compiled here
+        # has a directory for each step, as these switches are fxpool's as well.
+        own = ours or not case.shared_stock
         request = case.request(step, program, backend)
         request["save"] = str(directory / f"result-{backend}.pt")
         if backend == "fxpool" and self._prelude:
@@ -191,6 +195,8 @@ class Hunter:
             name: text.replace("{directory}", str(program))
             for name, text in self._environment(directory, step, own_kernels=own).items()
         }
+        if not ours:
+            environment = {**_CACHES_OFF, **environment}
         what = f"{case.kind} {case.number} {step.name} ({backend})"
         if case.fresh:
             environment["PYTHONPATH"] = os.pathsep.join(
@@ -198,8 +204,7 @@ class Hunter:
             )
             report = run_child(["-m", "hunt.phases", json.dumps(request)], environment, what, LIMIT)
         else:
-            role = "fxpool" if backend in ("fxpool", "none") else "stock"
-            report = self._loader(role).run([json.dumps(request)], environment, what, LIMIT)
+            report = self._loader("fxpool" if ours else "stock").run([json.dumps(request)], environment, what, LIMIT)
         results = torch.load(request["save"], weights_only=False)
         return results, report
 

@@ -53,6 +53,7 @@ def test_draws_differ() -> None:
     assert len(seen) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_short_hunt(root: Path, tmp_path: Path) -> None:
     report = Report(tmp_path / "hunt.json", SEED, "fxpool")
@@ -87,6 +88,7 @@ def test_a_key_without_code_is_found(root: Path) -> None:
     assert set(verdicts.values()) == {"wrong"}, verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_stock_in_its_place_is_never_wrong(root: Path) -> None:
     cases = [draw(name, 1, SEED) for name in ("read_closure", "use_low_backward", "input_overlap")]

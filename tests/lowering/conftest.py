@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zoo
@@ -25,6 +25,9 @@ from programs import Programs
 
 import fxpool
 from fxpool.demo.processes import ChildError, Loader
+
+if TYPE_CHECKING:
+    from beside_stock import BesideStock
 
 # torch formats every graph for a trace as soon as anything could record it, pytest's capturing included.
 logging.getLogger("torch.__trace").propagate = False
@@ -53,6 +56,19 @@ def nothing_lowered_here(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("compiled in the user's process")
 
     monkeypatch.setattr(GraphLowering, "__init__", refuse)
+
+
+@pytest.fixture
+def beside_stock(shared_pool: Path, cache: Path) -> Iterator[BesideStock]:
+    """Stock Inductor as the judge of what fxpool gives; a graph that is lowered in this process for fxpool fails."""
+    from beside_stock import BesideStock
+
+    judge = BesideStock()
+    with judge.in_force():
+        yield judge
+    import torch
+
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import re
 import struct
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ import fxpool
 from fxpool.codecache import key
 from fxpool.codecache.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
-from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code
+from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code, parts_of_entry
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.cuda import devices, triton_kernels
 from fxpool.lowering.fallback.remote import spec_of
@@ -34,6 +35,7 @@ from fxpool.lowering.request.compile_request import COMPILE_JOB, CompileRequest
 from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
+from fxpool.torch_compat.inductor import aot
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -111,6 +113,11 @@ def constants() -> Model:
     return made, (torch.randn(4, 3, requires_grad=True),)
 
 
+def misaligned() -> Model:
+    """Two inputs of one size, one of which begins where no vector may be loaded."""
+    return lambda x, y: (x + 1) * y, (torch.randn(64), torch.randn(65)[1:])
+
+
 # ------------------------------------------------------------------------------
 
 
@@ -158,6 +165,17 @@ def answered_afterwards(request: CompileRequest, answers: bool) -> tuple[list[Pa
         request = dataclasses.replace(request, measured=[(question, answers) for question in asked])
 
 
+def facts_of_inputs(graph: Any) -> dict[str, Any]:
+    """What whoever loads a graph goes by: which inputs stay where they are, which are looked at, CUDA graphs."""
+    return {
+        "static": sorted(graph.fx_kwargs["static_input_idxs"]),
+        "looked at": sorted(graph.inputs_to_check),
+        "written": sorted(graph.mutated_input_idxs),
+        "not recorded": graph.disabled_cudagraphs_reason,
+        "recorded": graph.cudagraph_info is not None,
+    }
+
+
 def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     asked: list[PaddingQuestion] = []
 
@@ -165,8 +183,10 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
         asked.append(msgspec.msgpack.decode(question, type=PaddingQuestion))
         return b"1" if answers else b"0"
 
-    job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request), on_ask=answer_one)
-    answer = decode_reply(job.result())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request), on_ask=answer_one)
+        answer = decode_reply(job.result())
     assert not answer.questions, "they were answered"
     assert answer.reference is not None, answer.artifact and answer.artifact.unkept
     assert request.store is not None
@@ -176,7 +196,10 @@ def compiled(request: CompileRequest, answers: bool) -> dict[str, Any]:
     assert data is not None
     candidates = [(k.name, c) for k in triton_kernels.decode(data) for c in k.candidates]
     texts = [text for _, text in generated_code(entry, store)]
+    graphs = aot.graphs_of(aot.load_result(parts_of_entry(entry, store).result()))
     return {
+        "inputs": [facts_of_inputs(graph) for graph in graphs],
+        "warned": [str(one.message) for one in warned],
         "kernels": sorted({name for name, _ in candidates}), "graphs": len(texts), "bytes": len(data),
         "targets": sorted({architecture(candidate.binary) for _, candidate in candidates}),
         "calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops\.aten)\.(\w+)[\w.]*\(", "".join(texts)))),
@@ -197,6 +220,23 @@ def unanswered(request: CompileRequest) -> str:
     return answer.unanswered or repr(answer)[:2000]
 
 
+def on_an_old_one(request: CompileRequest) -> list[str]:
+    """How a compile for a device without bfloat16 ends, and its warnings."""
+    facts = request.devices[0]
+    properties = {**facts.properties, "major": 7, "minor": 5}
+    old = msgspec.structs.replace(facts, capability=(7, 5), properties=properties)
+    request = dataclasses.replace(request, devices=(old,), store=None)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        job = runtime.pool().submit(COMPILE_JOB, request.dump(), spec_of(request))
+        try:
+            job.result()
+            end = "compiled"
+        except Exception as error:
+            end = type(error).__name__
+    return [end, *(str(one.message) for one in warned)]
+
+
 def main(wanted: list[str]) -> None:
     report: dict[str, Any] = {"cuda": torch.cuda.is_available()}
     with tempfile.TemporaryDirectory() as place:
@@ -211,6 +251,8 @@ def main(wanted: list[str]) -> None:
             if report[name]["questions"]:
                 questions, measured = answered_afterwards(request, answers=True)
                 report[name]["afterwards"] = msgspec.to_builtins([questions, measured])
+            if model == "attention" and "old" not in report:
+                report["old"] = on_an_old_one(request)
             if "unanswered" not in report:
                 report["unanswered"] = unanswered(request)
         fxpool.close()

@@ -80,6 +80,7 @@ def test_a_miss_and_a_hit_are_told_as_stock_inductor_tells_them(cache: Path, tmp
     assert ours[0].spent.keys() >= {"inductor_compile", "code_gen"} & stock[0].spent.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["normal", "serialize"])
 def test_what_is_compiled_in_this_process_is_counted_once(cache: Path, tmp_path: Path, mode: str) -> None:
     stock = Told(tmp_path, "inductor", "miss")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run_python
+from tiers import first_tier
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
@@ -88,15 +89,20 @@ def test_a_fresh_cache_shares_no_compile_with_who_is_outside(monkeypatch: pytest
     assert outside and inside and outside != inside
 
 
-def test_a_variable_switches_caches_off() -> None:
+@pytest.mark.parametrize(
+    "variable",
+    first_tier(["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE"], "TORCHINDUCTOR_FX_GRAPH_CACHE"),
+)
+def test_variables_switch_caches_off(variable: str) -> None:
     text = """
 import json, torch, fxpool
 torch.compile(lambda x: x.sin() * 13, backend="fxpool")(torch.ones(3))
 stats = fxpool.stats()
 print(json.dumps([stats["hits"], stats["misses"], stats["entries_written"], stats["bypasses"]]))
 """
+    value = "1" if "DISABLE" in variable else "0"
     assert json.loads(run_python(["-c", text]).splitlines()[-1]) == [0, 1, 1, {}]
-    off = json.loads(run_python(["-c", text], TORCHINDUCTOR_FORCE_DISABLE_CACHES="1").splitlines()[-1])
+    off = json.loads(run_python(["-c", text], **{variable: value}).splitlines()[-1])
     assert off == [0, 0, 0, {"caches_disabled": 1}]
 
 
@@ -117,10 +123,11 @@ def test_a_tag_has_entries_of_its_own() -> None:
 @pytest.mark.parametrize(
     "switches",
     [
+        lambda: inductor_config.patch(fx_graph_cache=False),
         lambda: inductor_config.patch(force_disable_caches=True),
         lambda: torch.compiler.config.patch(force_disable_caches=True),
     ],
-    ids=["inductor", "compiler"],
+    ids=["fx_graph_cache", "inductor", "compiler"],
 )
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_caches_that_are_off(switches: Callable[[], Any]) -> None:
@@ -132,6 +139,14 @@ def test_caches_that_are_off(switches: Callable[[], Any]) -> None:
         assert fxpool.stats()["bypasses"]["caches_disabled"] == before + 2
     assert fxpool.stats()["entries_written"] == entries
     assert compiled() == (0, 1)
+
+
+def test_without_autograd_s_cache_graphs_are_kept_after_it() -> None:
+    with functorch_config.patch(enable_autograd_cache=False):
+        assert compiled() == (1, 0)
+        assert compiled() == (0, 1)
+    assert fxpool.stats()["fallbacks"]["autograd_cache_off"] == 2
+    assert compiled() == (1, 0), "another level has keys of its own"
 
 
 def _uncacheable(x: torch.Tensor) -> Any:
@@ -182,3 +197,6 @@ def test_torch_s_counters_say_what_they_say_of_its_own_caches() -> None:
     assert _trained("fxpool") == first
     assert _trained("fxpool") == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
     assert _trained("fxpool", _uncacheable) == {"autograd_cache_bypass": 1, "fxgraph_cache_bypass": 2}
+    with functorch_config.patch(enable_autograd_cache=False):
+        assert _trained("fxpool") == {"fxgraph_cache_miss": 2}
+        assert _trained("fxpool") == {"fxgraph_cache_hit": 2}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch._inductor.config as inductor_config
 from processes import HERE, run_python
+from tiers import first_tier
 from torch._inductor import async_compile
 from torch._inductor.async_compile import AsyncCompile
 from triton_place import path_with_triton
@@ -71,6 +72,7 @@ def test_graphs_are_compiled_by_workers_and_kept_by_inductor(run: Run) -> None:
     assert (second["hits"], second["misses"], second["workers"]) == (4, 0, [])
 
 
+@pytest.mark.slow
 def test_installed_after_inductor_was_imported_and_shapes_that_change(run: Run) -> None:
     report = run("dynamic", **SUBPROCESS)
     assert (report["right"], report["lowerings"]) == (True, 0)
@@ -96,6 +98,7 @@ def test_without_a_pool_graphs_are_compiled_here_unless_strict(run: Run) -> None
     assert report["stats"]["fallbacks"] == {"borrowed:pool_unavailable": 2}
 
 
+@pytest.mark.slow
 def test_what_torch_does_not_hand_on_is_counted_and_said_once(run: Run) -> None:
     report = run("unsent", **SUBPROCESS)
     assert report["stats"]["fallbacks"] == {"borrowed:not_picklable": 2, "borrowed:higher_order_operator": 1}
@@ -115,6 +118,7 @@ def test_an_error_of_the_compile_comes_out_as_from_inductors_pool(run: Run) -> N
     assert (report["lowerings"], report["stats"]["fallbacks"]) == (0, {})
 
 
+@pytest.mark.slow
 def test_async_is_what_it_is_for_fxpool_with_caches_on(run: Run, tmp_path: Path) -> None:
     settings = {"TORCHINDUCTOR_FX_COMPILE_MODE": "async+subprocess", "FXPOOL_CACHE_DIR": str(tmp_path / "c")}
     report = run("background", **settings)
@@ -127,6 +131,7 @@ def test_async_is_what_it_is_for_fxpool_with_caches_on(run: Run, tmp_path: Path)
     assert (again["lowerings"], again["workers"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_progressive_starts_with_code_and_goes_on_in_the_background(run: Run, tmp_path: Path) -> None:
     report = run(
         "background",
@@ -139,7 +144,7 @@ def test_progressive_starts_with_code_and_goes_on_in_the_background(run: Run, tm
     assert len(set(report["workers"])) >= 2, "two stages"
 
 
-@pytest.mark.parametrize("wrapper", ["asynchronous", "progressive"])
+@pytest.mark.parametrize("wrapper", first_tier(["asynchronous", "progressive"], "progressive"))
 def test_torchs_own_wrappers_send_to_the_pool(wrapper: str, run: Run) -> None:
     # With its graph caches, torch refuses its own wrappers' results (NotImplementedError), installed or not.
     report = run(wrapper, TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0", **SUBPROCESS)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from tiers import first_tier
 
 Child = Callable[..., dict[str, Any]]
 # Operators of eager mode that no compiled graph of these models runs.
@@ -56,7 +57,7 @@ def check_nothing_of_a_compiler_was_needed(report: dict[str, Any], cache: Path) 
     assert strange == []
 
 
-@pytest.mark.parametrize("model", zoo.NAMES)
+@pytest.mark.parametrize("model", first_tier(zoo.NAMES, "gpt2", "resnet"))
 def test_a_worker_compiles_and_a_second_process_is_served(
     model: str, child: Child, inductor: Any, tmp_path: Path, cache: Path
 ) -> None:
@@ -90,9 +91,10 @@ def test_a_worker_compiles_and_a_second_process_is_served(
 MODES = [(model, mode) for model in zoo.NAMES for mode in ("normal", "serialize")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [pair if pair == ("bert", "normal") else pytest.param(*pair, marks=pytest.mark.slow) for pair in MODES],
+    MODES,
 )
 def test_modes_that_compile_here_give_the_same(
     model: str, mode: str, child: Child, inductor: Any, tmp_path: Path

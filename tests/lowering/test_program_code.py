@@ -413,6 +413,7 @@ pass_ = Pass()
 """
 
 
+@pytest.mark.slow
 def test_a_pass_is_done_once_however_often_a_graph_is_tried(programs: Programs) -> None:
     """Here another worker's code, then no result that could be kept, then graphs after AOTAutograd."""
     programs.write({"changing": CHANGING})

@@ -71,6 +71,7 @@ def test_what_fits_is_compiled_as_ever(shared_pool: object) -> None:
     assert done.stderr.count("is newer than the newest") == 1
 
 
+@pytest.mark.slow
 def test_what_only_one_level_lacks_is_done_at_the_next(shared_pool: object) -> None:
     right, lowered, _, fallbacks = result(run(NO_LOADING, FXPOOL_UNTESTED_TORCH="1"))
     assert right and lowered == 0 and fallbacks == {"compile_error:AttributeError": 1}
@@ -79,7 +80,10 @@ def test_what_only_one_level_lacks_is_done_at_the_next(shared_pool: object) -> N
 # What no level of the chain comes past is counted as such; what each of them lacks is counted for each.
 @pytest.mark.parametrize(
     ("missing", "reasons"),
-    [(NO_MODULE, {"untested_torch:"}), (NO_NAME, {"compile_error:", "fx:compile_error:"})],
+    [
+        pytest.param(NO_MODULE, {"untested_torch:"}, marks=pytest.mark.slow),
+        (NO_NAME, {"compile_error:", "fx:compile_error:"}),
+    ],
 )
 def test_what_does_not_fit_is_inductor_s_and_counted(
     shared_pool: object, tmp_path: Path, missing: str, reasons: set[str]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from processes import run_python
+from tiers import first_tier
 
 PROGRAM = """
 import json, os, sys, torch, fxpool
@@ -29,7 +30,7 @@ def traced(tmp_path: Path, mode: str) -> tuple[list[dict[str, Any]], list[str], 
     return json.loads(trace.read_text()), log.read_text().splitlines(), parent, server
 
 
-@pytest.mark.parametrize("mode", ["subprocess", "async+subprocess"])
+@pytest.mark.parametrize("mode", first_tier(["subprocess", "async+subprocess"], "async+subprocess"))
 def test_a_compile_is_seen_in_parent_server_and_worker(
     shared_pool: Path, cache: Path, tmp_path: Path, mode: str
 ) -> None:

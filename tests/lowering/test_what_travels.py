@@ -13,7 +13,11 @@ import fxpool
 
 pytestmark = pytest.mark.usefixtures("cache", "nothing_lowered_here")
 
+# Dynamo made an autograd.Function of it, which is compiled after AOTAutograd.
+HOOK_IS_A_FUNCTION = torch.__version__ < "2.13"
+
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
+WEIGHT, TARGET = torch.linspace(-1, 1, 96).reshape(12, 8), torch.arange(6)
 
 
 def hooked(x: torch.Tensor) -> torch.Tensor:
@@ -27,6 +31,14 @@ def quantized(x: torch.Tensor) -> Any:
     operators = torch.ops.quantized_decomposed
     whole = operators.quantize_per_tensor(x, 0.1, 3, -128, 127, torch.int8)
     return operators.dequantize_per_tensor(whole, 0.1, 3, -128, 127, torch.int8).relu() + 1
+
+
+def chunked_loss(x: torch.Tensor) -> torch.Tensor:
+    """Torch makes this operator with `custom_op`, in a module that it imports with the first loss."""
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions  # new in 2.13
+
+    loss: Any = torch.nn.functional.linear_cross_entropy  # type: ignore[attr-defined, unused-ignore]
+    return loss(x, WEIGHT, TARGET, options=LinearCrossEntropyOptions(allow_retain_graph=True))
 
 
 def _jagged() -> torch.Tensor:
@@ -64,18 +76,27 @@ def in_next_process(function: Callable[..., Any], x: Callable[[], torch.Tensor])
 @pytest.mark.parametrize(
     ("function", "x", "graphs", "fallbacks"),
     [
-        (hooked, lambda: X.clone().requires_grad_(), 1, []),
+        (
+            hooked,
+            lambda: X.clone().requires_grad_(),
+            1 + HOOK_IS_A_FUNCTION,
+            ["autograd_function"] * HOOK_IS_A_FUNCTION,
+        ),
         (quantized, lambda: X, 1, []),
+        (chunked_loss, lambda: X.clone().requires_grad_(), 1, []),
         (ragged, _jagged, 2, ["tensor"]),  # by its parts, as AOTAutograd takes it
     ],
-    ids=["hooked", "quantized", "ragged"],
+    ids=["hooked", "quantized", "chunked loss", "ragged"],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's doing, in 2.11
 def test_it_is_compiled_in_a_worker_and_found_again(
     function: Callable[..., Any], x: Callable[[], torch.Tensor], graphs: int, fallbacks: list[str]
 ) -> None:
     if function is quantized:
         importlib.import_module("torch.ao.quantization.fx._decomposed")
+    if function is chunked_loss:
+        pytest.importorskip("torch.nn.modules.linear_cross_entropy_options")
     first = {"worker": graphs, "in process": 0, "hits": 0, "fallbacks": fallbacks}
     assert in_next_process(function, x) == first
     assert in_next_process(function, x) == {"worker": 0, "in process": 0, "hits": graphs, "fallbacks": []}

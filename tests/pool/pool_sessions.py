@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool import JobSpec, PoolClient, hosts
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import HEADER, MAGIC, META_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, encode
 
@@ -45,6 +45,14 @@ def record(place: Place) -> dict[str, bytes]:
         light = passed["to server"]
         with _tap(place, directory / "socket") as more:
             _client_session(place, flights=True)
+        with _tap(place, directory / "socket") as looked:
+            visit = hosts.Visit(place.runtime / "host-tap.socket")
+            visit.history()
+            visit.close()
+        # Who looks on says hello as well, which is heard once.
+        light += frames_of(looked["to server"])[-1]
+        for way in more:
+            more[way] += frames_of(looked[way])[-1]
         out, into = place.mark("mark-out"), place.mark("mark-in")
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")

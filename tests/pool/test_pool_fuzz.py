@@ -124,9 +124,9 @@ def holds(data: bytes, kinds: Any, portions: list[int] | None = None, cap: int =
 
 def test_the_recorded_sessions_say_everything(sessions: dict[str, bytes]) -> None:
     for way, names in {
-        "to server": "Hello Submit Cancel StatusQuery",
-        "light": "Hello Submit Cancel StatusQuery",
-        "to client": "Welcome ZygoteState Started LogRecord WarningRecord Done Failed Status",
+        "to server": "Hello Submit Cancel StatusQuery HistoryQuery",
+        "light": "Hello Submit Cancel StatusQuery HistoryQuery",
+        "to client": "Welcome ZygoteState Started LogRecord WarningRecord Done Failed Status History",
         "from worker": "Returned Phase Submit Cancel Waiting Resume SlotsQuery LogRecord WarningRecord",
         "to worker": "Run Granted SlotsReply Done Failed",
     }.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +66,27 @@ def test_clients_share_it(join: Make) -> None:
     assert status["shared"] is True
     assert status["clients"] == [os.getpid(), os.getpid()]
     assert status["counters"]["zygotes"] == 1
+
+
+def test_a_pool_that_is_closed_while_a_thread_starts_the_server_starts_none(join: Make, place: Place) -> None:
+    client, errors = join(), []
+
+    def ask() -> None:
+        try:
+            client.submit("pool_jobs:echo", b"x", JobSpec(label="echo"))
+        except JobCancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    with open(place.runtime / "host.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as another process that starts one: the thread waits for it
+        thread.start()
+        assert until(lambda: client._lock.locked())
+        client.close()
+    thread.join()
+    assert [str(error) for error in errors] == ["the pool was closed while job 'echo' was submitted"]
+    assert not client.started
+    assert pid_of(client)  # the next job has a server again
 
 
 def test_it_is_found_where_the_name_of_the_link_is_too_long_for_a_socket(join: Make, place: Place) -> None:
@@ -383,6 +406,14 @@ def test_a_look_from_outside(join: Make, place: Place) -> None:
     assert hosts.links(place.runtime) == []
     place.mark("mark-seen-go").touch()
     assert job.result(timeout=60) == b"the sub-job is done"
+    assert until(lambda: ended(pid))
+
+
+def test_looks_do_not_keep_it(join: Make, place: Place) -> None:
+    client = join(idle_timeout=1.5)
+    pid = pid_of(client)
+    client.close()
+    assert until(lambda: hosts.status(link(place)) == {"state": "gone"}), "it is asked all the time"
     assert until(lambda: ended(pid))
 
 

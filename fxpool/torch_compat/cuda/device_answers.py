@@ -207,6 +207,8 @@ def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
         put(torch._subclasses.FakeTensorMode, "avoid_device_init", True)
         put(torch.version, "cuda", facts[0].cuda)
         put(torch.accelerator, "current_device_index", lambda: current)
+        # Whether CUDA graphs can be recorded is up to the process that loads the graph: `output_code` asks there.
+        put(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)
         put(torch._utils_internal, "max_clock_rate", _clock(facts, torch._utils_internal.max_clock_rate))
         if facts[0].cudnn is not None:
             put(torch.backends.cudnn, "version", lambda: facts[0].cudnn)
@@ -293,6 +295,10 @@ def _modules_read() -> Iterator[None]:
         yield
 
 
+# Kinds of kernels whose compile takes no device.
+_COMPILED_APART = ("triton", "cpp_pybinding", "cuda")
+
+
 def _read(text: str, path: str) -> types.ModuleType:
     from torch._inductor.async_compile import AsyncCompile
 
@@ -305,7 +311,7 @@ def _read(text: str, path: str) -> types.ModuleType:
         kind = node.func.attr
         if kind == "wait":
             continue
-        if kind not in ("triton", "cpp_pybinding"):
+        if kind not in _COMPILED_APART:
             raise UnansweredError(f"a kernel of the kind {kind}")
         arguments = [ast.literal_eval(argument) for argument in node.args]
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
@@ -317,7 +323,19 @@ def _read(text: str, path: str) -> types.ModuleType:
     module = types.ModuleType("fxpool_unexecuted")
     module.__file__ = path
     module.call = _never_called  # type: ignore[attr-defined]
+    if "\nrunner = Runner(" in text:  # a graph in partitions, as CUDA graphs need it
+        module.runner = _Runner()  # type: ignore[attr-defined]
     return module
+
+
+class _Runner:
+    """Stands for the partitions of a graph that is not called here: nothing is wrapped around them."""
+
+    def __init__(self) -> None:
+        self.partitions: list[Any] = []  # torch deletes it with the graph
+
+    def recursively_apply_fns(self, functions: Any) -> None:
+        pass
 
 
 def _never_called(*args: Any) -> Any:

@@ -8,14 +8,14 @@ A graph as Dynamo made it counts as AOTAutograd's, and the one or two that AOTAu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters, get_metrics_context
 from torch._logging import trace_structured
 
-__all__ = ["bypass", "bypass_before_autograd", "compiled", "looked_up", "saved"]
+__all__ = ["bypass", "bypass_before_autograd", "compiled", "looked_up", "miss_explained", "saved"]
 
 
 def compiled() -> None:
@@ -60,6 +60,15 @@ def saved(*, before_autograd: bool) -> None:
     """Count a graph that was kept."""
     if before_autograd:
         counters["aot_autograd"]["autograd_cache_saved"] += 1
+
+
+def miss_explained(explanation: Callable[[], str]) -> None:
+    """Add to the structured trace why a graph was a miss, as JSON. Without a trace nothing is explained."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "fxpool_miss_explained", "encoding": "json"},
+        payload_fn=explanation,
+    )
 
 
 def _graphs(before_autograd: bool, inputs: Sequence[Any]) -> int:

@@ -236,18 +236,24 @@ def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None)
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
 
-    result.guards_expr = None
-    aot_config = result.sanitized_aot_config
-    if sources is not None and aot_config.aot_autograd_arg_pos_to_source is not None:
-        aot_config.aot_autograd_arg_pos_to_source = list(sources)
+    result = for_dynamo(result, sources)
     return result.wrap_post_compile(
         list(fake_inputs),
-        aot_config,
+        result.sanitized_aot_config,
         {
             "cudagraphs": BoxedBool(inductor_config.triton.cudagraphs),
             "boxed_forward_device_index": BoxedDeviceIndex(None),
         },
     )
+
+
+def for_dynamo(result: Any, sources: Sequence[Any] | None) -> Any:
+    """Return the result with the names that this process's Dynamo has for its inputs; guards are Dynamo's as well."""
+    result.guards_expr = None
+    aot_config = result.sanitized_aot_config
+    if sources is not None and aot_config.aot_autograd_arg_pos_to_source is not None:
+        aot_config.aot_autograd_arg_pos_to_source = list(sources)
+    return result
 
 
 def attach_dynamo_metadata(

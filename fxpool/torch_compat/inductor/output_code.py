@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch._dynamo.utils import counters, get_metrics_context, get_runtime_metrics_context
 from torch._functorch._aot_autograd.aot_autograd_result import BundledCompiledBackward, BundledCompiledForward
-from torch._inductor import config, metrics
+from torch._inductor import config, cudagraph_utils, metrics
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inductor_meta_from_config
 from torch._logging import getArtifactLogger, trace_structured
@@ -46,6 +46,7 @@ class Wrapper(Protocol):
     operators: list[str]
     unlinked: list[str]
     devices: list[int]
+    built: int
 
 
 class Surroundings(Protocol):
@@ -58,6 +59,9 @@ class Surroundings(Protocol):
 
     def library(self) -> Any:
         """Return the module with the entry's C++ kernels."""
+
+    def built(self) -> Any:
+        """Return the libraries that were built of one source each."""
 
     def triton(self) -> Any:
         """Return the library with its Triton kernels, which also has `texts`, `changed` and `keep_choices`."""
@@ -111,8 +115,11 @@ class LinkedGraph(CompiledFxGraph):
         # For tracebacks: line numbers of the code are those of the generated text.
         text = self.source_code
         linecache.cache[wrapper.name] = (len(text), None, text.splitlines(keepends=True), wrapper.name)
+        self._name_lines()
         module.__dict__["_fxpool_library"] = library
         module.__dict__["_fxpool_triton"] = self._fxpool_triton
+        if wrapper.built:
+            module.__dict__["_fxpool_built"] = self._fxpool_surroundings.built()
         if wrapper.devices:
             for number, index in enumerate(self._fxpool_surroundings.indices):
                 module.__dict__[f"{DEVICE}{number}"] = index
@@ -123,6 +130,13 @@ class LinkedGraph(CompiledFxGraph):
         for constant, value in constants.items():
             setattr(module, constant, value)
         return module
+
+    def _name_lines(self) -> None:
+        """Tell torch's own tracebacks (of a memory snapshot, say) which lines of the program its code is of."""
+        codecache = sys.modules.get("torch._inductor.codecache")  # where they look, if somebody has imported it
+        if codecache is not None and self.cache_linemap:
+            lines = list(zip(*self.cache_linemap, strict=True))
+            codecache.PyCodeCache.linemaps[self._fxpool_wrapper.name] = lines
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         debug = sys.modules.get("torch._inductor.debug")  # importing it brings the scheduler
@@ -162,6 +176,10 @@ def _load(loadable: Any, graph: Any, fx_config: Any) -> Any:
     constants = CompiledFxGraphConstants()
     revive(graph, constants)
     graph.compile_region_name = fx_config.get("compile_region_name")
+    # Since 2.13; where the graph was compiled, another allocator may have been in force, or none.
+    allocator = getattr(cudagraph_utils, "check_caching_allocator_for_cudagraphs", None)
+    if config.triton.cudagraphs and graph.disabled_cudagraphs_reason is None and allocator is not None:
+        graph.disabled_cudagraphs_reason = allocator()
     graph.post_compile(loadable.example_inputs, constants, fx_config)
     policy = getattr(config, "cudagraph_policy", None)
     return policy.wrap_output(graph) if policy is not None else graph

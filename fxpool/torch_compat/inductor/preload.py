@@ -172,7 +172,7 @@ def counters_kept() -> Iterator[None]:
 
 def forget_devices() -> None:
     """Clear what torch remembers about devices. Tables of patterns, which are per device anyway, stay."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
             continue
         if name.startswith("torch._inductor.fx_passes"):

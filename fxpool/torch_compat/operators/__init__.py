@@ -8,5 +8,6 @@ libraries                 the shared library that registered an operator
 custom_operators          operators behind the objects that `custom_op` and `triton_op` return
 inductor_registrations    a program's lowerings, decompositions, patterns and device passes
 replaced                  torch's functions that a program replaced
+by_value                  operators and registrations as bytes, where no import makes them
 otherwise                 operators that a program compiles differently: ends a compile that meets one
 """

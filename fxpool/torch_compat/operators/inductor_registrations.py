@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.operators import by_value
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 from fxpool.torch_compat.operators.registrations import foreign_functions
 
@@ -63,16 +64,31 @@ def of_operator(name: str) -> Otherwise | None:
 # ---------------------------------------------------------------- tables of functions
 
 
-def _functions_in_tables() -> Iterator[tuple[str, Any]]:
-    for module_name, attribute in (
+def for_a_worker() -> list[bytes]:
+    """Return the program's functions in tables that are read by operator, for `by_value.settle_registrations`."""
+    return by_value.registrations_as_bytes(
+        (module, table, key, function)
+        for module, table, entries in _tables_by_operator()
+        for key, function in list(entries.items())
+        if function is not None and not _is_torchs(function)
+    )
+
+
+def _tables_by_operator() -> Iterator[tuple[str, str, dict[Any, Any]]]:
+    for module, attribute in (
         (_LOWERING, "lowerings"),
         (_LOWERING, "_maybe_layout_constraints"),
         (_DECOMPOSITION, "decompositions"),
         (_DECOMPOSITION, "extra_random_decomps"),
     ):
-        table = getattr(sys.modules.get(module_name), attribute, None)
+        table = getattr(sys.modules.get(module), attribute, None)
         if isinstance(table, dict):
-            yield from _of_program(attribute, table)
+            yield module, attribute, table
+
+
+def _functions_in_tables() -> Iterator[tuple[str, Any]]:
+    for _, attribute, table in _tables_by_operator():
+        yield from _of_program(attribute, table)
     # torch's own functions; the program's choices are in the closure.
     for key, function in list(getattr(sys.modules.get(_LOWERING), "user_lowerings", {}).items()):
         yield f"user_lowerings[{key}]", _given_to(function)

@@ -21,7 +21,8 @@ _BUILTIN_NAMESPACES = frozenset(
 )  # fmt: skip
 
 # Of those that Dynamo puts into a graph; the others that torch calls uncacheable are Inductor's to lower.
-_END_WITH_AUTOGRAD = frozenset(("autograd_function_apply", "flat_apply", "strict_mode", "wrap"))
+# Inductor's decompositions, which AOTAutograd applies, replace `out_dtype`.
+_END_WITH_AUTOGRAD = frozenset(("autograd_function_apply", "flat_apply", "out_dtype", "strict_mode", "wrap"))
 
 
 def overload_name(op: OpOverload) -> str:
@@ -64,6 +65,10 @@ def higher_order_name(target: Any) -> str:
 
 def higher_order_cacheable(target: Any) -> bool:
     return bool(target.cacheable())
+
+
+def is_autograd_function(target: Any) -> bool:
+    return bool(target.name() == "autograd_function_apply")
 
 
 def ends_with_autograd(target: Any) -> bool:

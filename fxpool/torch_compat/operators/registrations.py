@@ -97,8 +97,7 @@ def registration(target: Any) -> Registration:
         if sources:
             needed |= set(libraries.that_contain(sources, qualified))
         files.add(defined := dispatch_probe.defined_at(overload))
-        if defined and os.path.abspath(defined).startswith(_TORCH_ROOT):
-            result.home = module_of_file(os.path.abspath(defined))
+        result.home = _home(definition) or _home_at(defined) or result.home
     for position, kernel in enumerate(triton_kernels_of(target)):
         result.parts[f"Triton kernel {position}"] = Part(kernel)
     for part in result.parts.values():
@@ -139,7 +138,8 @@ def _users_libraries() -> list[Any]:
 
     own = set(map(id, OPDEF_TO_LIB.values()))
     of_users = []
-    for finalizer, info in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
+    # A copy: a list of its pairs is many allocations, any of which may have finalizers run, and each takes itself out.
+    for finalizer, info in weakref.finalize._registry.copy().items():  # type: ignore[attr-defined]
         if info.func is not _del_library:
             continue
         library = finalizer.peek()
@@ -167,6 +167,17 @@ def _is_users_library(library: Any) -> bool:
         not path.startswith(_TORCH_ROOT) or (path == _TORCH_ROOT + "library.py" and not by_functions)
         for path in dispatch_probe.python_places(overload, key)
     )
+
+
+def _home(definition: Any | None) -> str | None:
+    """Return the module of torch that has the function of its own ``custom_op``; torch's decorator defines it there."""
+    function = getattr(definition, "_init_fn", None)
+    return _home_at(function.__code__.co_filename) if isinstance(function, types.FunctionType) else None
+
+
+def _home_at(path: str) -> str | None:
+    path = os.path.abspath(path) if path else ""
+    return module_of_file(path) if path.startswith(_TORCH_ROOT) else None
 
 
 def _custom_op(qualified: str) -> Any | None:
@@ -209,7 +220,7 @@ def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
         holder = getattr(entry, "fake_impl", None)
         kernels = getattr(holder, "kernels", None) or [getattr(holder, "kernel", None)]
         for position, kernel in enumerate(kernels):
-            function = getattr(kernel, "func", None) or getattr(kernel, "fn", None)
+            function = _without_check(getattr(kernel, "func", None) or getattr(kernel, "fn", None))
             if callable(function):
                 yield f"fake implementation {position}", Part(function)
         for cls, rule in getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {}).items():
@@ -220,6 +231,17 @@ def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
         memory = getattr(getattr(entry, "symm_mem_args", None), "_symm_mem_args", None)
         if memory:
             yield "symmetric memory", Part(sorted(memory))
+
+
+def _without_check(rule: Any) -> Any:
+    """Return a rule for fake tensors without torch's check of the module that it was registered from.
+
+    The check is of operators of C++, and is there or not by the frame that registers.
+    """
+    if getattr(rule, "__qualname__", "").startswith("_check_pystubs_once."):
+        names = rule.__code__.co_freevars
+        return rule.__closure__[names.index("func")].cell_contents if "func" in names else rule
+    return rule
 
 
 def _key_name(key: Any) -> str:
@@ -281,7 +303,7 @@ def _is_users_file(path: str) -> bool:
 
 def module_of_file(path: str) -> str | None:
     """Return the importable name of the module loaded from `path`; None for a script or an anonymous module."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if file and name != "__main__" and os.path.abspath(file) == path:
             return name

@@ -304,6 +304,11 @@ def patched(options: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def calls_through_cpp() -> bool:
+    """Return whether Inductor puts what surrounds a graph's kernels into a C++ library (``cpp_wrapper``)."""
+    return bool(inductor_config.cpp_wrapper)
+
+
 def freezing() -> bool:
     return bool(inductor_config.freezing)
 
@@ -312,7 +317,7 @@ def freezing() -> bool:
 # its memory (whose lack releases before 2.14 take for plenty).
 _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
               "combo_kernel_compile_time_autotune", "runtime_estimations_mms_benchmark", "multi_kernel_hints",
-              "triton.multi_kernel", "cpp_wrapper", "profile_bandwidth", "benchmark_kernel",
+              "triton.multi_kernel", "profile_bandwidth", "benchmark_kernel",
               "partitioned_scatter_enabled")  # fmt: skip
 # Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
@@ -356,19 +361,30 @@ def decides_by_memory() -> bool:
     return bool(inductor_config.partitioned_scatter_enabled)
 
 
-def caches_disabled() -> bool:
-    """Return whether the user turned every compile cache off (torch.compiler.config.force_disable_caches).
+def caches_disabled() -> str | None:
+    """Return the switch by which the user turned compile caches off; None while they are on.
 
-    ``fx_graph_cache`` and ``enable_autograd_cache`` are about torch's own caches, which fxpool stands in for.
+    Without its cache of graphs torch has none that AOTAutograd's could lead to.
     """
     import torch
 
-    return bool(inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches)
+    if inductor_config.force_disable_caches or torch.compiler.config.force_disable_caches:
+        return "force_disable_caches"
+    return None if inductor_config.fx_graph_cache else "fx_graph_cache"
+
+
+def autograd_cache_disabled() -> bool:
+    """Return whether only graphs after AOTAutograd may be kept (torch._functorch.config.enable_autograd_cache)."""
+    return not functorch_config.enable_autograd_cache
 
 
 def must_be_kept() -> bool:
-    """Return whether a graph that can't be kept is an error (torch._functorch.config.strict_autograd_cache)."""
-    return bool(functorch_config.strict_autograd_cache)
+    """Return whether a graph that can't be kept is an error (torch._functorch.config.strict_autograd_cache).
+
+    ``aot_compile`` sets that switch as well, together with one that asks for no key: its file is what keeps the graph.
+    """
+    keyless = getattr(functorch_config, "bypass_autograd_cache_key", False)
+    return bool(functorch_config.strict_autograd_cache) and not keyless
 
 
 def remote_cache_wanted() -> str | None:

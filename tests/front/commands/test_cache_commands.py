@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+import fxpool
 from fxpool.codecache import quarantine
 from fxpool.codecache.entry import FORMAT_VERSION, Component, Entry, Metadata, Origin, decode_entry, encode_entry
 from fxpool.codecache.store import LocalStore
@@ -107,8 +109,53 @@ def test_sizes_are_true(store: LocalStore) -> None:
     data = json.loads(run("stats", "--json").output)
     assert data["disk_bytes"] == int(du.stdout.split()[0]) == sum(part["bytes"] for part in data["parts"].values())
     shown = run("stats").output
-    assert "precompiled headers" in shown and "19.1 MB" in shown and " of " not in shown.split("in all")[1]
-    assert "max" not in " ".join(data)
+    assert "precompiled headers" in shown and "19.1 MB" in shown
+    assert "at most 10.0 GB and 100000 files are kept" in " ".join(shown.split())
+    assert (data["max_bytes"], data["max_files"], data["evicted"]) == (10 << 30, 100_000, None)
+    assert data["disk_files"] == sum(part["files"] for part in data["parts"].values())
+    fxpool.configure(cache_max_bytes="none", cache_max_files="none")
+    assert "no limit is set" in run("stats").output
+
+
+def age(store: LocalStore) -> None:
+    """What was published just now is in use; make it old, the first entries most."""
+    paths = [one.path for one in store.scan()] + [one.path for one in store.scan_blobs()]
+    for number, path in enumerate(paths):
+        os.utime(path, (time.time() - 10_000 + number,) * 2)
+
+
+def test_gc_keeps_within_the_bounds_and_says_so(store: LocalStore) -> None:
+    assert "removed 0 entries and 0 blobs (0 B)" in run("cache", "gc").output
+    age(store)
+    planned = run("cache", "gc", "--max-files", "6", "--dry-run")
+    assert planned.exit_code == 0 and "would remove" in planned.output and store.sizes()["entries"] == 3
+    done = run("cache", "gc", "--max-files", "6")
+    assert done.exit_code == 0 and "removed 2 entries and 2 blobs" in done.output
+    assert "at most 10.0 GB and 6 files are kept" in done.output
+    assert store.sizes()["entries"] == 1
+    assert "evicted so far  " in run("stats").output and "2 entries" in run("stats").output
+    assert json.loads(run("stats", "--json").output)["evicted"]["entries"] == 2
+    assert fxpool.stats()["store"]["evicted"] == 2
+
+
+def test_gc_as_data(store: LocalStore) -> None:
+    age(store)
+    data = json.loads(run("cache", "gc", "--max-bytes", "1", "--max-files", "none", "--json").output)
+    assert data["entries"] == data["blobs"] == 3 and data["freed_files"] == 6 and not data["failed"]
+    assert (data["max_bytes"], data["max_files"], data["dry_run"]) == (1, None, False)
+    assert data["over"] and data["left_bytes"] > 0, "directories and the index stay"
+
+
+def test_gc_leaves_what_is_in_use_and_says_that(store: LocalStore) -> None:
+    done = run("cache", "gc", "--max-files", "1")
+    assert done.exit_code == 1 and store.sizes()["entries"] == 3
+    assert "removed 0 entries" in done.output and "over the bounds" in done.output
+
+
+@pytest.mark.parametrize("arguments", [["--max-bytes", "much"], ["--max-files", "0"], ["--max-files", "-3"]])
+def test_bounds_that_do_not_parse(store: LocalStore, arguments: list[str]) -> None:
+    refused = run("cache", "gc", *arguments)
+    assert refused.exit_code == 2 and "fxpool cache gc" in refused.stderr and store.sizes()["entries"] == 3
 
 
 def test_clear_says_what_it_did(store: LocalStore) -> None:

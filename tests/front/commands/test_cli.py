@@ -40,7 +40,7 @@ def test_version() -> None:
 
 
 def test_an_empty_store_is_not_created_by_looking_at_it(tmp_path: Path) -> None:
-    for command in (["stats"], ["cache", "ls"], ["cache", "verify"], ["cache", "clear"]):
+    for command in (["stats"], ["cache", "ls"], ["cache", "verify"], ["cache", "clear"], ["cache", "gc"]):
         assert run(*command).exit_code == 0
     assert not (tmp_path / "c").exists()
 

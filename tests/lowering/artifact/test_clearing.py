@@ -91,6 +91,5 @@ print(json.dumps([fxpool.stats()["hits"], fxpool.stats()["store"]["entries"]]))
 """
 
 
-@pytest.mark.parametrize("run", ["miss", "again"])
-def test_a_class_that_is_imported_later(cache: Path, run: str) -> None:
+def test_a_class_that_is_imported_later(cache: Path) -> None:
     assert json.loads(run_python(["-c", PROGRAM]).splitlines()[-1]) == [0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 import zoo
 
 import fxpool
+from fxpool.codecache.store import LocalStore
+from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.compile_request import CompileRequest
@@ -64,12 +67,18 @@ def test_a_restart_that_a_pass_asks_for_is_replayed_cold_and_warm(shared_pool: P
         return torch.nn.functional.dropout(x, exponent, training=False) + x**exponent
 
     x = torch.rand(8) + 1
+    store = LocalStore(str(cache))
     for _ in ("cold", "warm"):
+        for stored in store.scan():
+            os.utime(stored.path, (1.0, 1.0))
         torch._dynamo.reset()
         function = torch.compile(powers, backend="fxpool")
         for exponent in (0.5, 0.25, 0.75):
             torch.testing.assert_close(function(x, exponent), powers(x, exponent))
-    assert fxpool.stats()["compiles"]["in_process"] == 0
+    stats = fxpool.stats()
+    assert (stats["compiles"]["in_process"], stats["fallbacks"], stats["corrupt_entries"]) == (0, {}, 0)
+    restarts = [one for one in store.scan() if one.entry is not None and content_of(one.entry).effects.restart]
+    assert restarts and all(one.used > 1 for one in restarts), "it is in use: it is not the next to be evicted"
 
 
 def test_output_that_is_a_view_and_input_that_is_changed(shared_pool: Path, cache: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from compiling import compiled_total, total
 
@@ -16,6 +17,7 @@ from fxpool.codecache.store import LocalStore
 Child = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 def test_batches_inside_the_guards_hit_and_outside_miss(
     child: Child, inductor: Any, tmp_path: Path, cache: Path
 ) -> None:
@@ -70,6 +72,33 @@ def test_guards_of_a_hit_are_added_to_the_callers_shapes(shared_pool: Path, cach
     stats = fxpool.stats()
     assert stats["hits"] == 1
     assert stats["misses"] + stats["guard_misses"] == 2, "5000 columns went through Dynamo again"
+
+
+def _weighted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Without a reduction in its forward; the weight's gradient is a sum of rows."""
+    return (x * weight).sin()
+
+
+def _stepped(call: Callable[..., torch.Tensor], rows: int) -> None:
+    x, weight = torch.randn(rows, 16), torch.ones(16, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    (got,) = torch.autograd.grad(call(x, weight).sum(), weight)
+    (expected,) = torch.autograd.grad(_weighted(x, weight).sum(), weight)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_guard_of_the_backward_is_the_entrys(shared_pool: Path, cache: Path, nothing_lowered_here: None) -> None:
+    """Both parts are one entry: a forward that would fit is not served where its backward does not."""
+    for rows, expected in ((8, (1, 0, 0)), (40, (1, 1, 0)), (5000, (1, 1, 1)), (6000, (1, 2, 1))):
+        torch._dynamo.reset()
+        call = torch.compile(_weighted, backend="fxpool")
+        _stepped(call, rows)
+        stats = fxpool.stats()
+        assert (stats["misses"], stats["hits"], stats["guard_misses"]) == expected
+    _stepped(call, 9)  # outside of its guards, which Dynamo knows of: another compile, another hit
+    stats = fxpool.stats()
+    assert (stats["misses"], stats["hits"], stats["guard_misses"]) == (1, 3, 1)
+    assert stats["compiles"] == {"worker": 2, "in_process": 0}
 
 
 def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from deadly import deadly
 from processes import HERE, run_python
+from tiers import first_tier
 from torch.utils.checkpoint import checkpoint
 
 import fxpool
@@ -105,6 +106,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
     assert fxpool.stats()["fallbacks"] == {}
 
 
+@pytest.mark.slow
 def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     """Losses are eager's to the bit before the swap, and as close as Inductor's after it."""
     from fxpool.demo.child import build
@@ -231,6 +233,7 @@ def test_eight_threads_see_the_swap_whole(shared_pool: Path, cache: Path, held: 
     assert sum(one["compiled_calls"] for one in fxpool.wait(0)) > 8
 
 
+@pytest.mark.slow
 def test_sixteen_graphs_at_once(shared_pool: Path, cache: Path) -> None:
     lines = [f"    x = (x * {n + 1}).sin().softmax(-1) + {n}\n    torch._dynamo.graph_break()\n" for n in range(16)]
     space: dict[str, Any] = {"torch": torch}
@@ -435,7 +438,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("later", ["0", "0.02", "0.1", "0.5", "2"])
+@pytest.mark.parametrize("later", first_tier(["0", "0.02", "0.1", "0.5", "2"], "0.02", "0.5"))
 def test_a_program_ends_well_whatever_is_under_way(later: str, shared_pool: Path, cache: Path) -> None:
     """Threads must be gone when the interpreter is: some of them abort the process (seen: signal 6)."""
     run_python(["-c", ENDS, later], TORCHINDUCTOR_FX_COMPILE_MODE="progressive+async+subprocess")

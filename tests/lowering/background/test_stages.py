@@ -182,6 +182,7 @@ def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     assert demoted_stages.find(str(cache), keys[2]) is None
 
 
+@pytest.mark.slow
 def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cache: Path) -> None:
     """Stage 1 was slower than 0, and 2 than 1: both are known, and what is served is named rightly."""
     run = in_stages(mode="progressive+subprocess")

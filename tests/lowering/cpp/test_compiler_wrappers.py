@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from processes import HERE, run_python
+from tiers import first_tier
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 
@@ -73,7 +74,12 @@ def earlier_on_the_path(place: Path, factor: str) -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "change", [edited, behind_it, told_by_a_variable, earlier_on_the_path, earlier_on_a_relative_path, assembler]
+    "change",
+    first_tier(
+        [edited, behind_it, told_by_a_variable, earlier_on_the_path, earlier_on_a_relative_path, assembler],
+        edited,
+        assembler,
+    ),
 )
 def test_another_script_is_another_compiler(
     change: Callable[[Path, str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +95,7 @@ def test_another_script_is_another_compiler(
         assert (report["misses"], report["hits"]) == (misses, 1 - misses), (factor, report)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_another_compiler_compiled_meanwhile_is_not_kept(tmp_path: Path) -> None:
     """Between the key and the kernels, as an update does that comes while graphs wait."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from processes import HERE, run_python
 from test_compiler_wrappers import script
+from tiers import first_tier
 
 from fxpool.torch_compat.cpp import cpp_toolchain
 
@@ -97,7 +98,10 @@ def behind_ccache(place: Path) -> str:
     return str(place / "g++")
 
 
-@pytest.mark.parametrize("kind", [clang, posing, with_a_space, with_an_argument, behind_ccache])
+@pytest.mark.parametrize(
+    "kind",
+    first_tier([clang, posing, with_a_space, with_an_argument, behind_ccache], clang, with_a_space, with_an_argument),
+)
 def test_a_worker_compiles_with_the_program_s_compiler(kind: Any, server: dict[str, str], tmp_path: Path) -> None:
     other = {**server, "CXX": kind(tmp_path), "CCACHE_DIR": str(tmp_path / "ccache")}
     report = compiled({**other, "FXPOOL_CACHE_DIR": str(tmp_path / "c"), "FXPOOL_STRICT": "1"})
@@ -120,7 +124,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("pool", ["host", "off"])
+@pytest.mark.parametrize("pool", first_tier(["host", "off"], "host"))
 @pytest.mark.parametrize("first", [IN_WORKER, HERE_ONLY])
 @pytest.mark.parametrize(
     ("way", "remedy"),

@@ -44,7 +44,10 @@ def noexec(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("variables", [("FXPOOL_CACHE_DIR",), ("FXPOOL_CACHE_DIR", "FXPOOL_RUNTIME_DIR", "TMPDIR")])
+@pytest.mark.parametrize(
+    "variables",
+    [pytest.param(("FXPOOL_CACHE_DIR",), marks=pytest.mark.slow), ("FXPOOL_CACHE_DIR", "FXPOOL_RUNTIME_DIR", "TMPDIR")],
+)
 def test_graphs_are_compiled_once_and_found(variables: tuple[str, ...], noexec: Path) -> None:
     places = {}
     for number, name in enumerate(variables):

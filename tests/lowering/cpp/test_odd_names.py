@@ -117,6 +117,7 @@ print(json.dumps([ours, stats["compiles"], stats["switched_off"], stats["fallbac
 """
 
 
+@pytest.mark.slow
 def test_names_that_are_no_text_keep_nobody_from_compiling(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     places = {}
     for variable in ("FXPOOL_RUNTIME_DIR", "FXPOOL_CACHE_DIR", "TMPDIR", "HOME", "WORKING"):
@@ -142,6 +143,7 @@ print(json.dumps([stats["compiles"], stats["switched_off"], stats["fallbacks"]])
 """
 
 
+@pytest.mark.slow
 def test_a_working_directory_that_is_gone_keeps_nobody_from_compiling(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

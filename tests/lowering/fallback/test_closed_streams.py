@@ -60,6 +60,7 @@ def test_workers_compile_for_it(what: str, shared_pool: Path, cache: Path, tmp_p
                                  if row["ph"] == "M"}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nobody_sees_and_nothing_fails(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     streams = {"": "", "closed": "", "none": "", "broken": "", "full": "2>/dev/full", "gone": ">&- 2>&-"}
     found = {what: outcome(what, end, tmp_path, FXPOOL_PROGRESS="1") for what, end in streams.items()}

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from compiling import compiled
 from processes import HERE
+from tiers import first_tier
 
 import fxpool
 from fxpool.codecache import quarantine
@@ -104,15 +105,21 @@ def _settles() -> bool:
 
 @pytest.mark.parametrize(
     ("who", "phase"),
-    [
+    first_tier(
+        [
+            ("worker", "lowering"),
+            ("worker", "kernels"),
+            ("sub-job", "kernels"),
+            ("zygote", "lowering"),
+            ("zygote", "kernels"),
+            ("server", "lowering"),
+            ("server", "kernels"),
+        ],
         ("worker", "lowering"),
-        ("worker", "kernels"),
         ("sub-job", "kernels"),
         ("zygote", "lowering"),
-        ("zygote", "kernels"),
-        ("server", "lowering"),
         ("server", "kernels"),
-    ],
+    ),
 )
 def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Path, cache: Path) -> None:
     runtime.pool().start(wait=True)
@@ -123,7 +130,7 @@ def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Pat
     nothing_lost(hunter, who, before)
 
 
-@pytest.mark.parametrize("who", ["zygote", "server"])
+@pytest.mark.parametrize("who", first_tier(["zygote", "server"], "server"))
 def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
@@ -160,7 +167,7 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
     nothing_lost(hunter, who, before)
 
 
-@pytest.mark.parametrize("phase", ["lowering", "kernels"])
+@pytest.mark.parametrize("phase", first_tier(["lowering", "kernels"], "kernels"))
 def test_of_four_who_want_it_the_one_who_asked_is_killed(phase: str, cache: Path, tmp_path: Path) -> None:
     directory = Path(os.environ["FXPOOL_RUNTIME_DIR"])
     with open(tmp_path / "said", "w+") as said, open(tmp_path / "errors", "w+") as errors:

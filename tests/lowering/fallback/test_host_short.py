@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 from compiling import compiled
+from tiers import first_tier
 
 import fxpool
 from fxpool.codecache import quarantine
@@ -49,7 +50,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
         process.rlimit(psutil.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("who", ["server", "zygote"])
+@pytest.mark.parametrize("who", first_tier(["server", "zygote"], "server"))
 def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Path, cache: Path, who: str) -> None:
     pool = runtime.pool()
     # A zygote that is through with its own start: it has forked a worker that was told of no such function.

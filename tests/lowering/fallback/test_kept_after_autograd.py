@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import out_dtype
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fxpool
@@ -77,7 +78,21 @@ def eager_of(compiled: Any) -> Callable[..., Any]:
     return original
 
 
-@pytest.mark.parametrize(("function", "reason"), [(doubled, "autograd_function"), (selective, "checkpoint_context_fn")])
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """A product of bytes in a wider type, whose operator Inductor's decompositions replace."""
+    whole = (x.detach() * 10).to(torch.int8)
+    made: torch.Tensor = out_dtype(torch.ops.aten.mm.default, torch.int32, whole, whole.t()) + x.sum()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (doubled, "autograd_function"),
+        (selective, "checkpoint_context_fn"),
+        (widened, "higher_order_operator_of_autograd"),
+    ],
+)
 def test_a_graph_before_autograd_that_nobody_can_be_served(function: Callable[..., Any], reason: str) -> None:
     before = fxpool.stats()["fallbacks"].get(reason, 0)
     compiled = torch.compile(function, backend="fxpool")

@@ -151,6 +151,7 @@ def test_over_its_memory(shared_pool: Path, cache: Path) -> None:
     run("harmless too")  # an ordinary graph is far from it
 
 
+@pytest.mark.slow
 def test_a_larger_limit_of_time_is_another_chance(shared_pool: Path, cache: Path) -> None:
     fxpool.configure(job_timeout=1.5)
     assert isinstance(strictly("take 5"), JobTimeoutError)
@@ -269,6 +270,7 @@ def test_a_lost_server_is_replaced_and_the_graph_compiled_by_a_worker(cache: Pat
     fxpool.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_falls_silent_is_replaced(cache: Path) -> None:
     fxpool.close()
     pool = runtime.pool()

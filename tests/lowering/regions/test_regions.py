@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cutting import WIDTH, Block, Stack, small_models
+from tiers import first_tier
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -198,7 +199,21 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    first_tier(
+        MODELS,
+        "equal blocks",
+        "dropout",
+        "two kinds of blocks",
+        "writes to their own",
+        "views given out",
+        "checkpoints",
+        "tied weights",
+        "some without gradients",
+        "random numbers",
+    ),
+)
 def test_a_step_in_pieces_is_the_eager_one(name: str) -> None:
     make, kinds = MODELS[name]
     counted = check(make())
@@ -207,11 +222,12 @@ def test_a_step_in_pieces_is_the_eager_one(name: str) -> None:
     assert counted["pieces"] > counted["distinct"]
 
 
-@pytest.mark.parametrize("name", ["equal blocks", "parts of tuples", "views given out"])
+@pytest.mark.parametrize("name", first_tier(["equal blocks", "parts of tuples", "views given out"], "views given out"))
 def test_sizes_that_are_symbols(name: str) -> None:
     assert check(MODELS[name][0](), rows=(6, 8, 10))["graphs"] == 2, "the second size makes it a symbol"
 
 
+@pytest.mark.slow
 def test_numbers_that_are_symbols() -> None:
     """Equal blocks with numbers of their own under ``dynamic=True``; what changes in one is seen."""
     model = Stack(_Scaled)
@@ -232,6 +248,7 @@ def test_inference(name: str) -> None:
     assert check(MODELS[name][0]().eval(), train=False)["graphs"] == 1
 
 
+@pytest.mark.slow
 def test_gradients_of_several_steps_are_added_up() -> None:
     model = Stack()
     torch._dynamo.reset()
@@ -291,7 +308,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["one graph", "a graph for each bucket"])
+@pytest.mark.parametrize("buckets", first_tier([False, True], True), ids=["one graph", "a graph for each bucket"])
 def test_a_rank_of_data_parallel_training(one_rank: None, buckets: bool) -> None:
     model = Stack()
     torch._dynamo.reset()
@@ -359,6 +376,7 @@ def test_a_pass_of_the_program_s_is_given_the_graph_as_a_whole() -> None:
         assert check(Stack()) == {"whole:configured_code": 1}
 
 
+@pytest.mark.slow
 def test_inference_mode() -> None:
     model = Stack().eval()
     torch._dynamo.reset()
@@ -419,7 +437,7 @@ def test_compiled_code_runs_in_every_piece() -> None:
     assert len(calls) == 6
 
 
-@pytest.mark.parametrize("mode", ["progressive+subprocess", "async+subprocess"])
+@pytest.mark.parametrize("mode", first_tier(["progressive+subprocess", "async+subprocess"], "async+subprocess"))
 def test_pieces_come_before_the_first_stage(mode: str, shared_pool: object) -> None:
     torch._dynamo.reset()
     model = Stack(lambda: Block(scale=0.55 if mode[0] == "a" else 0.45))

@@ -22,7 +22,7 @@ import torch_state
 from processes import run_python
 from torch_state import CannotSetError, Flip
 
-from fxpool.errors import CannotTravelError
+from fxpool.errors import CannotTravelError, NoHalideError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, capture
 from fxpool.torch_compat.state import config_decisions, switch_table, switches
@@ -40,6 +40,8 @@ def in_a_backend(look: Callable[[Callable[[], str]], None]) -> None:
                 found = capture.capture(gm, inputs, label="test", into=Destination())
             except CannotTravelError as error:
                 return f"refused: {error.reason}"
+            except NoHalideError:
+                return "refused: no Halide"
             return found.key.digest if found.key is not None else f"bypassed: {found.bypass}"
 
         try:

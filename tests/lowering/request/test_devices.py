@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from fxpool.codecache import key, toolchain
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
+from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import capture, placement
 from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda import attention, device_answers, device_facts
@@ -49,6 +50,16 @@ def encoded(*named: torch.device | str) -> EncodedGraph:
 
 def placed(*named: torch.device | str, default: str | None = None) -> Placement:
     return placement.placement_of(encoded(*named), default, None)
+
+
+def test_a_graph_that_is_called_through_cpp_stays_here_where_it_has_a_gpu() -> None:
+    placement.require_movable(encoded("cuda"))
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        placement.require_movable(encoded())
+        with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
+            placement.require_movable(encoded("cuda"))
+        with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
+            placement.require_movable(encoded(torch.device("cuda", 1)))
 
 
 def test_devices_are_numbered_as_the_graph_names_them() -> None:

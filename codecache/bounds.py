@@ -1,0 +1,23 @@
+"""The limits of a cache directory. In a module of its own, because a hit imports no more of what keeps them."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["GRACE", "Bounds"]
+
+#: Seconds. Longer than it takes to write a graph's blobs, or to load it, on a slow network file system.
+GRACE = 120.0
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Limits of a cache directory; None is no limit.
+
+    `max_bytes` counts blocks on the disk. Graphs that were compiled in less than `min_seconds` are not kept. What was
+    used in the last `grace` seconds stays.
+    """
+
+    max_bytes: int | None = None
+    max_files: int | None = None
+    min_seconds: float = 0.0
+    grace: float = GRACE

@@ -1,0 +1,57 @@
+"""What a client of a remote cache can do, and the one error by which it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from fxpool.errors import StoreError
+
+__all__ = ["Client", "Deadline", "RemoteError"]
+
+
+class RemoteError(StoreError):
+    """The remote cache did not do what it was asked. Never leaves the remote level: it is a miss.
+
+    `reason` is counted: ``timeout``, ``unreachable``, ``closed`` (the connection broke), ``answer`` (it said no, or
+    something senseless), ``too_large``, ``forked``.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"the remote cache: {reason}" + (f" ({detail})" if detail else ""))
+
+
+class Deadline:
+    """A moment after which nobody waits any more."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock() + seconds
+
+    def left(self) -> float:
+        """Return the seconds left. Raises RemoteError: there are none."""
+        left = self._at - self._clock()
+        if left <= 0:
+            raise RemoteError("timeout")
+        return left
+
+
+class Client(Protocol):
+    """A connection to a remote cache, used by one thread at a time. All methods raise RemoteError."""
+
+    def names(self, index: str, most: int, deadline: Deadline) -> list[str]:
+        """Return names that were added to an index, at most `most`."""
+
+    def get(self, name: str, most: int, deadline: Deadline) -> bytes | None:
+        """Return a value of at most `most` bytes (a larger one is an error), None if there is none."""
+
+    def put(self, name: str, value: bytes, deadline: Deadline, *, replace: bool) -> bool:
+        """Store a value unless there is one, or anyway with `replace`; return whether it was stored."""
+
+    def add(self, index: str, name: str, deadline: Deadline) -> None:
+        """Add a name to an index, after its value is there."""
+
+    def close(self) -> None:
+        """Drop all connections, also of a call that another thread is in. Never raises."""

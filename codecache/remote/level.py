@@ -1,0 +1,270 @@
+"""The remote level of the cache: looks for an entry that the local store lacks, and takes new ones for uploading.
+
+A look runs in a thread of its own, and its caller waits for the time that the breaker allows: name resolution has no
+time limit of its own, and a client's are for single requests. What comes too late is dropped. Each value is
+authenticated before anything else is done with it, and a blob's digest is compared with its name.
+
+Nothing here raises because of the remote. Whatever goes wrong is a miss, counted in ``fxpool.stats()["remote"]``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fxpool import counters, forks, notices
+from fxpool.codecache.authentication import Keyring
+from fxpool.codecache.blobs import BlobRef
+from fxpool.codecache.entry import Entry, OtherVersionError, decode_entry, is_hex_digest
+from fxpool.codecache.remote import values
+from fxpool.codecache.remote.breaker import Breaker
+from fxpool.codecache.remote.client import Client, Deadline, RemoteError
+from fxpool.codecache.remote.uploads import Uploads
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import CorruptEntryError, NotAuthenticError, StoreError
+
+__all__ = ["MOST_ENTRIES", "Found", "RemoteLevel"]
+
+log = notices.logger(__name__)
+
+T = TypeVar("T")
+
+#: Entries of one key that are looked at.
+MOST_ENTRIES = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry of the remote, and the content of its blobs by role. All of it is authenticated."""
+
+    entry: Entry
+    blobs: dict[str, bytes]
+
+    def written_to(self, store: LocalStore) -> Entry:
+        """Write it into the local store; return the entry there. Raises StoreError."""
+        return store.publish(self.entry, self.blobs)
+
+
+class RemoteLevel:
+    """One remote cache, as this process uses it. Thread-safe; a forked child makes its own.
+
+    `connect` makes a client whose requests may take so many seconds; it is called here first, and what it raises is
+    raised. `delay` is what the remote may cost, in seconds.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[float], Client],
+        keyring: Keyring,
+        *,
+        delay: float,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect, self._keyring, self._delay, self._clock = connect, keyring, delay, clock
+        self._lock = forks.lock(self, "_lock")
+        self._breaker = Breaker(delay)
+        self._idle: list[Client] = [connect(delay)]  # imports it, for which no remote is to blame
+        self._useless: set[str] = set()
+        self.uploads = Uploads(connect, keyring, self._breaker, self._lock, self._useless, delay, clock)
+        self.read_only = read_only
+
+    @property
+    def state(self) -> str:
+        """``closed`` while the remote is asked, else ``open`` or ``half_open``."""
+        return self._breaker.state.value
+
+    # ---------------------------------------------------------------- looking
+
+    def find(
+        self, keys: Sequence[str], fits: Callable[[Entry], bool], skipped: Collection[tuple[str, str]] = ()
+    ) -> Found | None:
+        """Return the first entry under one of `keys` for which `fits` holds; None is a miss.
+
+        `fits` is called in another thread. `skipped` are (key, name) of entries known not to fit.
+        """
+        with self._lock:
+            allowance = self._breaker.allowance()
+        if not allowance:
+            counters.count("remote", "not_asked")
+            self.uploads.wake()  # for a probe, if one is due
+            return None
+        look = _Look(self, keys, fits, skipped, allowance)
+        begun = self._clock()
+        if not look.start():
+            counters.count("remote", "not_asked")
+            return None
+        in_time = look.over.wait(allowance)
+        look.given_up = True  # its thread ends by itself, as all that it waits for has the same deadline
+        found, error = (look.found, look.error) if in_time else (None, RemoteError("timeout"))
+        self._settle(found, error, look, self._clock() - begun)
+        return found
+
+    def _settle(self, found: Found | None, error: BaseException | None, look: _Look, seconds: float) -> None:
+        counters.add_remote_seconds(seconds)
+        now = self._clock()
+        with self._lock:
+            for name in look.bad:
+                self._useless.add(name)
+                self._breaker.bad_value(now)
+            if error is not None:
+                self._breaker.failed(now)
+            elif found is not None:
+                self._breaker.hit()
+            else:
+                self._breaker.missed(now, seconds)
+            asked = bool(self._breaker.allowance())
+        for reason in look.reasons:
+            counters.count("remote", f"error:{reason}")
+        reason = error.reason if isinstance(error, RemoteError) else type(error).__name__
+        if error is not None:
+            counters.count("remote", f"error:{reason}")
+        else:
+            counters.count("remote", "hits" if found is not None else "misses")
+        if not asked:
+            counters.count("remote", "left_alone")
+            why = reason if error is not None else "its values do not verify" if look.bad else "it is slow"
+            notices.once(f"remote:{why}", f"the remote cache is left alone for a while ({why}): {error or 'no error'}")
+
+    def client(self) -> Client:
+        """Return a client for one thread; `give_back` keeps it for the next."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect(self._delay)
+
+    def give_back(self, client: Client) -> None:
+        """Keep a client whose calls all came to an end."""
+        with self._lock:
+            self._idle.append(client)
+
+    def read(self, client: Client, name: str, most: int, deadline: Deadline) -> bytes | None:
+        """Return the content of a value, authenticated; None if there is none. Raises as `values.unpack`."""
+        sealed = client.get(name, values.sealed_bytes(most), deadline)
+        return None if sealed is None else values.unpack(self._keyring, name, sealed, most)
+
+    # ---------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Drop the connections. Uploads that are under way end; those that are left are marked for the next process."""
+        self.uploads.close()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for client in idle:
+            client.close()
+
+
+class _Look:
+    """One look, in its thread: what it found, and what was wrong with what it met."""
+
+    def __init__(
+        self,
+        level: RemoteLevel,
+        keys: Sequence[str],
+        fits: Callable[[Entry], bool],
+        skipped: Collection[tuple[str, str]],
+        seconds: float,
+    ) -> None:
+        self._level, self._keys, self._fits, self._skipped = level, keys, fits, skipped
+        self._deadline = Deadline(seconds)
+        self.over = forks.event()
+        self.found: Found | None = None
+        self.error: BaseException | None = None
+        self.bad: list[str] = []
+        self.reasons: list[str] = []
+        self.given_up = False
+
+    def start(self) -> bool:
+        """Begin; return whether there is a thread for it (there is none when the interpreter ends)."""
+        try:
+            threading.Thread(target=self._run, name="fxpool-remote", daemon=True).start()
+        except RuntimeError:
+            return False
+        return True
+
+    def _run(self) -> None:
+        client: Client | None = None
+        try:
+            client = self._level.client()
+            self.found = self._look(client)
+            self._level.give_back(client)
+        except BaseException as error:  # a client's own panic is none of the program's
+            self.error = error
+            if not isinstance(error, RemoteError):
+                log.debug("the remote cache could not be asked", exc_info=True)
+            if client is not None:
+                client.close()
+        finally:
+            self.over.set()
+
+    def _look(self, client: Client) -> Found | None:
+        for key in self._keys:
+            for name in client.names(values.entry_index(key), MOST_ENTRIES, self._deadline):
+                if self.given_up:
+                    return None
+                if not is_hex_digest(name) or (key, name) in self._skipped:
+                    continue
+                entry = self._entry(client, key, name)
+                if entry is None or not self._fits(entry):
+                    continue
+                blobs = self._blobs(client, entry)
+                if blobs is not None:
+                    return Found(entry, blobs)
+        return None
+
+    def _entry(self, client: Client, key: str, name: str) -> Entry | None:
+        full = values.entry_name(key, name)
+
+        def decoded(content: bytes) -> Entry:
+            entry = decode_entry(content)
+            if (entry.key, entry.name) != (key, name):
+                raise CorruptEntryError(f"{full} holds another entry")
+            return entry
+
+        return self._checked(client, full, values.MOST_ENTRY_BYTES, decoded)
+
+    def _blobs(self, client: Client, entry: Entry) -> dict[str, bytes] | None:
+        """All blobs of an entry; None if one is gone (the server has removed it) or is not what its name says."""
+        contents = {}
+        for role, ref in entry.blobs.items():
+            if ref.size > values.MOST_BLOB_BYTES:
+                return None
+            content = self._checked(client, values.blob_name(ref), ref.size, _blob_of(ref))
+            if content is None:
+                return None
+            contents[role] = content
+        return contents
+
+    def _checked(self, client: Client, name: str, most: int, made: Callable[[bytes], T]) -> T | None:
+        """What `made` makes of a value; None if it is not there or does not verify, which is counted."""
+        try:
+            content = self._level.read(client, name, most, self._deadline)
+            return None if content is None else made(content)
+        except NotAuthenticError as error:
+            self._is_bad(name, "not_authentic", error)
+        except OtherVersionError as error:
+            log.debug("%s: %s", name, error)
+        except CorruptEntryError as error:
+            self._is_bad(name, "damaged", error)
+        except RemoteError as error:
+            if error.reason != "too_large":
+                raise
+            self._is_bad(name, error.reason, error)
+        return None
+
+    def _is_bad(self, name: str, reason: str, error: StoreError) -> None:
+        self.bad.append(name)
+        self.reasons.append(reason)
+        log.info("a value of the remote cache is not used: %s", error.message)
+
+
+def _blob_of(ref: BlobRef) -> Callable[[bytes], bytes]:
+    def checked(content: bytes) -> bytes:
+        if BlobRef.of(content) != ref:
+            raise CorruptEntryError(f"blob {ref.name} of the remote cache has another content")
+        return content
+
+    return checked

@@ -1,0 +1,283 @@
+"""Sends new entries to the remote cache from a thread of its own, so that no compile waits for it.
+
+    offer ──▶ queue of names ──▶ thread: read from the local store, seal, put ──▶ remote
+                                   │ remote away: wait, probe, go on
+    process ends ──▶ at most `AT_EXIT` seconds, then a mark for the next process (`pending.py`)
+
+Only names wait, so a long queue takes no memory to speak of. Blobs go before their entry, and the entry before its name
+in the index, so that readers meet no entry without its blobs, unless the server has removed them. A value that is there
+stays (write-once), except one that did not verify when this process looked for it.
+
+The thread also probes a remote that is left alone: nobody else waits for that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import counters, forks, notices
+from fxpool.codecache.authentication import Keyring
+from fxpool.codecache.entry import encode_entry
+from fxpool.codecache.remote import pending, values
+from fxpool.codecache.remote.breaker import Breaker, State
+from fxpool.codecache.remote.client import Client, Deadline, RemoteError
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import StoreError
+
+__all__ = ["AT_EXIT", "MOST_WAITING", "Uploads"]
+
+log = notices.logger(__name__)
+
+#: Seconds that the end of a process may take longer for uploads that are under way.
+AT_EXIT = 0.1
+#: Entries that wait; more are marked for later.
+MOST_WAITING = 256
+# Seconds that one entry may take to be uploaded: nobody waits.
+_PER_ENTRY = 60.0
+_TRIES = 3
+# Seconds without work after which the thread ends.
+_LINGER = 2.0
+
+Item = tuple[str, str, str]  # root of the store, key, name
+
+
+class Uploads:
+    """The uploads of one remote level. `breaker`, `lock` and the names of `useless` values are the level's."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], Client],
+        keyring: Keyring,
+        breaker: Breaker,
+        lock: Any,
+        useless: set[str],
+        delay: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect, self._keyring, self._breaker, self._clock = connect, keyring, breaker, clock
+        self._breaker_lock, self._useless, self._delay = lock, useless, delay
+        self._lock = forks.lock(self, "_lock")
+        self._waiting: deque[Item] = deque()
+        self._tries: Counter[Item] = Counter()
+        self._thread: threading.Thread | None = None
+        self._client: Client | None = None
+        self._more = forks.event()
+        self._idle = forks.event()
+        self._idle.set()
+        self._closed = False
+        self._seen_roots: set[str] = set()
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def offer(self, root: str, key: str, name: str) -> None:
+        """Have an entry of the store at `root` uploaded, with all that was left there by earlier processes."""
+        with self._lock:
+            first = root not in self._seen_roots
+            self._seen_roots.add(root)
+        left = [(root, *pair) for pair in pending.listed(root)] if first else []
+        for item in [(root, key, name), *left]:
+            self._add(item)
+        self.wake()
+
+    def _add(self, item: Item) -> None:
+        with self._lock:
+            if item in self._waiting:
+                return
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append(item)
+                self._idle.clear()
+                return
+        self._postpone([item])
+
+    def wake(self) -> None:
+        """See to the thread: there is something to upload, or a probe may be due."""
+        with self._lock:
+            if self._closed or (not self._waiting and not self._probe_may_be_due()):
+                return
+            self._more.set()
+            if self._thread is not None and self._thread.is_alive():
+                return
+            thread = self._thread = threading.Thread(target=self._run, name="fxpool-uploads", daemon=True)
+            self._idle.clear()
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends
+            self._idle.set()
+
+    def _probe_may_be_due(self) -> bool:
+        return self._breaker.state is State.OPEN and not self._breaker.seconds_to_probe(self._clock())
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until nothing is left to upload, at most `timeout` seconds; return whether that is so.
+
+        While the remote is away nothing is waited for.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._idle.is_set() and self._breaker.state is State.CLOSED:
+            left = 0.05 if end is None else min(0.05, end - time.monotonic())
+            if left <= 0 or self._thread is None or not self._thread.is_alive():
+                break
+            self._idle.wait(left)
+        return self._idle.is_set()
+
+    def close(self) -> None:
+        """Finish what can be in a moment, and mark the rest for the next process."""
+        atexit.unregister(self.close)
+        if self._closed or self._pid != os.getpid():
+            return
+        self.flush(AT_EXIT)
+        self._closed = True
+        self._more.set()
+        with self._lock:
+            left, client = list(self._waiting), self._client
+            self._waiting.clear()
+        self._postpone(left)
+        if client is not None:
+            client.close()
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closed and self._one():
+                pass
+        except Exception:
+            log.warning("uploads to the remote cache have ended", exc_info=True)
+        finally:
+            with self._lock:
+                client, self._client = self._client, None
+                if self._thread is threading.current_thread():
+                    self._thread = None
+                if not self._waiting:
+                    self._idle.set()
+            if client is not None:
+                client.close()
+            if self._waiting:  # offered while this thread was about to end
+                self.wake()
+
+    def _one(self) -> bool:
+        """Do what is next; False if there is nothing, and has been nothing for a while."""
+        with self._breaker_lock:
+            state = self._breaker.state
+            probe = self._breaker.probe_due(self._clock())
+            pause = self._breaker.seconds_to_probe(self._clock())
+        if probe:
+            self._probe()
+            return True
+        with self._lock:
+            item = self._waiting[0] if self._waiting else None
+            if item is None:
+                self._idle.set()
+            self._more.clear()
+        if item is None:
+            return self._more.wait(_LINGER)
+        if state is not State.CLOSED:
+            self._more.wait(min(pause, 1.0) if pause else 0.05)
+            return True
+        self._send(item)
+        return True
+
+    def _probe(self) -> None:
+        """Ask for something small, in the time of an ordinary look."""
+        answered = False
+        try:
+            client = self._connected()
+            client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._delay))
+            answered = True
+        except Exception as error:
+            log.debug("the remote cache is still away: %s", error)
+            self._drop_client()
+        finally:
+            with self._breaker_lock:
+                self._breaker.probed(self._clock(), answered)
+
+    def _send(self, item: Item) -> None:
+        root, key, name = item
+        try:
+            written = self._upload(LocalStore(root), key, name)
+        except RemoteError as error:
+            counters.count("remote", f"error:upload_{error.reason}")
+            self._drop_client()
+            self._failed(item, error)
+            return
+        except (StoreError, OSError) as error:
+            log.debug("%s is not uploaded: %s", key[:12], error)
+            written = 0
+        if written:
+            counters.count("remote", "writes")
+        pending.remove(root, key, name)
+        self._done(item)
+
+    def _failed(self, item: Item, error: RemoteError) -> None:
+        refused = error.reason == "answer"
+        self._tries[item] += 1
+        if refused or self._tries[item] >= _TRIES:
+            notices.once(
+                f"remote-write:{error}",
+                f"an entry was not uploaded: {error.message}\n  where only some may write, the others set "
+                "FXPOOL_REMOTE_USE=read-only",
+            )
+            if refused:
+                counters.count("remote", "not_uploaded")
+            else:
+                self._postpone([item])
+            self._done(item)
+        if not refused:
+            with self._breaker_lock:
+                self._breaker.failed(self._clock())
+
+    def _done(self, item: Item) -> None:
+        with self._lock:
+            if item in self._waiting:
+                self._waiting.remove(item)
+            self._tries.pop(item, None)
+
+    def _postpone(self, items: Sequence[Item]) -> None:
+        for root in {item[0] for item in items}:
+            pairs = [(key, name) for of_root, key, name in items if of_root == root]
+            marked = pending.leave(root, pairs)
+            if marked:
+                counters.count("remote", "postponed", marked)
+            if marked < len(pairs):
+                counters.count("remote", "not_uploaded", len(pairs) - marked)
+
+    def _upload(self, store: LocalStore, key: str, name: str) -> int:
+        """Upload one entry; return the number of values that were not there. Raises RemoteError, StoreError."""
+        entry = next((one for one in store.entries(key) if one.name == name), None)
+        if entry is None:
+            return 0  # cleared meanwhile
+        client, deadline = self._connected(), Deadline(_PER_ENTRY)
+        written = 0
+        for ref in entry.blobs.values():
+            content = store.read_blob(ref)
+            if content is None or len(content) > values.MOST_BLOB_BYTES:
+                counters.count("remote", "not_uploaded")
+                return 0
+            written += self._put(client, values.blob_name(ref), content, deadline)
+        written += self._put(client, values.entry_name(key, name), encode_entry(entry), deadline)
+        client.add(values.entry_index(key), name, deadline)
+        return written
+
+    def _put(self, client: Client, name: str, content: bytes, deadline: Deadline) -> bool:
+        replace = name in self._useless
+        stored = client.put(name, values.pack(self._keyring, name, content), deadline, replace=replace)
+        if replace:
+            self._useless.discard(name)
+        return stored
+
+    def _connected(self) -> Client:
+        client = self._client
+        if client is None:
+            client = self._client = self._connect(_PER_ENTRY)
+        return client
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()

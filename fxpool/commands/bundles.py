@@ -1,0 +1,180 @@
+"""The commands `cache export` and `cache import`: entries in one file, for images, CI and other machines.
+
+Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from fxpool import config, quantities
+from fxpool.commands.cache import SHORT
+from fxpool.commands.output import FOUND_WRONG, fail
+
+if TYPE_CHECKING:
+    from fxpool.codecache.authentication import Keyring
+    from fxpool.codecache.bundle import Earlier
+    from fxpool.codecache.entry import Entry
+
+__all__ = ["cache_export", "cache_import"]
+
+
+@click.command("export")
+@click.argument("file", type=click.Path())
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--keys", "keys_file", type=click.Path(), help="Only entries whose key begins like a line of this file.")
+@click.option(
+    "--since",
+    multiple=True,
+    metavar="TIME|BUNDLE",
+    help="Only what was compiled since a time (2026-11-24T08:00, or 2h for two hours ago), or what is in no bundle "
+    "named here; may be repeated.",
+)
+@click.option("--key-file", type=click.Path(), help="Seal with the first key of this file (FXPOOL_REMOTE_KEY_FILE).")
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+def cache_export(
+    file: str, keys: tuple[str, ...], keys_file: str | None, since: tuple[str, ...], key_file: str | None, as_json: bool
+) -> None:
+    """Write entries and their blobs into FILE: all of them, or those whose key begins with a KEY."""
+    from fxpool.codecache import bundle
+    from fxpool.codecache.store import LocalStore
+
+    cache_dir = config.current().cache_dir
+    if not os.path.lexists(cache_dir):  # looking must not create it
+        fail(f"nothing in {cache_dir}")
+    with os.scandir(cache_dir):  # an empty bundle of a directory that can't be read would be untrue
+        store = LocalStore(str(cache_dir))
+    keyring = _keyring(key_file)
+    earlier, created = _since(since, keyring)
+    entries, unreadable = [], 0
+    for one in store.scan():
+        if one.entry is None:
+            unreadable += 1
+        else:
+            entries.append(one.entry)
+    if keys or keys_file is not None:
+        entries = _chosen(entries, [*keys, *(_lines(keys_file) if keys_file is not None else [])])
+    entries = [entry for entry in entries if entry.metadata.created >= created]
+    written = bundle.export(file, store, entries, earlier=earlier, keyring=keyring)
+    left_out = written.incomplete + unreadable
+    if as_json:
+        data = {"file": file, "entries": written.entries, "blobs": written.blobs, "expected_blobs": written.needs}
+        click.echo(json.dumps(data | {"left_out": left_out, "bytes": written.bytes, "sealed": keyring is not None}))
+        return
+    parts = [quantities.counted(written.entries, "entry", "entries"), quantities.counted(written.blobs, "blob")]
+    sealed = ", sealed" if keyring is not None else ""
+    click.echo(f"wrote {' and '.join(parts)} to {file} ({quantities.size(written.bytes)}{sealed})")
+    if written.needs:
+        click.echo(f"it builds on {quantities.counted(written.needs, 'blob')} of earlier bundles")
+    if left_out:
+        entries_left = quantities.counted(left_out, "entry", "entries")
+        click.echo(f"left out: {entries_left}, damaged or without all blobs (`fxpool cache verify` names them)")
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
+@click.option("--key-file", type=click.Path(), help="Demand a MAC by a key of this file (FXPOOL_REMOTE_KEY_FILE).")
+@click.option("--trust", is_flag=True, help="Take a file that others could have written: a bundle is run as code.")
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_json: bool) -> None:
+    """Put the entries of bundles into the cache directory.
+
+    All files are verified before anything is written; one that is damaged is refused as a whole, and with it the
+    others.
+    """
+    from fxpool.codecache import bundle, bundle_file
+    from fxpool.codecache.store import LocalStore
+
+    keyring = _keyring(key_file)
+    store = LocalStore(str(config.current().cache_dir))
+    with contextlib.ExitStack() as stack, _damage_told():
+        opened = [stack.enter_context(bundle.open_trusted(name, keyring=keyring, trust=trust)) for name in files]
+        contents = [bundle_file.verify(file, name, keyring) for file, name in zip(opened, files, strict=True)]
+        bundle.check_needs(contents, store)
+        done = [bundle.restore(file, one, store) for file, one in zip(opened, contents, strict=True)]
+    restored = list(zip(files, done, strict=True))
+    if as_json:
+        rows = [
+            {"file": name, "entries": one.entries, "blobs": one.blobs, "already_there": one.present}
+            for name, one in restored
+        ]
+        click.echo(json.dumps({"cache_dir": store.root, "bundles": rows}))
+        return
+    for name, one in restored:
+        parts = [quantities.counted(one.entries, "entry", "entries"), quantities.counted(one.blobs, "blob")]
+        there = f"; {quantities.counted(one.present, 'entry', 'entries')} already there" if one.present else ""
+        click.echo(f"{name}: {' and '.join(parts)} new in {store.root}{there}")
+
+
+@contextlib.contextmanager
+def _damage_told() -> Iterator[None]:
+    """A damaged bundle is something wrong that was found (status 1), and no mistake in the call."""
+    from fxpool.errors import BundleError
+
+    try:
+        yield
+    except BundleError as error:
+        if error.reason != "damaged":
+            raise
+        fail(str(error), FOUND_WRONG)
+
+
+def _keyring(key_file: str | None) -> Keyring | None:
+    """Return the keys of `--key-file`, or else of the setting; None without either. Raises ConfigurationError."""
+    path = key_file or config.current().remote_key_file
+    if path is None:
+        return None
+    from fxpool.codecache.authentication import Keyring
+
+    return Keyring.load(path)
+
+
+def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
+    """Return what earlier bundles hold, and the Unix time from which on entries are wanted."""
+    from fxpool.codecache import bundle, bundle_file
+
+    earlier, created = None, 0.0
+    for text in given:
+        if (when := _time(text)) is not None and not os.path.exists(text):
+            created = max(created, when)
+            continue
+        earlier = earlier or bundle.Earlier()
+        with _damage_told(), bundle.open_trusted(text, keyring=keyring) as file:
+            earlier.add(bundle_file.verify(file, text, keyring))
+    return earlier, created
+
+
+def _time(text: str) -> float | None:
+    """Return the Unix time of a date, or of a duration before now; None for anything else."""
+    with contextlib.suppress(ValueError):
+        return time.time() - quantities.parse_duration(text)
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.fromisoformat(text).timestamp()  # local time if no zone is given
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file that are neither empty nor comments."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except UnicodeDecodeError:
+        fail(f"{path} is no text: it should have a key, or the beginning of one, per line")
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _chosen(entries: list[Entry], keys: Sequence[str]) -> list[Entry]:
+    """Return the entries whose key begins with one of `keys`; each has to name one. Ends the command otherwise."""
+    wanted = tuple(key.lower() for key in keys)
+    for key in wanted:
+        if not any(entry.key.startswith(key) for entry in entries):
+            fail(f"no entry whose key begins with {key[:SHORT]!r}\n  `fxpool cache ls` lists them")
+    return [entry for entry in entries if entry.key.startswith(wanted)]

@@ -1,0 +1,244 @@
+"""What is asked for by which path, the looks at pool and store, and the stream of what changed.
+
+    /TOKEN/                    the page
+    /TOKEN/events              a stream (text/event-stream): everything first, then what changes
+    /TOKEN/entry/KEY/NAME      an entry in detail
+    /TOKEN/code/KEY/NAME       its generated code
+
+Names in a path are digests that are looked up in the store: a path never becomes the name of a file. While nobody
+watches the looks are seldom: enough for the lines over time to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fxpool import notices
+from fxpool.codecache import listing
+from fxpool.codecache.entry import is_hex_digest
+from fxpool.dashboard import access, code_child, entry_view
+from fxpool.dashboard.failures import failures
+from fxpool.dashboard.pool_view import PoolView
+from fxpool.dashboard.requests import Request
+from fxpool.dashboard.samples import Samples
+from fxpool.dashboard.store_view import StoreView
+from fxpool.dashboard.web import Answer, WebServer, refusal
+
+__all__ = ["Application"]
+
+log = notices.logger(__name__)
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+# Seconds between two looks at the pool while somebody watches, and while nobody does.
+_LOOK_SECONDS, _IDLE_SECONDS = 0.5, 5.0
+_SAMPLE_SECONDS = 2.0
+# Seconds after which a stream says that it is there, though nothing changed.
+_BEAT_SECONDS = 5.0
+_MOST_STREAMS = 16
+# Rows in one message, so that the page stays fluid while it takes them in.
+_ROWS = 1000
+_WAITING = 200
+_CODES_KEPT = 20
+
+
+class Application:
+    """The page of one runtime directory and one store."""
+
+    def __init__(self, runtime_root: Path, cache_dir: Path) -> None:
+        self.pool = PoolView(runtime_root)
+        self.store = StoreView(str(cache_dir))
+        self.samples = Samples(_SAMPLE_SECONDS)
+        self.token = access.new_token()
+        self.web = WebServer(self._respond)
+        self._streams = 0
+        self._news = asyncio.Condition()
+        self._wake = asyncio.Event()
+        self._looks = 0
+        self._one_child = asyncio.Semaphore(1)
+        self._codes: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def address(self) -> str:
+        """The page's URL, with its secret."""
+        return f"http://127.0.0.1:{self.web.port}/{self.token}/"
+
+    async def start(self, port: int = 0) -> None:
+        """Look once, then listen on the loopback interface and go on looking. Raises OSError."""
+        await self.web.start("127.0.0.1", port)
+        self._tasks = [asyncio.create_task(self._look_at_pool()), asyncio.create_task(self._look_at_store())]
+
+    async def close(self) -> None:
+        """Stop listening and looking."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.web.close()
+        self.pool.close()
+
+    # ------------------------------------------------------------ looking
+
+    async def _look_at_pool(self) -> None:
+        while True:
+            with _said("this host's servers"):
+                self.pool.take(await asyncio.to_thread(self.pool.ask))
+            self._sample()
+            await self._tell()
+            self._wake.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                if self._streams:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                else:
+                    await asyncio.wait_for(self._wake.wait(), _IDLE_SECONDS)
+
+    async def _look_at_store(self) -> None:
+        while True:
+            with _said(f"the store in {self.store.root}"):
+                self.store.take(await asyncio.to_thread(self.store.read))
+            await self._tell()
+            await asyncio.sleep(self.store.pause if self._streams else max(_IDLE_SECONDS, self.store.pause))
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._looks += 1
+            self._news.notify_all()
+
+    def _sample(self) -> None:
+        running = [one for one in self.pool.servers if one["state"] == "running"]
+        values = {
+            "served": float(self.store.served_count),
+            "saved": self.store.seconds_saved,
+            "busy": float(sum(one["slots"] - one["slots_free"] for one in running)),
+            "slots": float(sum(one["slots"] for one in running)),
+            "queued": float(sum(one["queued"] for one in running)),
+            "memory": float(sum(sum(one["memory"].values()) for one in running)),
+            "host": max((one["limits"]["host_used"] for one in running), default=0.0),
+        }
+        self.samples.add(round(time.time(), 3), values)
+
+    # ------------------------------------------------------------ answering
+
+    async def _respond(self, request: Request) -> Answer:
+        if not access.allowed_host(request.host, self.web.port):
+            return refusal(403, "this page is for 127.0.0.1 and localhost")
+        if not access.right_token(request.parts[0], self.token):
+            return refusal(403, "the address lacks its secret: `fxpool dashboard` prints it")
+        match request.parts[1:]:
+            case ("",):
+                return self._page()
+            case ("events",):
+                return self._events()
+            case ("entry", key, name) if is_hex_digest(key) and is_hex_digest(name):
+                return await self._entry(key, name)
+            case ("code", key, name) if is_hex_digest(key) and is_hex_digest(name):
+                return await self._code(key, name)
+        return refusal(404, "there is nothing here")
+
+    def _page(self) -> Answer:
+        nonce = access.new_nonce()
+        text = _TEMPLATE.read_text(encoding="utf-8").replace("@NONCE@", nonce)
+        headers = {"Content-Security-Policy": access.policy(nonce)}
+        return Answer(text.encode(), "text/html; charset=utf-8", headers=headers)
+
+    async def _entry(self, key: str, name: str) -> Answer:
+        def read() -> dict[str, Any] | None:
+            entry = listing.load(self.store.root, key, name)
+            if entry is None:
+                return None
+            why = self.store.why(key, name)
+            if why is None:
+                return entry_view.details(entry)
+            return entry_view.details(entry, listing.load(self.store.root, why[0].key, why[0].name), why[1])
+
+        found = await asyncio.to_thread(read)
+        return _json(found) if found is not None else refusal(404, "the entry is gone, or can't be read")
+
+    async def _code(self, key: str, name: str) -> Answer:
+        if (key, name) not in self.store.listing.rows:
+            return refusal(404, "the entry is gone")
+        async with self._one_child:
+            known = self._codes.get((key, name))
+            if known is None:
+                known = await code_child.generated_code(self.store.root, key, name)
+                if "code" in known:
+                    self._codes[key, name] = known
+                    while len(self._codes) > _CODES_KEPT:
+                        self._codes.popitem(last=False)
+        return _json(known)
+
+    def _events(self) -> Answer:
+        if self._streams >= _MOST_STREAMS:
+            return refusal(503, "too many pages are open")
+        return Answer(kind="text/event-stream; charset=utf-8", stream=self._stream())
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self._streams += 1
+        self._wake.set()
+        jobs = rows = served = looks = 0  # what this reader has
+        age, sampled, first = self.samples.age, 0.0, True
+        try:
+            while True:
+                if age != self.samples.age:
+                    age, sampled = self.samples.age, 0.0
+                changed, removed = self.store.rows(rows)
+                message = {
+                    "first": first,
+                    "now": round(time.time(), 3),
+                    "servers": [_trimmed(one) for one in self.pool.servers],
+                    "measuring": self.pool.measuring,
+                    "jobs": self.pool.jobs.since(jobs),
+                    "store": self.store.facts(),
+                    "failures": failures(self.pool.jobs.all(), self.store.quarantined, self.store.facts()),
+                    "rows": changed[:_ROWS],
+                    "removed": removed,
+                    "served": self.store.served_since(served),
+                    "samples": self.samples.since(sampled),
+                    "all_samples": not sampled,
+                }
+                jobs, rows, served = self.pool.jobs.latest, self.store.listing.latest, self.store.served_count
+                sampled = self.samples.taken[-1]["at"] if self.samples.taken else 0.0
+                looks = self._looks
+                first = False
+                yield _event(message)
+                for start in range(_ROWS, len(changed), _ROWS):
+                    yield _event({"rows": changed[start : start + _ROWS]})
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._next(looks), _BEAT_SECONDS)
+        finally:
+            self._streams -= 1
+
+    async def _next(self, looks: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self._looks > looks)
+
+
+@contextlib.contextmanager
+def _said(what: str) -> Any:
+    """Go on looking whatever happened: one bad look is no reason to leave a page without the next."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s could not be looked at: %r", what, error)
+
+
+def _trimmed(server: dict[str, Any]) -> dict[str, Any]:
+    """Return a server's facts without what a page can't show: a queue of thousands."""
+    if len(server.get("waiting", ())) <= _WAITING:
+        return server
+    return {**server, "waiting": server["waiting"][:_WAITING], "more_wait": len(server["waiting"]) - _WAITING}
+
+
+def _json(data: Any) -> Answer:
+    return Answer(json.dumps(data).encode(), "application/json; charset=utf-8")
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    # JSON has no line breaks outside of strings, and none unescaped within.
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,72 @@
+"""Prints the generated code of one entry as JSON, in a process of its own: it imports torch, and unpickles.
+
+    python -m fxpool.dashboard.code_child DIRECTORY KEY NAME     [[name in tracebacks, text], ...]
+
+Whatever goes wrong is one line on standard error and status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+__all__ = ["generated_code", "main"]
+
+# Seconds; torch's import takes a few.
+_PATIENCE = 90.0
+_MOST = 32 << 20
+
+
+async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
+    """Return {"code": [[name, text], ...]} or {"error": why there is none}, from a child process."""
+    arguments = [sys.executable, "-m", "fxpool.dashboard.code_child", root, key, name]
+    child = await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # A server is not wanted for this, and the store is the one that is shown.
+        env={**os.environ, "FXPOOL_POOL": "off", "FXPOOL_CACHE_DIR": root},
+    )
+    try:
+        output, errors = await asyncio.wait_for(child.communicate(), _PATIENCE)
+    except asyncio.TimeoutError:
+        return {"error": f"torch did not read it within {_PATIENCE:g} s"}
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        return {"error": said[-1] if said else f"the process that reads it ended with status {child.returncode}"}
+    if len(output) > _MOST:
+        return {"error": f"it has {len(output) >> 20} MB: use `fxpool cache show {key[:12]} --code`"}
+    return {"code": json.loads(output)}
+
+
+def main(arguments: list[str]) -> int:
+    # Here: torch takes seconds to import, and the page's own process never does.
+    from fxpool.codecache.listing import load
+    from fxpool.codecache.store import LocalStore
+    from fxpool.errors import FxpoolError
+    from fxpool.lowering.artifact.entry_parts import generated_code as code_of
+
+    root, key, name = arguments
+    try:
+        entry = load(root, key, name)
+        if entry is None:
+            print("the entry is gone, or can't be read", file=sys.stderr)
+            return 1
+        code = code_of(entry, LocalStore(root))
+    except FxpoolError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    json.dump([list(pair) for pair in code], sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""What Prometheus scrapes: this host's servers and the store, in its text format. Needs the extra `metrics`.
+
+Labels are a server's environment (twelve digits), the way a job ended, a kind of process or of file: no names of
+graphs, functions or files. prometheus_client is imported inside functions: only these commands need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fxpool import forks
+from fxpool.dashboard import access
+from fxpool.dashboard.pool_view import PoolView
+from fxpool.dashboard.requests import Request
+from fxpool.dashboard.store_view import StoreView
+from fxpool.dashboard.web import Answer, WebServer, refusal
+from fxpool.errors import MissingExtraError
+
+__all__ = ["Source", "families", "in_background", "serve"]
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class Source:
+    """Looks at pool and store when it is scraped. For one thread at a time."""
+
+    def __init__(self, runtime_root: Path, cache_dir: Path) -> None:
+        """Raises MissingExtraError if the client library of Prometheus is not installed."""
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("metrics", "prometheus-client", "metrics") from error
+        self._pool, self._store = PoolView(runtime_root), StoreView(str(cache_dir))
+
+    def text(self) -> bytes:
+        """Look, and return the numbers in Prometheus's text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.registry import Collector
+
+        self._pool.look()
+        self._store.look()
+        found = list(families(self._pool.servers, self._store.facts(), len(self._store.quarantined)))
+
+        class Found(Collector):
+            def collect(self) -> Iterable[Any]:
+                return found
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Found())
+        return generate_latest(registry)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantined: int) -> Iterator[Any]:
+    """Yield the metric families of servers (their status facts) and of a store (`StoreView.facts`)."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    servers = list(servers)
+    running = [one for one in servers if one["state"] == "running"]
+
+    def gauge(name: str, what: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]) -> Any:
+        family = GaugeMetricFamily(f"fxpool_{name}", what, labels=labels)
+        for names, value in values:
+            family.add_metric(names, value)
+        return family
+
+    def counter(name: str, what: str, values: Iterable[tuple[list[str], float]], labels: tuple[str, ...]) -> Any:
+        family = CounterMetricFamily(f"fxpool_{name}", what, labels=labels)
+        for names, value in values:
+            family.add_metric(names, value)
+        return family
+
+    def histogram(name: str, what: str, which: str) -> Any:
+        family = HistogramMetricFamily(f"fxpool_{name}", what, labels=("server",))
+        for one in running:
+            times, so_far, buckets = one["jobs"][which], 0, []
+            for bound, count in zip([*map(str, times["bounds"]), "+Inf"], times["counts"], strict=True):
+                so_far += count
+                buckets.append((bound, so_far))
+            family.add_metric([one["name"]], buckets, times["sum"])
+        return family
+
+    by, of = ("server",), [([one["name"]], one) for one in running]
+    yield gauge("server_up", "1 if the server answers", [([s["name"]], s["state"] == "running") for s in servers], by)
+    yield gauge("server_seconds", "Age of the server", [(n, s["seconds"]) for n, s in of], by)
+    yield gauge("clients", "Connected processes", [(n, len(set(s["clients"]))) for n, s in of], by)
+    yield gauge("slots", "Jobs that may run at once", [(n, s["slots"]) for n, s in of], by)
+    yield gauge("slots_busy", "Slots in use", [(n, s["slots"] - s["slots_free"]) for n, s in of], by)
+    states = [
+        ([*n, state], count)
+        for n, s in of
+        for state, count in (
+            ("queued", s["queued"]),
+            ("running", sum(not job["stopped"] for job in s["running"])),
+            ("stopped", sum(job["stopped"] for job in s["running"])),
+        )
+    ]
+    yield gauge("jobs", "Jobs that wait, run, or stand still while a process measures", states, ("server", "state"))
+    yield gauge("workers", "Worker processes, kept ones included", [(n, len(s["workers"])) for n, s in of], by)
+    yield gauge("paused", "1 while a process measures", [(n, s["paused"]) for n, s in of], by)
+    memory = [([*n, kind], size) for n, s in of for kind, size in s["memory"].items()]
+    yield gauge("memory_bytes", "Proportional set size", memory, ("server", "processes"))
+    used = [(n, s["limits"]["host_used"]) for n, s in of]
+    yield gauge("host_memory_used_ratio", "Part of the host's or the cgroup's memory in use", used, by)
+    mark = [(n, s["limits"]["host_mark"]) for n, s in of]
+    yield gauge("host_memory_mark_ratio", "Part above which no job begins beside others", mark, by)
+    yield gauge("memory_pressed", "1 while it is above", [(n, s["limits"]["pressed"]) for n, s in of], by)
+    endings = [([*n, how], count) for n, s in of for how, count in sorted(s["jobs"]["ended"].items())]
+    yield counter("jobs_ended", "Jobs by how they ended, parts of jobs included", endings, ("server", "how"))
+    for name, what in (
+        ("jobs", "Jobs submitted"),
+        ("joined", "Jobs that shared one which was under way"),
+        ("sub_jobs", "Parts of jobs"),
+        ("forks", "Workers forked"),
+        ("reused", "Jobs given to a worker that was kept"),
+        ("retries", "Jobs begun again"),
+        ("deaths", "Deaths of workers and of the process that forks them"),
+        ("not_begun", "Workers that did not reach their job"),
+    ):
+        shown = "jobs_submitted" if name == "jobs" else name
+        yield counter(shown, what, [(n, s["counters"][name]) for n, s in of], by)
+    yield histogram("job_seconds", "Time from a worker to the end", "ran")
+    yield histogram("job_wait_seconds", "Time from a request to a worker", "waited")
+    yield gauge("store_up", "1 if the directory is there and not refused", [([], store["state"] == "there")], ())
+    yield gauge("store_entries", "Compiled graphs in the store", [([], store["entries"])], ())
+    yield gauge("store_unreadable_entries", "Entries that can't be read", [([], store["unreadable"])], ())
+    yield gauge("store_compile_seconds", "Compile time of all entries", [([], store["seconds"])], ())
+    sizes = [([kind], part["bytes"]) for kind, part in store["parts"].items()]
+    yield gauge("store_bytes", "Bytes on the disk", sizes, ("kind",))
+    files = [([kind], part["files"]) for kind, part in store["parts"].items()]
+    yield gauge("store_files", "Files", files, ("kind",))
+    yield gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
+
+
+async def serve(source: Source, address: str, port: int, ready: Any, stop: asyncio.Event) -> None:
+    """Answer ``GET /metrics`` until `stop` is set; `ready` is called with the port. Raises OSError.
+
+    On a loopback address requests must name this machine (see `access`); on another one whoever reaches it may ask.
+    """
+    one = asyncio.Lock()
+
+    async def respond(request: Request) -> Answer:
+        if address in _LOOPBACK and not access.allowed_host(request.host, web.port):
+            return refusal(403, "this is for 127.0.0.1 and localhost")
+        if request.parts != ("metrics",):
+            return refusal(404, "there is /metrics here")
+        async with one:
+            text = await asyncio.to_thread(source.text)
+        return Answer(text, "text/plain; version=0.0.4; charset=utf-8")
+
+    web = WebServer(respond)
+    await web.start(address, port)
+    try:
+        ready(web.port)
+        await stop.wait()
+    finally:
+        await web.close()
+
+
+@contextlib.contextmanager
+def in_background(runtime_root: Path, cache_dir: Path, address: str, port: int) -> Iterator[int]:
+    """Serve in a thread during a ``with`` block; gives the port. Raises OSError, MissingExtraError."""
+    source = Source(runtime_root, cache_dir)
+    told = forks.event()
+    found, failed = [0], list[OSError]()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    def ready(port: int) -> None:
+        found[0] = port
+        told.set()
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(serve(source, address, port, ready, stop))
+        except OSError as error:
+            failed.append(error)
+            told.set()
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    thread = threading.Thread(target=run, name="fxpool-metrics", daemon=True)
+    thread.start()
+    told.wait()
+    if failed:
+        thread.join()
+        raise failed[0]
+    try:
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        source.close()

@@ -1,0 +1,191 @@
+"""This host's servers and their jobs, looked at as a visitor: no server starts or stays for it.
+
+A server that is replaced is another one; its jobs are kept here beside the new one's, and those that it had not
+finished ended with it. Times of servers are `time.monotonic()`; here they become Unix time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fxpool.dashboard import waits
+from fxpool.errors import ProtocolError
+from fxpool.pool import hosts, turns
+from fxpool.pool import messages as m
+
+__all__ = ["Jobs", "Look", "PoolView"]
+
+_KEPT = 2000
+_DIGITS = 12  # shown of an environment's digest
+_ENDED_WITH_SERVER = "the server ended"
+
+
+class Jobs:
+    """Jobs of all servers as plain data, each change numbered. Bounded: of those that ended the oldest go first."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self.latest = 0
+        self._kept = kept
+        self._jobs: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def put(self, server: str, record: m.JobRecord, offset: float) -> None:
+        """Take over a server's record; `offset` makes its times Unix times."""
+
+        def at(moment: float | None) -> float | None:
+            return round(moment + offset, 3) if moment is not None else None
+
+        self._put(
+            {
+                "server": server,
+                "job": record.job,
+                "label": record.label,
+                "queued": at(record.queued),
+                "begun": at(record.begun),
+                "ended": at(record.ended),
+                "worker": record.worker,
+                "attempts": record.attempts,
+                "part_of": record.part_of,
+                "askers": list(record.askers),
+                "phases": [[name, at(since)] for name, since in record.phases],
+                "memory": record.memory,
+                "how": record.how,
+                "reason": record.reason,
+            }
+        )
+
+    def server_ended(self, server: str, at: float) -> None:
+        """End the jobs that a server had not finished."""
+        for job in [one for one in self._jobs.values() if one["server"] == server and one["ended"] is None]:
+            self._put({**job, "ended": round(at, 3), "how": "lost", "reason": _ENDED_WITH_SERVER})
+
+    def since(self, change: int) -> list[dict[str, Any]]:
+        """Return the jobs that changed after `change`."""
+        return [job for job in self._jobs.values() if job["change"] > change]
+
+    def all(self) -> list[dict[str, Any]]:
+        return list(self._jobs.values())
+
+    def _put(self, job: dict[str, Any]) -> None:
+        self.latest += 1
+        job["change"] = self.latest
+        which = (job["server"], job["job"])
+        self._jobs.pop(which, None)  # the latest change last
+        self._jobs[which] = job
+        if len(self._jobs) > self._kept:
+            over = next((key for key, one in self._jobs.items() if one["ended"] is not None), None)
+            if over is not None:
+                del self._jobs[over]
+
+
+@dataclass
+class _Known:
+    """A server that is visited."""
+
+    visit: hosts.Visit
+    shown: str
+    name: str = ""  # tells it from one that replaces it
+    seen: int = 0  # the latest change of its jobs
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a server said (`facts`, `history`), or why it said nothing. `linked`: others find it, too."""
+
+    shown: str
+    name: str
+    linked: bool
+    state: str = "running"
+    reason: str = ""
+    facts: dict[str, Any] | None = None
+    history: m.History | None = None
+
+
+class PoolView:
+    """What the servers say. Not thread-safe, but that `ask` may run beside all that only looks up.
+
+    `ask` blocks, for up to two seconds where a server is silent.
+    """
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self.jobs = Jobs()
+        self.servers: list[dict[str, Any]] = []
+        self.measuring: list[dict[str, Any]] = []
+        self._clock = clock
+        self._known: dict[str, _Known] = {}  # by the path of its socket
+
+    def look(self) -> None:
+        """Bring everything up to date."""
+        self.take(self.ask())
+
+    def ask(self) -> list[Look]:
+        """Ask every server for its status and for what changed about its jobs; changes nothing that is shown.
+
+        A server that others can't find any more, as it is ending or was replaced, is asked as long as it answers.
+        """
+        linked = {_socket_of(link): link for link in hosts.links(self.root)}
+        places = [*linked, *(place for place in self._known if place not in linked)]
+        return [self._look_at(place, linked.get(place)) for place in places]
+
+    def take(self, looks: list[Look]) -> None:
+        """Take over what the latest `ask` heard."""
+        servers = []
+        for look in looks:
+            if look.history is not None and look.facts is not None:
+                offset = self._clock() - look.history.now
+                for record in look.history.jobs:
+                    self.jobs.put(look.name, record, offset)
+                for row in look.facts["waiting"]:
+                    row["for"] = waits.reason(look.facts, row)
+                servers.append({"id": look.name, "name": look.shown, **look.facts})
+                continue
+            if look.name:
+                self.jobs.server_ended(look.name, self._clock())
+            if look.linked:
+                servers.append({"id": look.shown, "name": look.shown, "state": look.state, "reason": look.reason})
+        self.servers = servers
+        self.measuring = [{"device": device, "pid": pid} for device, pid in turns.listed(self.root)]
+
+    def close(self) -> None:
+        """Leave all servers."""
+        for place in list(self._known):
+            self._known.pop(place).visit.close()
+
+    def _look_at(self, place: str, link: Path | None) -> Look:
+        known = self._known.get(place)
+        shown = known.shown if known is not None else _shown(link)
+        try:
+            if known is None:
+                assert link is not None
+                known = self._known[place] = _Known(hosts.Visit(link), shown)
+            facts = known.visit.status()
+            known.name = known.name or f"{shown}-{facts['server_pid']}"
+            history = known.visit.history(known.seen)
+            known.seen = history.latest
+            return Look(shown, known.name, link is not None, facts=facts, history=history)
+        except TimeoutError:
+            state, reason = "silent", "it does not answer"
+        except ProtocolError as error:
+            state, reason = "refused", str(error)
+        except OSError:
+            state, reason = "gone", "it ended"
+        known = self._known.pop(place, None)
+        if known is not None:
+            known.visit.close()
+        return Look(shown, known.name if known is not None else "", link is not None, state, reason)
+
+
+def _shown(link: Path | None) -> str:
+    return link.name.removeprefix("host-").removesuffix(".socket")[:_DIGITS] if link is not None else ""
+
+
+def _socket_of(link: Path) -> str:
+    try:
+        return os.path.join(link.parent, os.readlink(link))
+    except OSError:
+        return str(link)

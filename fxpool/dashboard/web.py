@@ -1,0 +1,142 @@
+"""An HTTP server for a few readers on one event loop: GET only, one request per connection, bounded in everything.
+
+Each connection is a task of its own, with a time limit for what it sends and another for what it reads: one that is
+slow keeps nobody else waiting, and is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from fxpool import notices
+from fxpool.dashboard import access
+from fxpool.dashboard.requests import MOST, Refused, Request, parse
+
+__all__ = ["Answer", "WebServer", "refusal"]
+
+log = notices.logger(__name__)
+
+# Connections at a time.
+_MOST_AT_ONCE = 64
+# Seconds for a request to arrive, and for a reader to take a piece of an answer.
+_PATIENCE = 10.0
+_SILENCE = 15.0
+_PIECE = 256 << 10
+
+
+@dataclass
+class Answer:
+    """An answer: `body`, or pieces that go on until the reader leaves (`stream`)."""
+
+    body: bytes = b""
+    kind: str = "text/plain; charset=utf-8"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stream: AsyncIterator[bytes] | None = None
+
+
+def refusal(status: int, reason: str, **headers: str) -> Answer:
+    """Return an answer that says no."""
+    return Answer(f"{reason}\n".encode(), status=status, headers=headers)
+
+
+class WebServer:
+    """Listens on `address` and answers with what `respond` returns."""
+
+    def __init__(self, respond: Callable[[Request], Awaitable[Answer]]) -> None:
+        self._respond = respond
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def start(self, address: str, port: int) -> None:
+        """Begin to listen; port 0 takes a free one. Raises OSError."""
+        self._server = await asyncio.start_server(self._accepted, address, port, limit=MOST)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening, and drop all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, asyncio.TimeoutError):
+            pass  # the reader left, or is too slow
+        except asyncio.CancelledError:
+            pass  # the server closes; asyncio's streams would report it as an error
+        except Exception as error:
+            log.warning("a request to the dashboard failed: %r", error)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) > _MOST_AT_ONCE:
+            return await _send(writer, refusal(503, "too many connections"))
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
+        except asyncio.LimitOverrunError:
+            return await _send(writer, refusal(431, f"a request has at most {MOST} bytes here"))
+        except asyncio.IncompleteReadError:
+            return
+        request = parse(head[:-4])
+        if isinstance(request, Refused):
+            return await _send(writer, refusal(request.status, request.reason))
+        if request.method != "GET":
+            return await _send(writer, refusal(405, "everything here is read with GET", Allow="GET"))
+        answer = await self._respond(request)
+        if answer.stream is None:
+            return await _send(writer, answer)
+        await _send(writer, answer)
+        await self._stream(reader, writer, answer.stream)
+
+    async def _stream(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: AsyncIterator[bytes]
+    ) -> None:
+        # A reader that leaves is seen by the end of what it sends, even while there is nothing to tell it.
+        left = asyncio.ensure_future(reader.read(1))
+
+        async def pass_on() -> None:
+            async for piece in pieces:
+                await _write(writer, piece)
+
+        passing = asyncio.ensure_future(pass_on())
+        try:
+            await asyncio.wait({left, passing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (left, passing):
+                task.cancel()
+            results = await asyncio.gather(left, passing, return_exceptions=True)
+        if isinstance(results[1], Exception):
+            raise results[1]
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    try:
+        phrase = http.HTTPStatus(answer.status).phrase
+    except ValueError:
+        phrase = ""
+    headers = {"Content-Type": answer.kind, "Connection": "close", **access.HEADERS, **answer.headers}
+    headers.setdefault("Content-Security-Policy", access.policy())
+    if answer.stream is None:
+        headers["Content-Length"] = str(len(answer.body))
+    lines = [f"HTTP/1.1 {answer.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    await _write(writer, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + answer.body)
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Write in pieces. Raises TimeoutError if the reader takes too long for one, OSError if it left."""
+    for start in range(0, len(data), _PIECE):
+        writer.write(data[start : start + _PIECE])
+        await asyncio.wait_for(writer.drain(), _SILENCE)

@@ -1,0 +1,90 @@
+"""Two keys beside each other: of entries, of graphs of this process, or of one entry and the nearest other one.
+
+Stores are imported inside functions: a process without a cache directory has none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpool import config
+from fxpool.codecache import misses, nearest
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.nearest import Comparison, Side
+from fxpool.errors import NoEntryError
+
+if TYPE_CHECKING:
+    from fxpool.codecache.store import LocalStore
+
+__all__ = ["compare", "entries", "missed"]
+
+_RECORDS = "fxpool.lowering.artifact.miss_records"
+
+
+def compare(a: Any, b: Any = None) -> Comparison:
+    """Compare two keys: each is one or its beginning, an entry, or a record of ``fxpool.stats()["graphs"]``.
+
+    Without `b`, with the nearest other entry of the cache, from that to `a`.
+
+    Raises:
+        NoEntryError: nothing is kept under a key, several keys begin so, or there is nothing to compare with.
+        TypeError: `a` or `b` is something else.
+    """
+    there = entries()
+    first = _side(a, there)
+    if b is not None:
+        return nearest.compared(first, _side(b, there))
+    other = nearest.nearest(first, there)
+    if other is None:
+        raise NoEntryError(first.key, "there is no other entry to compare it with")
+    return nearest.compared(other, first)
+
+
+def entries() -> list[Entry]:
+    """Return the sound entries of the configured stores, the oldest first. Raises UnsafeDirectoryError."""
+    there = [one.entry for store in _stores() for one in store.scan() if one.entry is not None]
+    return sorted(there, key=lambda entry: entry.metadata.created)
+
+
+def missed() -> list[misses.Miss]:
+    """Return the last misses of this process, the oldest first."""
+    if _RECORDS not in sys.modules:  # nothing was compiled: torch is not imported for this
+        return []
+    kept: list[misses.Miss] = importlib.import_module(_RECORDS).kept()
+    return kept
+
+
+def _side(what: Any, there: Sequence[Entry]) -> Side:
+    if isinstance(what, Entry):
+        return Side.of(what)
+    key = what.get("key", what) if isinstance(what, Mapping) else what
+    if key is None:
+        raise NoEntryError(str(what.get("label", "")), "the graph has no key; `fxpool.explain()` says why")
+    if not isinstance(key, str):
+        raise TypeError(f"{type(what).__name__} is no key, entry or record of fxpool.stats()['graphs']")
+    found = [entry for entry in there if key and entry.key.startswith(key.lower())]
+    matching = sorted({entry.key for entry in found})
+    if len(matching) > 1:
+        raise NoEntryError(key, f"{len(matching)} keys begin so: {', '.join(one[:20] for one in matching[:8])}")
+    if found:
+        return Side.of(found[-1])
+    for miss in reversed(missed()):
+        if key and miss.side.key.startswith(key.lower()):
+            return miss.side
+    raise NoEntryError(key, "no entry has a key that begins so")
+
+
+def _stores() -> list[LocalStore]:
+    """Return the configured stores that exist: looking must not create one."""
+    from fxpool.codecache.store import LocalStore
+
+    settings = config.current()
+    stores = [LocalStore(str(settings.cache_dir))] if settings.cache_dir.is_dir() else []
+    if settings.cache_base is not None and settings.cache_base.is_dir():
+        from fxpool.codecache.base_store import BaseStore
+
+        stores.append(BaseStore(str(settings.cache_base)))
+    return stores

@@ -1,0 +1,88 @@
+"""Why this process compiled what it compiled: its last misses, and each bypass, fallback and switch that it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxpool import counters, reasons
+from fxpool.codecache import misses
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.misses import MissExplanation
+from fxpool.explanation import keys
+
+__all__ = ["CountedReason", "ProcessExplanation", "explain"]
+
+
+@dataclass(frozen=True)
+class CountedReason:
+    """One reason that this process counted, under the name of a counter of `fxpool.stats()`.
+
+    `example` is the label of the latest graph that it was counted for, with its function and the detail that was known;
+    empty if none was. `page` is the one of docs/ with more.
+    """
+
+    counter: str
+    reason: str
+    count: int
+    meaning: str
+    advice: str
+    page: str = ""
+    example: str = ""
+
+    def __str__(self) -> str:
+        text = [f"{self.counter}: {self.reason} ({self.count}): {self.meaning}"]
+        if self.example:
+            text.append(f"  for example {self.example}")
+        if self.advice:
+            text.append(f"  {self.advice}" + (f" See docs/{self.page}." if self.page else ""))
+        return "\n".join(text)
+
+
+@dataclass(frozen=True)
+class ProcessExplanation:
+    """Why this process compiled what it compiled: `misses`, the oldest first, and the `reasons` it counted."""
+
+    misses: tuple[MissExplanation, ...]
+    reasons: tuple[CountedReason, ...]
+
+    def __str__(self) -> str:
+        parts = [str(one) for one in (*self.misses, *self.reasons)]
+        return "\n".join(parts) if parts else "nothing to explain: no graph was a miss, and nothing else was counted"
+
+
+def explain() -> ProcessExplanation:
+    """Explain this process's misses and each reason that it counted. Raises UnsafeDirectoryError."""
+    counted = counters.snapshot()
+    found = [
+        _reason(counter, name, count, counted["graphs"])
+        for counter in reasons.COUNTERS
+        for name, count in sorted(counted.get(counter, {}).items())
+        if count
+    ]
+    kept = keys.missed()
+    entries = keys.entries() if kept else []
+    return ProcessExplanation(tuple(misses.explained(miss, _before(miss, entries)) for miss in kept), tuple(found))
+
+
+def _reason(counter: str, name: str, count: int, graphs: Sequence[Mapping[str, Any]]) -> CountedReason:
+    known = reasons.find(counter, name) or reasons.Reason("no explanation is known", "Report it.")
+    example = _example(counter, name, graphs)
+    return CountedReason(counter, name, count, known.meaning, known.advice, known.page, example)
+
+
+def _before(miss: misses.Miss, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that were there when a graph was looked for: others say nothing about why it was a miss."""
+    return [entry for entry in entries if entry.metadata.created <= miss.when]
+
+
+def _example(counter: str, name: str, graphs: Sequence[Mapping[str, Any]]) -> str:
+    wanted = f"bypass:{name}" if counter == "bypasses" else name
+    for record in reversed(graphs):
+        if wanted in record.get("reasons", ()):
+            parts = [str(record.get("label", "")), str(record.get("function", ""))]
+            shown = ", ".join(filter(None, parts))
+            detail = str(record.get("details", {}).get(wanted, ""))
+            return f"{shown}: {detail}" if detail else shown
+    return ""

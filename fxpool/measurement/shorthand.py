@@ -1,0 +1,65 @@
+"""`measure` for those who are used to torch's benchmark functions: the same questions, answered with units and spread.
+
+here                   torch (Inductor)                         difference
+do_bench()             do_bench, do_bench_using_profiling       alone on the device; an interval instead of one number
+timed()                timed                                    none but that what runs in the background is waited for
+print_performance()    print_performance                        as `do_bench`
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+from fxpool.measurement import clocks, timing
+from fxpool.measurement.result import Measurement
+
+__all__ = ["do_bench", "print_performance", "timed"]
+
+
+def do_bench(
+    fn: Callable[[], object], *, device: Any = None, seconds: float = 1.0, timer: clocks.Timer = "clock"
+) -> Measurement:
+    """Time ``fn()``, the same call again and again, for `seconds` at most; the times are in seconds per call.
+
+    `device` is where the time passes: a GPU where there is one, else the CPU. ``timer="profiler"`` counts kernels only.
+    What `measure` does with arguments, copies among them, this leaves to `fn`. Raises what `measure` raises.
+    """
+    where = clocks.device_of(_default() if device is None else device)
+    return timing.measure(fn, device=where, seconds=seconds, rotate=False, timer=timer)
+
+
+def timed(fn: Callable[..., object], *arguments: Any, calls: int = 1, device: Any = None) -> float:
+    """Return the seconds that `calls` calls of ``fn(*arguments)`` take together, beside whatever else runs.
+
+    The first call is among them, compiling included. `device` is as in `measure`. Raises ValueError for no call.
+    """
+    if calls < 1:
+        raise ValueError(f"calls={calls}")
+    where = clocks.device_of(timing.device_among(arguments) if device is None else device)
+    return clocks.clock_of(where).seconds(functools.partial(fn, *arguments), calls)
+
+
+def print_performance(
+    fn: Callable[..., object],
+    *arguments: Any,
+    label: str = "",
+    to: IO[str] | None = None,
+    **options: Any,
+) -> Measurement:
+    """Measure ``fn(*arguments)``, print a line with median, interval and remarks, and return the measurement.
+
+    `options` are those of `measure`. The line goes to standard output, or to `to`.
+    """
+    found = timing.measure(fn, *arguments, **options)
+    name = label or getattr(fn, "__qualname__", type(fn).__name__)
+    print(f"{name}: {found}", file=sys.stdout if to is None else to)
+    return found
+
+
+def _default() -> Any:
+    import torch  # here already, for the clocks
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,261 @@
+"""Values of settings: how each kind is parsed, and what is said of one that does not parse.
+
+A parser takes what a call, a variable or a file gave, and returns the value or raises `BadValue`.
+
+json is imported inside functions: few settings are lists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fxpool import quantities
+
+__all__ = [
+    "WORKING_MODES",
+    "WORKING_POOLS",
+    "BadValue",
+    "as_address",
+    "as_bool",
+    "as_bytes",
+    "as_calls",
+    "as_count",
+    "as_job_memory",
+    "as_limit",
+    "as_mode",
+    "as_part",
+    "as_path",
+    "as_pool",
+    "as_progress",
+    "as_regions",
+    "as_remote_use",
+    "as_seconds",
+    "as_seconds_or_none",
+    "as_stages",
+    "as_workers",
+]  # fmt: skip
+
+WORKING_MODES = (
+    "normal",
+    "serialize",
+    "subprocess",
+    "async+subprocess",
+    "progressive+subprocess",
+    "progressive+async+subprocess",
+)
+WORKING_POOLS = ("embedded", "host", "off")
+
+
+class BadValue(ValueError):
+    """A value that does not parse. `str()` is what was expected; `remedy` a further hint."""
+
+    def __init__(self, expected: str, remedy: str = "") -> None:
+        self.remedy = remedy
+        super().__init__(expected)
+
+
+def as_path(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise BadValue("a path")
+    try:
+        path = Path(value).expanduser()
+    except (RuntimeError, TypeError) as error:
+        raise BadValue("a path") from error
+    # Absolute now, because a worker that reads it may have another working directory.
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:
+        raise BadValue("an absolute path, and the working directory is gone") from None
+
+
+def as_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise BadValue("1, true, yes, on or 0, false, no, off")
+
+
+def as_workers(value: object) -> int | None:
+    expected = "a whole number of at least 1, or auto"
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    number = as_int(value, expected)
+    if number < 1:
+        raise BadValue(expected)
+    return number
+
+
+def as_int(value: object, expected: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise BadValue(expected)
+    try:
+        return int(value)
+    except ValueError:
+        raise BadValue(expected) from None
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
+
+
+def as_bytes(value: object) -> int:
+    expected = "a positive size such as 500M, 10G or a number of bytes"
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip().upper())
+    size = int(match[1]) * _UNITS[match[2]] if match else 0
+    if size < 1:
+        raise BadValue(expected)
+    return size
+
+
+def as_seconds(value: object) -> float:
+    if isinstance(value, str):
+        try:
+            return quantities.parse_duration(value)
+        except ValueError:
+            raise BadValue(quantities.DURATION_EXPECTED) from None
+    return as_number(value, quantities.DURATION_EXPECTED, sys.float_info.max)
+
+
+def as_number(value: object, expected: str, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadValue(expected)
+    try:
+        number = float(value)
+    except ValueError:
+        raise BadValue(expected) from None
+    if not 0 < number <= most:
+        raise BadValue(expected)
+    return number
+
+
+def as_job_memory(value: object) -> int | None:
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    try:
+        return as_bytes(value)
+    except BadValue as bad:
+        raise BadValue(f"{bad}, or auto") from None
+
+
+def as_part(value: object) -> float:
+    return as_number(value, "a part, more than 0 and at most 1", 1.0)
+
+
+def as_pool(value: object) -> str:
+    text = str(value).strip()
+    if text.lower() in WORKING_POOLS:
+        return text.lower()
+    if "://" in text:
+        raise BadValue(" or ".join(WORKING_POOLS), "a pool shared by the cluster is not built yet")
+    raise BadValue(" or ".join(WORKING_POOLS))
+
+
+_MODE = re.compile(r"(progressive\+)?(async\+)?(normal|serialize|subprocess)")
+
+
+def as_mode(value: object) -> str:
+    working = ", ".join(WORKING_MODES)
+    match = _MODE.fullmatch(str(value).strip().lower())
+    if match is None:
+        raise BadValue(f"[progressive+][async+]normal|serialize|subprocess, of which these work: {working}")
+    if (match[1] or match[2]) and match[3] != "subprocess":
+        remedy = f"in the background, workers compile: {match[1] or ''}{match[2] or ''}subprocess"
+        raise BadValue(f"one of the modes that work: {working}", remedy)
+    return match[0]
+
+
+def as_stages(value: object) -> tuple[str | Mapping[str, Any], ...]:
+    expected = 'a list such as [{}, {"max_autotune": true}] or ["default", "max-autotune"]'
+    if isinstance(value, str):
+        import json
+
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise BadValue(f"{expected}, as JSON") from None
+    if not isinstance(value, list | tuple) or not value:
+        raise BadValue(expected)
+    for stage in value:
+        named = isinstance(stage, Mapping) and all(isinstance(name, str) for name in stage)
+        if not named and not isinstance(stage, str):
+            raise BadValue(expected)
+    return tuple(stage if isinstance(stage, str) else dict(stage) for stage in value)
+
+
+def as_calls(value: object) -> int:
+    expected = "a whole number of calls, or 0"
+    number = as_int(value, expected)
+    if number < 0:
+        raise BadValue(expected)
+    return number
+
+
+def as_regions(value: object) -> str:
+    if str(value).strip().lower() == "auto":
+        return "auto"
+    try:
+        return "on" if as_bool(value) else "off"
+    except BadValue as bad:
+        raise BadValue(f"auto, or {bad}") from None
+
+
+def as_progress(value: object) -> str:
+    """Parse a switch ("on" or "") or a path."""
+    try:
+        return "on" if as_bool(value) else ""
+    except BadValue:
+        return str(as_path(value))
+
+
+def as_seconds_or_none(value: object) -> float:
+    """Parse seconds, of which there may be none: 0 is a value."""
+    return 0.0 if str(value).strip() in ("0", "0.0", "0s") else as_seconds(value)
+
+
+def as_limit(value: object) -> int | None:
+    """Parse a size in bytes, or `none` for no limit."""
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return None
+    try:
+        return as_bytes(value)
+    except BadValue as bad:
+        raise BadValue(f"{bad}, or none") from None
+
+
+def as_count(value: object) -> int | None:
+    """Parse a number of things, or `none` for no limit."""
+    expected = "a whole number of at least 1, or none"
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return None
+    number = as_int(value, expected)
+    if number < 1:
+        raise BadValue(expected)
+    return number
+
+
+_ADDRESS = re.compile(r"(redis|rediss|unix|s3)://[^\s]+")
+
+
+def as_address(value: object) -> str:
+    """Parse the address of a remote cache."""
+    text = str(value).strip()
+    if not _ADDRESS.fullmatch(text):
+        raise BadValue("an address such as redis://host:6379/0, rediss://..., unix:///path or s3://bucket/prefix")
+    return text
+
+
+def as_remote_use(value: object) -> str:
+    """Parse whether a remote cache is written to."""
+    text = str(value).strip().lower()
+    if text not in ("read-write", "read-only"):
+        raise BadValue("read-write or read-only")
+    return text

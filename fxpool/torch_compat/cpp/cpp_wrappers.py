@@ -1,0 +1,149 @@
+"""Graphs that are called through C++ (``config.cpp_wrapper``): Inductor's libraries, taken as they are built.
+
+Such a graph's generated module hands one long C++ source to Inductor's builder, which compiles it and loads the
+library. In a worker the library is built, but not loaded (`collecting`), and its bytes go into the entry; the process
+that calls the graph loads them (`entry_at`) and calls no compiler.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import contextvars
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpool.torch_compat.patching import patched
+
+__all__ = [
+    "ENTRY", "LOADER", "CollectedWrapper", "collecting", "digest", "entry_at", "generated_digest", "headers_in",
+    "unloaded",
+]  # fmt: skip
+
+#: The function that a library of Inductor's has, and what a generated module calls to have one built.
+ENTRY = "inductor_entry_cpp"
+LOADER = ("CppWrapperCodeCache", "load_pybinding")
+
+
+class CollectedWrapper:
+    """Stands for the entry of a C++ wrapper in a generated module. It can't be called where it is compiled."""
+
+    def __call__(self, *args: Any) -> None:
+        raise RuntimeError("a graph was called in the process that compiled it")
+
+
+#: Takes a wrapper's digest, and a function that builds its library and returns the bytes; it may run in a thread.
+Take = Callable[[str, Callable[[], bytes]], None]
+
+
+@contextlib.contextmanager
+def collecting(take: Take) -> Iterator[None]:
+    """Let Inductor generate C++ wrappers without loading them.
+
+    NotImplementedError comes out of a compile whose wrapper is linked with a library of this process's directories.
+    """
+    from torch._inductor import codecache
+
+    def load(cls: Any, *args: Any, **kwargs: Any) -> CollectedWrapper:
+        for flag in kwargs.get("extra_flags", ()):
+            if os.path.isabs(str(flag)) and str(flag).endswith(".so"):  # of a template of CUTLASS's
+                raise NotImplementedError(f"a C++ wrapper refers to {flag} by a path that is gone afterwards")
+        take(digest(args, kwargs), _builder(args, kwargs))
+        return CollectedWrapper()
+
+    with patched(codecache.CppWrapperCodeCache, LOADER[1], classmethod(load)):
+        yield
+
+
+@contextlib.contextmanager
+def headers_in(folder: str | None) -> Iterator[None]:
+    """Let Inductor keep the precompiled headers of its own libraries in `folder`; None leaves them where they are."""
+    from torch._inductor import codecache
+
+    if folder is None:
+        yield
+        return
+    # Torch's folder is in the temporary directory, which is wiped sooner than a cache.
+    with patched(codecache, "_HEADER_DIR", folder), patched(codecache, "_HEADER_LOCK_DIR", f"{folder}/locks"):
+        yield
+
+
+def unloaded(code_cache: Any) -> Any:
+    """Return one of Inductor's code caches that builds libraries without loading them: its entries are their paths."""
+
+    class Unloaded(code_cache):
+        cache: dict[str, Any] = {}
+
+        @classmethod
+        def _load_library(cls, path: str, key: str) -> types.ModuleType:
+            module = types.ModuleType(key)
+            setattr(module, cls.entry_function, path)
+            return module
+
+    return Unloaded
+
+
+def _builder(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], bytes]:
+    """Decide how a library is built, under the configuration of now, and return what builds it."""
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    context = contextvars.copy_context()
+    built = unloaded(CppWrapperCodeCache).load_pybinding_async(*args, **kwargs)
+
+    def build() -> bytes:
+        with open(context.run(built), "rb") as file:
+            return file.read()
+
+    return build
+
+
+def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the digest that a wrapper is found by: of all that its builder is told."""
+    told = [list(args), sorted((name, _plain(value)) for name, value in kwargs.items())]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def generated_digest(call: ast.Call, constants: Mapping[str, Any]) -> str | None:
+    """Return the digest of the wrapper that a generated call asks for, None for another call.
+
+    `constants` are the module's, by name. Raises ValueError: an argument is not known before it runs.
+    """
+    function = call.func
+    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
+        return None
+    if (function.value.id, function.attr) != LOADER:
+        return None
+
+    def value(node: ast.expr) -> Any:
+        return constants[node.id] if isinstance(node, ast.Name) and node.id in constants else ast.literal_eval(node)
+
+    return digest([value(one) for one in call.args], {str(one.arg): value(one.value) for one in call.keywords})
+
+
+def entry_at(path: str, name: str, entry: str = ENTRY) -> Callable[..., Any]:
+    """Load a library and return its entry; `name` is no other library's. Raises ImportError or OSError."""
+    # The library asks for torch's functions when it is loaded, through the environment.
+    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    full = f"{name}.{entry}"
+    loader = importlib.machinery.ExtensionFileLoader(full, path)
+    spec = importlib.util.spec_from_loader(full, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # It stays for good, as torch's do: its functions are referred to by compiled code that nobody counts.
+    sys.modules[full] = module
+    loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, entry)
+    return function

@@ -1,0 +1,98 @@
+"""Choices between ways to compute on the CPU by time: what Inductor asks its cache of times, and answers to it.
+
+Under `max_autotune` lowering builds candidates for a matrix product (C++ templates, oneDNN, ATen), looks their times up
+in a file of its cache directory, and times them where they are not there. Here a `Times` takes the file's place, and
+says when the clock may run. Candidates for a GPU are in `torch_compat.triton.autotuning`.
+
+Source: torch/_inductor/codecache.py (PersistentCache) and select_algorithm.py, 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch._inductor.config as inductor_config
+
+from fxpool.torch_compat.patching import patched
+
+__all__ = ["Asked", "Times", "answered"]
+
+
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """What candidates' times depend on, besides the machine and the configuration.
+
+    `operation` by name, `inputs` by metadata, the `hint` for dynamic sizes, the `precision` of products; `candidates`
+    are digests of their code.
+    """
+
+    operation: str
+    inputs: str
+    hint: int | None
+    precision: str
+    candidates: list[str]
+
+    def identity(self) -> list[Any]:
+        """Return it without the candidates, which are kept one by one."""
+        return [self.operation, self.inputs, self.hint, self.precision]
+
+
+class Times(Protocol):
+    """Times of candidates that are known, and the turn to find out others."""
+
+    def find(self, asked: Asked) -> dict[str, float] | None:
+        """Return all candidates' times; None if one is not known."""
+
+    def alone(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
+        """Wait until nothing else runs; within, candidates are timed."""
+
+    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+        """Keep times that were found out; infinite for a candidate that does not run."""
+
+
+@contextlib.contextmanager
+def answered(times: Times) -> Iterator[None]:
+    """Let Inductor choose by `times` what runs on the CPU."""
+    from torch._inductor import codecache
+
+    # A release without it decides in another way, and times what it times by itself.
+    cache: Any = getattr(codecache, "PersistentCache", None)
+    if not hasattr(cache, "lookup"):
+        yield
+        return
+    elsewhere = cache.lookup
+
+    def lookup(
+        self: Any,
+        choices: Sequence[Any],
+        op: str,
+        inputs: str,
+        benchmark: Callable[[Any], dict[Any, float]] | None,
+        hint_override: int | None = None,
+        **more: Any,
+    ) -> dict[Any, float]:
+        if not choices or not all(map(_is_on_cpu, choices)):
+            return elsewhere(self, choices, op, inputs, benchmark, hint_override, **more)
+        asked = Asked(op, inputs, hint_override, torch.get_float32_matmul_precision(), [c.hash_key() for c in choices])
+        keeping = bool(inductor_config.autotune_local_cache)
+        known = times.find(asked) if keeping else None
+        if known is not None:
+            return {choice: known[digest] for choice, digest in zip(choices, asked.candidates, strict=True)}
+        if benchmark is None:
+            return {}
+        with times.alone(asked):
+            found = benchmark(choices)
+        if keeping:
+            times.keep(asked, {choice.hash_key(): float(taken) for choice, taken in found.items()})
+        return found
+
+    with patched(cache, "lookup", lookup):
+        yield
+
+
+def _is_on_cpu(choice: Any) -> bool:
+    device = getattr(getattr(choice, "layout", None), "device", None)
+    return device is not None and device.type == "cpu"

@@ -1,0 +1,27 @@
+"""Timeouts of collectives, which grow by what a hit saved.
+
+One rank may be served a graph that another compiles for minutes; the first then waits in a collective, which NCCL would
+give up. As after a hit of Inductor's own cache, all groups of this process wait longer for their next collective. Other
+backends than NCCL's do not know of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+from torch._dynamo.utils import get_metrics_context
+
+__all__ = ["grow"]
+
+
+def grow(seconds: float) -> int:
+    """Let collectives wait longer by the whole seconds in `seconds`; return how many, 0 in no distributed program."""
+    context = get_metrics_context()
+    if context.in_progress():  # not in a thread that compiles in the background
+        context.increment("distributed_ephemeral_timeout_us", int(seconds * 1e6))
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    distributed.distributed_c10d._add_ephemeral_timeout_for_all_pgs(datetime.timedelta(seconds=int(seconds)))
+    return int(seconds)

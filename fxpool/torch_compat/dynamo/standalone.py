@@ -1,0 +1,87 @@
+"""Graphs that are compiled without Dynamo: their shapes, and files of the kind that torch's own artifacts are in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["context_and_inputs", "give_bundle", "save", "saveable"]
+
+
+@contextlib.contextmanager
+def saveable() -> Iterator[None]:
+    """Have AOTAutograd make results that can be saved, also in this process."""
+    from torch._functorch import config
+
+    with config.patch(
+        bundled_autograd_cache=True,
+        force_autograd_cache=True,
+        bypass_autograd_cache_key=True,
+        force_non_lazy_backward_lowering=True,
+    ):
+        yield
+
+
+def context_and_inputs(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], dynamic_shapes: str
+) -> tuple[TracingContext, list[Any]]:
+    """Return the tracing context to compile in, and the inputs as it knows them.
+
+    `dynamic_shapes` is as in ``torch._inductor.standalone_compile``: where symbolic sizes come from. Raises ValueError.
+    """
+    inputs = list(example_inputs)
+    if dynamic_shapes == "from_tracing_context":
+        context = TracingContext.try_get()
+        if context is None or context.fake_mode is None:
+            raise ValueError('dynamic_shapes="from_tracing_context" outside of a back end that torch.compile calls')
+        return context, inputs
+    if dynamic_shapes == "from_graph":
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        known = [_value(node) for node in placeholders]
+        mode = next((one.fake_mode for one in [*map(_value, gm.graph.nodes)] if isinstance(one, FakeTensor)), None)
+        if mode is not None:
+            # The graph's own shapes; a real tensor in their place would be one of fixed sizes.
+            pairs = zip(inputs, [*known, *[None] * len(inputs)], strict=False)
+            inputs = [symbolic if isinstance(symbolic, FakeTensor | torch.SymInt) else one for one, symbolic in pairs]
+            return TracingContext(mode), inputs
+    elif dynamic_shapes != "from_example_inputs":
+        raise ValueError(
+            f"dynamic_shapes={dynamic_shapes!r}: 'from_graph', 'from_tracing_context' or 'from_example_inputs'"
+        )
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fixed = [
+        mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) and not isinstance(one, FakeTensor)
+        else one
+        for one in inputs
+    ]  # fmt: skip
+    return TracingContext(mode), fixed
+
+
+def _value(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def give_bundle(call: Callable[..., Any], bundle: Callable[[], Any]) -> Callable[..., Any]:
+    """Return `call` as what torch's artifacts hold; `bundle` makes the bundled result, anew each time."""
+
+    def compiled(*args: Any) -> Any:
+        return call(*args)
+
+    compiled.serialize = bundle  # type: ignore[attr-defined]
+    return compiled
+
+
+def save(call: Callable[..., Any], path: str, label: str) -> None:
+    """Write a compiled graph into a file. Raises ValueError: it has no form outside this process."""
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    if getattr(call, "serialize", None) is None:
+        raise ValueError(f"{label} can't be saved: it was compiled with parameters of its own, or runs eagerly; "
+                         "make parameters inputs of the graph")  # fmt: skip
+    AOTCompiledArtifact(call).save(path=path)

@@ -1,0 +1,114 @@
+"""fxpool's entries among the artifacts of `torch.compiler.save_cache_artifacts()` and `load_cache_artifacts()`.
+
+    hit, compile ──▶ record ──▶ torch's manager ──save──▶ `read`: the bytes, only now ──▶ the program's file
+    the program's file ──load──▶ torch's factory: a type by name ──▶ `restore`: into the cache directory
+
+What is recorded is a reference. A process that loads knows the type only after `register`, which is therefore called
+when torch has been imported (`fxpool.torch_import`); an unknown type makes torch refuse the whole file.
+
+`torch.compiler._cache` is imported by torch itself. Read in 2.11 to 2.15, where it is the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from fxpool import notices
+
+__all__ = ["TYPE", "record", "register"]
+
+log = notices.logger(__name__)
+
+#: The name of the type: ``CacheInfo.fxpool_artifacts`` lists the keys.
+TYPE = "fxpool"
+_MODULE = "torch.compiler._cache"
+
+
+def register(read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]) -> bool:
+    """Make the type known to torch; return whether it is. Does something once, and never raises.
+
+    `read` turns a reference into bytes when the program saves, `restore` puts such bytes where they belong when it
+    loads (with the key they were recorded under). Neither may raise: torch would fail the program's call.
+    """
+    try:
+        module = sys.modules.get(_MODULE) or importlib.import_module(_MODULE)
+        known = module.CacheArtifactFactory._artifact_types
+        if TYPE not in known:
+            module.CacheArtifactFactory.register(_made(module.CacheArtifact, read, restore))
+        return TYPE in known
+    except Exception as error:  # another thread did it, or an untested torch is built otherwise
+        log.debug("torch's cache artifacts are without fxpool's: %s: %s", type(error).__name__, error)
+        return False
+
+
+def _made(base: Any, read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]) -> Any:
+    class FxpoolCacheArtifact(base):
+        """One entry: a reference to it where it was recorded, its bytes where they were loaded."""
+
+        def __init__(self, key: str, content: Hashable) -> None:
+            # `base` is a frozen dataclass, whose own __init__ would also set `content`.
+            object.__setattr__(self, "key", key)
+            object.__setattr__(self, "held", content)
+
+        @property
+        def content(self) -> bytes:
+            return self.held if isinstance(self.held, bytes) else read(self.held)
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and (self.key, self.held) == (other.key, other.held)
+
+        def __hash__(self) -> int:
+            return hash((self.key, self.held))
+
+        @staticmethod
+        def encode(content: Any) -> Any:
+            return content
+
+        @staticmethod
+        def type() -> str:
+            return TYPE
+
+        def populate_cache(self) -> None:
+            restore(self.key, self.content)
+
+    return FxpoolCacheArtifact
+
+
+def record(key: str, reference: Hashable) -> bool:
+    """Have the next save include what `reference` stands for; it is read then. Needs `register`. Never raises.
+
+    Returns whether it will be included.
+    """
+    try:
+        module = sys.modules[_MODULE]
+        manager, kind = module.CacheArtifactManager, module.CacheArtifactFactory._artifact_types[TYPE]
+        artifact = kind(key, reference)
+        if artifact in manager._seen_artifacts:
+            return True
+        if waiting := manager._new_cache_artifacts.get(TYPE):
+            waiting.append(artifact)
+        else:
+            # A new table: another thread may be going through the one there is, which must not grow meanwhile.
+            table = collections.defaultdict(list, manager._new_cache_artifacts)
+            table[TYPE] = [*_saved_before(manager, kind), artifact]
+            manager._new_cache_artifacts = table
+        manager._seen_artifacts.add(artifact)
+    except Exception as error:  # an untested torch is built otherwise
+        log.debug("an entry is not among torch's cache artifacts: %s: %s", type(error).__name__, error)
+        return False
+    return True
+
+
+def _saved_before(manager: Any, kind: Any) -> list[Any]:
+    """Return what an earlier save had, to be saved again with what is new.
+
+    The bytes of a second save hold two lists of one type, and torch loads only the last of them (2.11 to 2.15).
+    """
+    again = [one for one in list(manager._seen_artifacts) if type(one) is kind]
+    if again:  # torch adds them to the information about the next save once more
+        manager._cache_info.artifacts.pop(TYPE, None)
+    return again

@@ -1,0 +1,269 @@
+"""A program's operators and registrations as bytes, for a process whose imports don't make them.
+
+    operators       of `torch.library.custom_op` that are defined in the main script, in a notebook or in a function
+    registrations   functions that a program put into Inductor's tables of lowerings and decompositions
+
+Functions of importable modules travel by name, all others by code with what they refer to (cloudpickle). What arrives
+is compared with the sender's by digest, so nothing is compiled with a function that lost something on its way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+from fxpool import notices
+from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
+
+__all__ = [
+    "NotBroughtError",
+    "bring_operator",
+    "is_made_by_import",
+    "operator_as_bytes",
+    "registrations_as_bytes",
+    "settle_registrations",
+]
+
+log = notices.logger(__name__)
+
+#: What is larger stays in its process: a model in a closure is nothing to send with each graph.
+LIMIT = 16 * 1024 * 1024  # bytes
+
+# The state of torch's `CustomOpDef` that is functions or plain data, besides those that its methods take.
+_FLAGS = ("_is_inplace", "_is_out", "_out_kwarg_names")
+
+
+class NotBroughtError(Exception):
+    """What arrived can't be registered here; the text says why."""
+
+
+class _Definition(NamedTuple):
+    namespace: str
+    name: str
+    schema: str
+    tags: Sequence[str]
+    tags_in_tuple: bool
+    function: Any
+    kernels: Mapping[str | None, Any]
+    fake: Any
+    setup_context: Any
+    backward: Any
+    vmap: Any
+    autocast: Mapping[str, torch.dtype]
+    disabled: Sequence[str]
+    flags: Mapping[str, Any]
+
+
+class _Entry(NamedTuple):
+    """One function in a table of Inductor's; `key` is an operator."""
+
+    module: str
+    table: str
+    key: Any
+    function: Any
+
+
+# ------------------------------------------------------------------------------------ operators
+
+
+def operator_as_bytes(target: Any) -> bytes | None:
+    """Return the definition of an operator for `bring_operator`; None if there is none that can travel."""
+    definition = _custom_op(target)
+    if definition is None or getattr(definition, "_torch_dispatch_fns", None):
+        return None
+    if getattr(definition, "_used_triton_kernels", None):
+        return None
+    made = _Definition(
+        namespace=definition._namespace,
+        name=definition._name,
+        schema=definition._schema,
+        tags=[_name_of_tag(tag) for tag in definition._tags],
+        tags_in_tuple=isinstance(definition._tags, tuple),
+        function=definition._init_fn,
+        kernels={device: _given(function) for device, function in definition._backend_fns.items()},
+        fake=definition._abstract_fn,
+        setup_context=definition._setup_context_fn,
+        backward=definition._backward_fn,
+        vmap=definition._vmap_fn,
+        autocast=_autocast(definition),
+        disabled=sorted(definition._disabled_kernel),
+        flags={name: getattr(definition, name) for name in _FLAGS if getattr(definition, name, None)},
+    )
+    return _dumped(made)
+
+
+def is_made_by_import(target: Any) -> bool:
+    """Return whether importing modules makes an operator of `custom_op`: it is not from a script or a function."""
+    definition = _custom_op(target)
+    if definition is None:
+        return True
+    functions = [definition._init_fn, definition._abstract_fn, definition._backward_fn, definition._setup_context_fn]
+    return all(function is None or _is_of_a_module(function) for function in functions)
+
+
+def _is_of_a_module(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    return module != "__main__" and module in sys.modules and "<locals>" not in getattr(function, "__qualname__", "")
+
+
+def _custom_op(target: Any) -> Any | None:
+    from torch._library.custom_ops import OPDEFS
+
+    name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "_qualified_op_name", "")
+    return OPDEFS.get(name.split(".")[0])
+
+
+def _given(kernel: Any) -> Any:
+    """Return the program's function in torch's wrappers of a kernel, which hold each other as `fn`."""
+    while isinstance(kernel, types.FunctionType) and str(kernel.__globals__.get("__name__")).startswith("torch."):
+        names = kernel.__code__.co_freevars
+        if kernel.__closure__ is None or "fn" not in names:
+            break
+        kernel = kernel.__closure__[names.index("fn")].cell_contents
+    return kernel
+
+
+def _name_of_tag(tag: Any) -> str:
+    return str(getattr(tag, "name", None) or tag).rpartition(".")[2]
+
+
+def _autocast(definition: Any) -> dict[str, torch.dtype]:
+    by_device = getattr(definition, "_autocast_dtype", None)  # since 2.13
+    if by_device is None:
+        by_device = {kind: getattr(definition, f"_autocast_{kind}_dtype", None) for kind in ("cpu", "cuda")}
+    return {kind: dtype for kind, dtype in by_device.items() if dtype is not None}
+
+
+# Definitions that came to this process, by the operator's name.
+_brought: dict[str, bytes] = {}
+
+
+def bring_operator(data: bytes) -> None:
+    """Define an operator of another process in this one, in the place of one that has its name.
+
+    Raises NotBroughtError.
+    """
+    definition: _Definition = _loaded(data)
+    qualified = f"{definition.namespace}::{definition.name}"
+    if _brought.get(qualified) == data:
+        return
+    from torch._library.custom_ops import CustomOpDef
+
+    tags = tuple(getattr(torch.Tag, name) for name in definition.tags)
+    try:
+        # In the container that it was in, which counts in the digest.
+        given = tags if definition.tags_in_tuple else list(tags)
+        made = CustomOpDef(definition.namespace, definition.name, definition.schema, definition.function, given or None)
+        for name, value in definition.flags.items():
+            setattr(made, name, value)
+        for device, kernel in definition.kernels.items():
+            made.register_kernel(device)(kernel)
+        if definition.fake is not None:
+            made.register_fake(definition.fake)
+        if definition.backward is not None:
+            made.register_autograd(definition.backward, setup_context=definition.setup_context)
+        if definition.vmap is not None:
+            made.register_vmap(definition.vmap)
+        for kind, dtype in definition.autocast.items():
+            made.register_autocast(kind, dtype)
+        made._disabled_kernel.update(definition.disabled)
+    except Exception as error:  # torch's registrations raise whatever they find
+        raise NotBroughtError(f"the operator {qualified}: {type(error).__name__}: {error}") from error
+    _brought[qualified] = data
+    forget_what_was_gathered()
+
+
+# ------------------------------------------------------------------------------- registrations
+
+
+def registrations_as_bytes(entries: Iterable[tuple[str, str, Any, Any]]) -> list[bytes]:
+    """Return entries of Inductor's tables, as (module, table, operator, function), for `settle_registrations`.
+
+    One that can't travel is left out: a compile that comes to it ends as if nothing had been sent.
+    """
+    dumped = (_dumped(_Entry(*entry)) for entry in entries)
+    return [one for one in dumped if one is not None]
+
+
+_ABSENT = object()
+# Entries that came to this process, with what was in their place.
+_settled: dict[bytes, tuple[dict[Any, Any], Any, Any]] = {}
+
+
+def settle_registrations(wanted: Sequence[bytes]) -> None:
+    """Have these entries of another process in Inductor's tables, and no others' any more.
+
+    One that names an operator which is not defined here is left out: so it is when a graph does not call it.
+    """
+    if list(_settled) == list(wanted):
+        return
+    for table, key, before in reversed(list(_settled.values())):
+        if before is _ABSENT:
+            table.pop(key, None)
+        else:
+            table[key] = before
+    _settled.clear()
+    try:
+        for data in wanted:
+            try:
+                entry: _Entry = _loaded(data)
+            except NotBroughtError as error:
+                log.info("a registration is left out: %s", error)
+                continue
+            table = getattr(importlib.import_module(entry.module), entry.table)
+            _settled[data] = table, entry.key, table.get(entry.key, _ABSENT)
+            table[entry.key] = entry.function
+    finally:
+        forget_what_was_gathered()
+
+
+# ---------------------------------------------------------------------------------------- bytes
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes operators by name."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch._ops.OpOverload):
+            return _overload, (value.namespace, value._schema.name.split("::")[1], value._overloadname)
+        if isinstance(value, torch._ops.OpOverloadPacket):
+            return _packet, tuple(value._qualified_op_name.split("::"))
+        if isinstance(value, types.ModuleType) and value.__name__ == "torch.ops":
+            return _ops, ()
+        return super().reducer_override(value)
+
+
+def _ops() -> Any:
+    return torch.ops
+
+
+def _packet(namespace: str, name: str) -> Any:
+    return getattr(getattr(torch.ops, namespace), name)
+
+
+def _overload(namespace: str, name: str, overload: str) -> Any:
+    return getattr(_packet(namespace, name), overload)
+
+
+def _dumped(value: Any) -> bytes | None:
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=5).dump(value)
+    except Exception:  # whatever the program's objects raise: they have no form for another process
+        return None
+    return file.getvalue() if file.tell() <= LIMIT else None
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # a module of the program's is imported, which may do anything
+        raise NotBroughtError(f"code from another process: {type(error).__name__}: {error}") from error

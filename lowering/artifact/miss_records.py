@@ -1,0 +1,121 @@
+"""Keeps the last misses of this process, so that `fxpool.explain` can say why each was one; logs them if that is asked.
+
+A record is a key with its packed parts, some 10 KB, made by what a miss does anyway: its entry keeps the same. Nothing
+is compared until somebody asks: `fxpool.explain()`, a handler for INFO (``TORCH_LOGS=fxpool``), a structured trace
+(``TORCH_TRACE``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from fxpool import forks, notices
+from fxpool.codecache import misses
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.misses import Miss, MissExplanation, Rejected
+from fxpool.codecache.nearest import Side
+from fxpool.codecache.store import LocalStore
+from fxpool.lowering.artifact import effects
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.dynamo import torch_counters
+
+__all__ = ["KEPT", "entries_of", "explained", "kept", "remember"]
+
+log = notices.logger(__name__)
+
+#: Misses that are kept, the latest ones.
+KEPT = 64
+# Entries that a log line or a trace looks at, as each miss does it anew.
+_LOOKED_AT = 2000
+
+
+class _Misses:
+    """The process's misses. A `core.runtime.Part`."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock(self, "_lock")
+        self._misses: deque[Miss] = deque(maxlen=KEPT)
+
+    def add(self, miss: Miss) -> None:
+        with self._lock:
+            self._misses.append(miss)
+
+    def all(self) -> list[Miss]:
+        with self._lock:
+            return list(self._misses)
+
+    def after_fork_in_child(self) -> None:
+        """A child explains its parent's misses, too: it has its graphs."""
+
+    def reset(self) -> None:
+        with self._lock:
+            self._misses.clear()
+
+
+def remember(
+    captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], stores: Sequence[LocalStore], newly_damaged: bool
+) -> None:
+    """Keep a miss: `tried` are the entries of its key that were not served. Never raises, as nothing depends on it."""
+    try:
+        miss = _miss(captured, tried, newly_damaged)
+        runtime.part(_Misses).add(miss)
+        _tell(miss, stores)
+    except Exception:
+        log.debug("%s: why it is a miss can't be told", captured.request.label, exc_info=True)
+
+
+def _miss(captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], newly_damaged: bool) -> Miss:
+    captured.explain_key()
+    request = captured.request
+    key = request.key
+    assert key is not None
+    values = captured.values()
+    rejected = []
+    for store, entry in tried:
+        if not effects.guards_hold(entry.guards, values):
+            failed = misses.failed_guards(entry.guards, values)
+            rejected.append(Rejected(entry.name, misses.GUARDS, failed))
+        else:
+            why = misses.NOT_LOADED if store.complete(entry) else misses.INCOMPLETE
+            rejected.append(Rejected(entry.name, why))
+    if newly_damaged:
+        rejected.append(Rejected("", misses.DAMAGED))
+    side = Side(key.digest, key.components, key.detail, request.origin, request.label)
+    return Miss(side, "guard_miss" if tried else "miss", time.time(), tuple(rejected))
+
+
+def kept() -> list[Miss]:
+    """Return the misses of this process, the oldest first."""
+    return runtime.part(_Misses).all()
+
+
+def entries_of(stores: Sequence[LocalStore]) -> Iterator[Entry]:
+    """Yield all sound entries of some stores."""
+    for store in stores:
+        yield from (one.entry for one in store.scan() if one.entry is not None)
+
+
+def explained(miss: Miss, stores: Sequence[LocalStore], most: int | None = None) -> MissExplanation:
+    """Explain a miss against what is in these stores, or the first `most` entries of it."""
+    return misses.explained(miss, itertools.islice(entries_of(stores), most))
+
+
+def _tell(miss: Miss, stores: Sequence[LocalStore]) -> None:
+    """Explain a miss at once to those who asked for it."""
+    explanation: list[MissExplanation] = []
+
+    def made() -> MissExplanation:
+        if not explanation:
+            explanation.append(explained(miss, stores, _LOOKED_AT))
+        return explanation[0]
+
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s: %s: %s", miss.side.label, miss.kind.replace("_", " "), made().first)
+    torch_counters.miss_explained(lambda: json.dumps(dataclasses.asdict(made()), default=str))

@@ -1,0 +1,63 @@
+"""What a second compile of a kept graph came to, and how two compiled graphs are compared as text and data.
+
+Imported by `cache verify`, which asks, and by the worker that compiles again: plain data and pure functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import msgspec
+
+from fxpool.lowering.artifact.entry_parts import Artifact
+
+__all__ = ["RecomputeQuestion", "Recomputed", "diff_of", "differences"]
+
+# Comments that differ from one compile to the next: a kernel's file, the number of the graph in its process.
+_PASSING = re.compile(r"^\s*# (kernel path|AOT ID): .*$", re.MULTILINE)
+_LINES = 40
+
+
+class RecomputeQuestion(msgspec.Struct, kw_only=True):
+    """For the worker: the `request` that an entry keeps, what the entry holds, and the seed of random inputs."""
+
+    request: bytes
+    kept: Artifact
+    toolchain_dir: str
+    seed: int
+
+
+class Recomputed(msgspec.Struct, kw_only=True):
+    """How a second compile differs, by what differs; and why its outputs could not be compared, empty if they were."""
+
+    differences: dict[str, str] = {}
+    not_run: str = ""
+
+
+def differences(kept: Artifact, made: Artifact) -> dict[str, str]:
+    """Compare what of two artifacts is plain data: guards, effects, which parts there are."""
+    found = {}
+    for name, ours, theirs in (
+        ("guards", kept.guards, made.guards),
+        ("effects", kept.effects, made.effects),
+        ("parts", _parts(kept), _parts(made)),
+    ):
+        if ours != theirs:
+            found[name] = diff_of(repr(ours), repr(theirs))
+    return found
+
+
+def _parts(artifact: Artifact) -> list[str]:
+    parts = ["library"] if artifact.library is not None else []
+    parts += ["triton"] if artifact.triton is not None else []
+    return [*parts, *(["built"] * len(artifact.built))]
+
+
+def diff_of(kept: str, made: str) -> str:
+    """Return the differing lines of two texts, with little around them; empty if none differ that mean something."""
+    ours, theirs = (_PASSING.sub("", text).splitlines() for text in (kept, made))
+    lines = list(difflib.unified_diff(ours, theirs, "in the cache", "compiled again", lineterm="", n=1))
+    if len(lines) > _LINES:
+        lines = [*lines[:_LINES], f"... and {len(lines) - _LINES} more lines"]
+    return "\n".join(lines)

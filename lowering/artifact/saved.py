@@ -1,0 +1,70 @@
+"""Entries that `torch.compiler.save_cache_artifacts()` saves, and `load_cache_artifacts()` brings back.
+
+Each entry that this process wrote or was served is recorded by reference. Its bytes are read when the program saves:
+a bundle of the entry and its blobs (`codecache.bundle`). Loading puts it into the cache directory in force, where the
+next lookup finds it. Torch trusts the bytes that a program loads, and so does this; they are checked for damage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fxpool import counters, notices
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import FxpoolError, StoreError
+from fxpool.lowering.core.runtime import runtime
+from fxpool.torch_compat.inductor import cache_artifacts
+
+__all__ = ["read", "record", "restore"]
+
+log = notices.logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """Where an entry lies."""
+
+    root: str
+    key: str
+    name: str
+    store: LocalStore = dataclasses.field(compare=False, repr=False)
+
+
+def record(entry: Entry, store: LocalStore) -> None:
+    """Have the program's next save include an entry; one that it won't is counted. Takes microseconds, never raises."""
+    recorded = _Recorded(store.root, entry.key, entry.name, store)
+    if not (cache_artifacts.register(read, restore) and cache_artifacts.record(entry.key, recorded)):
+        counters.count("bypasses", "artifact_not_saved")
+
+
+def read(recorded: _Recorded) -> bytes:
+    """Return an entry as a bundle; nothing for one that is gone or damaged, which is counted. Never raises."""
+    from fxpool.codecache import bundle  # only a program that saves needs it
+
+    try:
+        entries = recorded.store.entries(recorded.key)
+        entry = next((entry for entry in entries if entry.name == recorded.name), None)
+        if entry is not None:
+            return bundle.entry_as_bundle(entry, recorded.store)
+        why: object = f"the entry {recorded.key[:12]} is not in {recorded.root} any more"
+    except (StoreError, OSError) as error:
+        why = error
+    counters.count("bypasses", "artifact_not_saved")
+    log.warning("save_cache_artifacts() does without a graph: %s", why)
+    return b""
+
+
+def restore(key: str, data: bytes) -> None:
+    """Put what `read` returned into the cache directory; what can't be is counted and warned of. Never raises."""
+    from fxpool.codecache import bundle  # only a program that loads needs it
+
+    if not data:
+        return
+    try:
+        store = runtime.store()
+        if store is not None:  # what was wrong with it was counted and warned of there
+            bundle.restore_bytes(data, f"the artifact {key[:12]}", store)
+    except (FxpoolError, OSError) as error:
+        counters.count("bypasses", "artifact_not_loaded")
+        notices.warn(f"load_cache_artifacts() did not bring a graph into the cache: {error}")

@@ -1,0 +1,170 @@
+"""This process's share of the remote cache: which one there is, what is looked for there, and what is sent.
+
+The address is the setting `remote_cache`; without one, that of Inductor's variables for Redis, where the program has
+asked for Inductor's remote cache. Without a key file nothing is looked at and nothing sent: what comes over a network
+is code. What is wrong with the settings is warned of once, and the program goes on without the remote.
+
+    lookup.serve ──miss──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
+    publishing   ────────▶ `offer` ──▶ uploads in the background
+
+What looks into the remote is imported when there is one and the local store has missed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fxpool import config, counters, forks, notices
+from fxpool.codecache.store import FRESH, LocalStore
+from fxpool.errors import ConfigurationError, StoreError
+from fxpool.lowering.artifact import effects
+from fxpool.lowering.core import switched_off
+from fxpool.lowering.core.runtime import runtime
+from fxpool.torch_compat.state import configs
+
+if TYPE_CHECKING:
+    from fxpool.codecache.entry import Entry
+    from fxpool.codecache.remote.level import RemoteLevel
+    from fxpool.lowering.request.capture import Captured
+
+__all__ = ["address", "fetch", "flush", "inductor_address", "offer"]
+
+
+class _Shared:
+    """The remote level under the settings in force."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock(self, "_lock")
+        self._level: RemoteLevel | None = None
+        self._settings: tuple[Any, ...] = ()
+        self._refusal: ConfigurationError | None = None
+
+    def level(self, place: str) -> RemoteLevel | None:
+        """The level for an address; None where the settings rule it out, which is said."""
+        settings = config.current()
+        key_file = settings.remote_key_file
+        wanted = (place, key_file, _version(key_file), settings.remote_use, settings.remote_timeout)
+        with self._lock:
+            if wanted != self._settings:
+                before, self._level, self._refusal, self._settings = self._level, None, None, wanted
+                if before is not None:
+                    before.close()
+                try:
+                    self._level = _new_level(place, settings)
+                except ConfigurationError as error:
+                    self._refusal = error
+        if self._refusal is not None:
+            notices.switched_off("remote_refused", f"does without its remote cache: {self._refusal}", about=place)
+        return self._level
+
+    def present(self) -> RemoteLevel | None:
+        return self._level
+
+    def after_fork_in_child(self) -> None:
+        self._level, self._settings = None, ()  # its connections and its thread are the parent's
+
+    def reset(self) -> None:
+        level, self._level, self._settings = self._level, None, ()
+        if level is not None:
+            level.close()
+
+
+def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
+    """Raises ConfigurationError."""
+    # Only who has a remote needs them.
+    from fxpool.codecache.authentication import Keyring
+    from fxpool.codecache.remote import addresses
+    from fxpool.codecache.remote.level import RemoteLevel
+
+    if settings.remote_key_file is None:
+        raise ConfigurationError(
+            f"without a key nothing of the remote cache {addresses.shown(place)} can be trusted",
+            remedy="make one with `fxpool cache key FILE` on one machine, copy it to the others, and set "
+            "FXPOOL_REMOTE_KEY_FILE=FILE",
+        )
+    return RemoteLevel(
+        lambda seconds: addresses.connect(place, seconds),
+        Keyring.load(settings.remote_key_file),
+        delay=settings.remote_timeout,
+        read_only=settings.remote_use == "read-only",
+    )
+
+
+def _version(path: Any) -> tuple[int, ...]:
+    """What changes when a file does."""
+    try:
+        status = os.stat(path)
+    except (OSError, TypeError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
+
+
+def address(*, say: bool = True) -> str | None:
+    """The address of the remote cache; None without. Says so where the program asks for one and there is no address."""
+    place = config.current().remote_cache
+    switch = configs.remote_cache_wanted()
+    if place is not None or switch is None:
+        return place
+    place = inductor_address()
+    if place is None and say:
+        switched_off.say_without_remote(switch)
+    return place
+
+
+def inductor_address() -> str | None:
+    """The address in Inductor's variables for Redis; None if none of them is set."""
+    variables = os.environ
+    if url := variables.get("TORCHINDUCTOR_REDIS_URL"):
+        return url
+    host, port = variables.get("TORCHINDUCTOR_REDIS_HOST"), variables.get("TORCHINDUCTOR_REDIS_PORT")
+    if not host and not port:
+        return None
+    host = host or "localhost"
+    return f"redis://{f'[{host}]' if ':' in host else host}:{port or 6379}"
+
+
+def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
+    """An entry for this call from the remote at `place`, written into `store`; None is a miss."""
+    level = runtime.part(_Shared).level(place) if _is_shared(store) else None
+    if level is None:
+        return None
+    values = captured.values()
+    keys = [key.digest for key in captured.all_keys()]
+    no_fit = {
+        (key, entry.name)
+        for key in keys
+        for entry in store.entries(key)
+        if not effects.guards_hold(entry.guards, values)
+    }
+    found = level.find(keys, lambda entry: effects.guards_hold(entry.guards, values), no_fit)
+    if found is None:
+        return None
+    try:
+        return found.written_to(store)
+    except StoreError as error:
+        counters.count("remote", "error:not_written_back")
+        switched_off.say_not_kept(error)
+        return None
+
+
+def offer(entry: Entry, store: LocalStore) -> None:
+    """Have a new entry of `store` uploaded in the background."""
+    place = address(say=False) if _is_shared(store) else None
+    if place is None:
+        return
+    level = runtime.part(_Shared).level(place)
+    if level is not None and not level.read_only:
+        level.uploads.offer(store.root, entry.key, entry.name)
+
+
+def _is_shared(store: LocalStore) -> bool:
+    """Whether a store is behind the remote: torch's ``fresh_cache()`` is to begin with nothing, and leaves nothing."""
+    return os.path.basename(store.root) != FRESH
+
+
+def flush(timeout: float | None) -> None:
+    """Wait until nothing is left to upload, at most `timeout` seconds; for nothing while the remote is away."""
+    level = runtime.part(_Shared).present()
+    if level is not None:
+        level.uploads.flush(timeout)

@@ -1,0 +1,77 @@
+"""Adds what this process counts to the host's statistics: at its exit, and meanwhile where it runs for long.
+
+See `codecache.host_statistics`, which is imported inside functions, when there is something to add. A child that was
+forked adds what it counts itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from typing import Any
+
+from fxpool import counters, forks, notices
+from fxpool.lowering.core.runtime import runtime
+
+__all__ = ["graph_done", "report"]
+
+log = notices.logger(__name__)
+
+# Seconds between two reports of a process that goes on: one that is killed makes no last one.
+_INTERVAL = 60.0
+
+
+class _Reports:
+    """What of this process's counts has been added so far. A `core.runtime.Part`."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock(self, "_lock")
+        self._reported: dict[str, Any] | None = None  # of `counters.snapshot`; None before the first report
+        self._forked = False
+        self.last = time.monotonic()
+        atexit.register(report)
+
+    def add(self) -> None:
+        """Add what was counted since the last report. A store's directory is not made for this."""
+        from fxpool.codecache import host_statistics
+
+        with self._lock:
+            self.last = time.monotonic()
+            counted = _counted()
+            new = host_statistics.Totals.of(counted)
+            if self._reported is not None:
+                new = new.since(host_statistics.Totals.of(self._reported))
+                new.processes += self._forked
+            store = runtime.store()
+            if new.is_empty() or store is None or not os.path.isdir(store.root):
+                return
+            if host_statistics.add(store.root, new):
+                self._reported, self._forked = counted, False
+
+    def after_fork_in_child(self) -> None:
+        """What was counted so far is the parent's. Nothing is imported here: the import lock may be held."""
+        self._reported, self._forked = _counted(), True
+
+    def reset(self) -> None:
+        self._reported, self._forked = None, False
+
+
+def _counted() -> dict[str, Any]:
+    snapshot = counters.snapshot()
+    del snapshot["graphs"]
+    return snapshot
+
+
+def graph_done() -> None:
+    """Report if the last report is some time ago. Takes microseconds otherwise."""
+    if time.monotonic() - runtime.part(_Reports).last > _INTERVAL:
+        report()
+
+
+def report() -> None:
+    """Add what this process has counted since the last report. Never raises."""
+    try:
+        runtime.part(_Reports).add()
+    except Exception:  # the interpreter may be ending
+        log.debug("the host's statistics were not written", exc_info=True)

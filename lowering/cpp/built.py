@@ -1,0 +1,124 @@
+"""Libraries that Inductor builds of one source each: built in a worker, kept in the entry, loaded without a compiler.
+
+    C++ wrapper          a graph that is called through C++ (g++)
+    C++ library          of C functions (g++)
+    Halide kernel        and the runtime that all of them share (Halide's generator, g++)
+    CUDA, ROCm template  a matrix product or convolution of CUTLASS's or CK's (nvcc, ROCm's clang)
+
+    generated call ──▶ `BuiltLinking.take` ──▶ a thread that calls the compiler ──▶ `libraries` ──▶ blobs of the entry
+    linked code ──▶ `BuiltLibraries.<name>` ──▶ loaded when it is asked for
+
+A library is compiled in a thread as soon as its source is there, the forward's while the backward is lowered. The
+compiler is a process of its own, and Inductor says how it is called. The first letter of a library's name says how it
+is loaded, its number which one of the entry's it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from fxpool.codecache import toolchain
+from fxpool.errors import CorruptEntryError
+from fxpool.lowering.cpp.library import LibraryFile, LoadedOnce
+from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels
+from fxpool.torch_compat.cpp.source_kernels import Built
+
+__all__ = ["BuiltLibraries", "BuiltLinking", "headers_kept"]
+
+_HEADERS = "torch-headers"
+_WRAPPER, _LIBRARY, _HALIDE, _TEMPLATE = "e", "l", "h", "t"
+_LETTERS = {
+    source_kernels.CPP: _LIBRARY,
+    source_kernels.HALIDE: _HALIDE,
+    source_kernels.CUDA: _TEMPLATE,
+    source_kernels.ROCM: _TEMPLATE,
+}
+
+
+def headers_kept(toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
+    """While Inductor builds libraries itself: its precompiled headers are kept where facts on the host are."""
+    return cpp_wrappers.headers_in(os.path.join(toolchain_dir, _HEADERS) if toolchain_dir is not None else None)
+
+
+class BuiltLinking:
+    """The built libraries of one graph in the making; `toolchain_dir` is where facts on the host are."""
+
+    def __init__(self, toolchain_dir: str | None) -> None:
+        self._tools = toolchain_dir
+        self._executor: ThreadPoolExecutor | None = None
+        self._pending: list[Future[Built]] = []
+        #: What a generated call becomes, by the digest of what it asks for: the attribute of `BuiltLibraries`.
+        self.names: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Around Inductor's work: what it would build comes here."""
+        with cpp_wrappers.collecting(self._take_wrapper), source_kernels.collecting(self._take_kernel):
+            yield
+
+    def _take_wrapper(self, digest: str, build: Callable[[], bytes]) -> None:
+        self.take(_WRAPPER, digest, lambda: Built(build()))
+
+    def _take_kernel(self, kind: str, digest: str, build: Callable[[], Built]) -> None:
+        self.take(_LETTERS[kind], digest, build)
+
+    def take(self, letter: str, digest: str, build: Callable[[], Built]) -> None:
+        """Begin to build a library, unless that was begun before. Raises NoCompilerError: there is no compiler."""
+        if digest in self.names:
+            return
+        toolchain.require_compiler(self._tools)  # nvcc and Halide's generator call it, too
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="fxpool-built")
+        self.names[digest] = f"{letter}{len(self._pending)}"
+        self._pending.append(self._executor.submit(build))
+
+    def libraries(self) -> list[bytes]:
+        """The libraries by number, then the runtimes they need. Raises what the compiler's call raised."""
+        built = [future.result() for future in self._pending]
+        runtimes = list(dict.fromkeys(one.runtime for one in built if one.runtime is not None))
+        return [*(one.library for one in built), *runtimes]
+
+    def close(self) -> None:
+        """End the thread; what it has not begun is not built."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class BuiltLibraries:
+    """The built libraries of a graph, each loaded when it is asked for: `e0`, `h1` and so on."""
+
+    def __init__(self, libraries: list[tuple[str, LibraryFile]]) -> None:
+        self._libraries = libraries
+
+    def __getattr__(self, name: str) -> Any:
+        letter, number = name[:1], name[1:]
+        if letter not in _OPENED or not number.isdecimal():
+            raise AttributeError(name)
+        if int(number) >= len(self._libraries):
+            raise CorruptEntryError(f"the entry has no library {name}, and its code asks for one")
+        digest, file = self._libraries[int(number)]
+        if letter == _HALIDE:
+            self._load_runtimes()
+        return LoadedOnce(digest, file, _OPENED[letter]).load()
+
+    def _load_runtimes(self) -> None:
+        """Load what kernels refer to by name, which has to be there before them: the last of an entry's libraries.
+
+        An entry of several workers' work does not exist, so there is one.
+        """
+        digest, file = self._libraries[-1]
+        LoadedOnce(digest, file, lambda path, name: ctypes.CDLL(path, ctypes.RTLD_GLOBAL)).load()
+
+
+_OPENED: dict[str, Callable[[str, str], Any]] = {
+    _WRAPPER: cpp_wrappers.entry_at,
+    _LIBRARY: functools.partial(source_kernels.opened, source_kernels.CPP),
+    _HALIDE: functools.partial(source_kernels.opened, source_kernels.HALIDE),
+    _TEMPLATE: functools.partial(source_kernels.opened, source_kernels.CUDA),
+}

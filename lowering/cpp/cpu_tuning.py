@@ -1,0 +1,121 @@
+"""Ways to compute on the CPU that are chosen by time (`max_autotune`): timed alone, once per host, and kept.
+
+    lowering ──▶ candidates, compiled ──▶ known? ──▶ the choice
+                                            │ no
+                                            ▼
+                       the host's turn, other workers stopped ──▶ milliseconds ──▶ kept
+
+<tools>/measured/<digest of processor, compiler, torch, switches and product>    milliseconds by candidate
+
+A worker times in its own process, which runs on the processor in question, while all others are stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from fxpool import notices
+from fxpool.codecache import blobs, system, toolchain
+from fxpool.codecache.key import canonical
+from fxpool.errors import FxpoolError, StoreError
+from fxpool.measurement import exclusive
+from fxpool.pool import current_job
+from fxpool.torch_compat.cpp import timed_choices
+from fxpool.torch_compat.cpp.timed_choices import Asked
+
+__all__ = ["CpuTimes", "tuned"]
+
+log = notices.logger(__name__)
+
+# Of kept times. Raised when some that were kept may be wrong.
+_FORMAT = 1
+# Longest wait, in seconds, for another process that measures.
+_PATIENCE = 30.0
+
+
+class CpuTimes:
+    """The times of one compile. `surroundings` tells, as plain data, what of the program counts besides the product."""
+
+    def __init__(self, toolchain_dir: str | None, surroundings: Callable[[], Any]) -> None:
+        self._tools, self._surroundings = toolchain_dir, surroundings
+        #: For people who look at the entry: what was timed, of how many, and the fastest.
+        self.record: list[list[Any]] = []
+
+    @functools.cached_property
+    def _about(self) -> list[Any]:
+        return [
+            _FORMAT,
+            system.processor(),
+            sorted(toolchain.toolchain_facts(self._tools).items()),
+            str(torch.__version__),
+            getattr(torch.version, "git_version", ""),
+            torch.get_num_threads(),
+            self._surroundings(),
+        ]
+
+    def find(self, asked: Asked) -> dict[str, float] | None:
+        """See `timed_choices.Times`."""
+        known = self._kept(asked)
+        if not known.keys() >= set(asked.candidates):
+            return None
+        self._note(asked, known)
+        return known
+
+    @contextlib.contextmanager
+    def alone(self, asked: Asked) -> Iterator[None]:
+        """See `timed_choices.Times`. A figure that others disturbed is no failure."""
+        job = current_job()
+        with contextlib.ExitStack() as stack:
+            try:
+                root = job.runtime_root if job is not None else None
+                stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
+            except (FxpoolError, OSError) as error:  # somebody measures for long
+                log.warning("%s is timed while others may measure: %s", asked.operation, error)
+            yield
+
+    def keep(self, asked: Asked, times: dict[str, float]) -> None:
+        """See `timed_choices.Times`. Raises nothing: it is timed again otherwise."""
+        self._note(asked, times)
+        if self._tools is None or not any(map(math.isfinite, times.values())):
+            return
+        try:
+            blobs.write_private(self._path(asked), msgspec.msgpack.encode({**self._kept(asked), **times}))
+        except StoreError as error:
+            log.warning("the next process will time %s again: %s", asked.operation, error)
+
+    def _kept(self, asked: Asked) -> dict[str, float]:
+        if self._tools is None:
+            return {}
+        try:
+            return msgspec.msgpack.decode(blobs.read_private(self._path(asked))[0], type=dict[str, float])
+        except (OSError, StoreError, msgspec.DecodeError):
+            return {}
+
+    def _path(self, asked: Asked) -> str:
+        assert self._tools is not None
+        digest = hashlib.sha256(canonical([self._about, asked.identity()])).hexdigest()
+        return os.path.join(self._tools, "measured", digest[:32])
+
+    def _note(self, asked: Asked, times: dict[str, float]) -> None:
+        best = min(asked.candidates, key=lambda one: times.get(one, math.inf))
+        taken = times.get(best, math.inf)
+        row = [f"{asked.operation} on the CPU", len(asked.candidates), best, taken if math.isfinite(taken) else None]
+        if row not in self.record:
+            self.record.append(row)
+
+
+@contextlib.contextmanager
+def tuned(toolchain_dir: str | None, surroundings: Callable[[], Any]) -> Iterator[CpuTimes]:
+    """Around Inductor's work: what is chosen by time on the CPU is timed alone, and kept."""
+    times = CpuTimes(toolchain_dir, surroundings)
+    with timed_choices.answered(times):
+        yield times

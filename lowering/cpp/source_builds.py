@@ -1,0 +1,89 @@
+"""Libraries of CUDA and ROCm sources in the store, each under a key of its own.
+
+A graph's entry has the library of each of its templates, but the candidates that lost, and equal templates of another
+graph, are in no entry: nvcc takes half a minute for one. So each library is an entry, too, and a graph's blob of equal
+bytes is the same file.
+
+    source, command without places, compiler, headers ──▶ key ──▶ found, or built and published
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+
+import torch
+
+from fxpool import notices
+from fxpool.codecache import source_toolchain
+from fxpool.codecache.entry import Component, Entry, Metadata
+from fxpool.codecache.key import canonical
+from fxpool.codecache.store import LocalStore
+from fxpool.errors import StoreError
+from fxpool.torch_compat.cpp import source_compilers
+
+__all__ = ["ROLE", "SOURCE", "StoredBuilds", "kept_in", "key_of"]
+
+log = notices.logger(__name__)
+
+#: The level of such entries, beside those of graphs.
+SOURCE = "source"
+#: The role of the library among the entry's blobs: that of a graph's result.
+ROLE = "result"
+
+
+def key_of(kind: str, source: str, words: Sequence[str], facts: dict[str, str]) -> tuple[str, list[Component]]:
+    """Return the key of a library and its components; `words` are its command's, `facts` those of its compiler."""
+    parts = {"source": source, "command": source_compilers.without_places(words), "compiler": facts, "kind": kind}
+    components = [
+        Component(name, hashlib.sha256(canonical(part)).hexdigest(), "" if name == "source" else repr(part))
+        for name, part in parts.items()
+    ]
+    whole = "\n".join(f"{one.name} {one.digest}" for one in components)
+    return hashlib.sha256(f"fxpool source\n{whole}".encode()).hexdigest(), components
+
+
+class StoredBuilds:
+    """The libraries of a store; `toolchain_dir` keeps what was found out of compilers."""
+
+    def __init__(self, store: LocalStore, toolchain_dir: str | None) -> None:
+        self._store, self._tools = store, toolchain_dir
+
+    def _key(self, kind: str, source: str, words: Sequence[str]) -> tuple[str, list[Component]]:
+        return key_of(kind, source, words, source_toolchain.compiler_facts(kind, self._tools))
+
+    def find(self, kind: str, source: str, words: Sequence[str]) -> bytes | None:
+        """See `source_compilers.Builds`."""
+        key, _ = self._key(kind, source, words)
+        for entry in self._store.entries(key):
+            library = self._store.read_blob(entry.blobs[ROLE]) if ROLE in entry.blobs else None
+            if library is not None:
+                self._store.mark_used(entry)
+                return library
+        return None
+
+    def keep(self, kind: str, source: str, words: Sequence[str], library: bytes, seconds: float) -> None:
+        """See `source_compilers.Builds`. Raises nothing: it is built again otherwise."""
+        key, components = self._key(kind, source, words)
+        told = Metadata(
+            label=f"{kind} source", created=time.time(), compile_seconds=seconds, torch_version=str(torch.__version__)
+        )
+        entry = Entry(key=key, components=components, content={"level": SOURCE}, metadata=told)
+        try:
+            self._store.publish(entry, {ROLE: library})
+        except StoreError as error:
+            log.warning("the next graph will have a %s source built again: %s", kind, error)
+
+
+def kept_in(store: str | None, toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
+    """Around Inductor's work: libraries of sources are found in a store, and kept there. None: nothing is kept."""
+    if store is None:
+        return contextlib.nullcontext()
+    try:
+        builds = StoredBuilds(LocalStore(store), toolchain_dir)
+    except StoreError as error:
+        log.warning("sources are built without a store: %s", error)
+        return contextlib.nullcontext()
+    return source_compilers.kept(builds, time.perf_counter)

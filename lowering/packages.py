@@ -1,0 +1,136 @@
+"""Exported programs compiled ahead of time, in the pool: ``fxpool.aot_compile``.
+
+ExportedProgram ──▶ key: graph, interface, content of its tensors, configuration, tool chain
+                      │ hit ──────────────────────────────▶ the package, copied to its place
+                      ▼
+                    a file ──▶ worker: AOTInductor ──▶ package, kept in the cache ──▶ its place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fxpool import counters
+from fxpool.codecache import toolchain
+from fxpool.codecache.graph_codec import tensor_digest
+from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
+from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.core import options as call_options
+from fxpool.lowering.core import switched_off
+from fxpool.lowering.core.attempt import Attempt, Outcome
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback import chain
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.compile_request import PACKAGE
+from fxpool.torch_compat.dynamo import tensors
+from fxpool.torch_compat.inductor import packages
+
+if TYPE_CHECKING:
+    from fxpool.lowering.request.capture import Captured
+
+__all__ = ["aot_compile"]
+
+_numbers = itertools.count()
+
+
+def aot_compile(program: Any, path: str | os.PathLike[str], options: Mapping[str, Any] | None) -> str:
+    """Do what `fxpool.aot_compile` says."""
+    packages.graph_of(program)
+    path = os.fspath(path)
+    if not path.endswith(".pt2"):
+        raise ValueError(f"{path!r}: the file of a package ends in .pt2")
+    if program.example_inputs is None:
+        raise ValueError("the exported program has no example inputs, which AOTInductor needs")
+    attempt = Attempt(f"package {next(_numbers)}", call_options.parse(None, options), level=PACKAGE)
+    try:
+        with attempt.timed("total"), chain.options_in_force(attempt.options):
+            _compile(program, path, attempt)
+    finally:
+        attempt.record()
+        attempt.report()
+    return path
+
+
+def _compile(program: Any, path: str, attempt: Attempt) -> None:
+    try:
+        with attempt.timed("capture"):
+            captured = _captured(program, attempt)
+        if captured.stays is not None:
+            raise captured.stays
+        with attempt.timed("lookup"):
+            package = chain.serve(captured, attempt, _package_of)
+        if package is None:
+            package = _in_worker(program, captured, attempt, os.path.dirname(os.path.abspath(path)))
+        _put(package, path)
+        return
+    except (CannotTravelError, CannotReturnError) as error:
+        attempt.step_down(error.reason, error)
+    except PoolError as error:
+        attempt.step_down(switched_off.counted_as(error), error)
+        switched_off.say_without_pool(error)
+    attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
+    counters.count("compiles", "in_process")
+    toolchain_dir = runtime.toolchain_directory(attempt.store())
+    with toolchain.failures_explained(toolchain_dir):
+        packages.build(program, path, {})
+
+
+def _package_of(parts: Parts) -> bytes:
+    return parts.result()
+
+
+def _captured(program: Any, attempt: Attempt) -> Captured:
+    with tensors.modes_disabled():
+        contents = {name: _content(one) for name, one in packages.tensors_of(program).items()}
+    told = {"interface": packages.interface(program), "tensors": contents}
+    return capture.capture_program(
+        packages.graph_of(program), packages.inputs_of(program), told, label=attempt.label, into=attempt.destination()
+    )
+
+
+def _content(value: Any) -> str:
+    """The digest of a parameter, buffer or constant: AOTInductor folds some into the code. Raises CannotTravelError."""
+    if not isinstance(value, torch.Tensor):
+        raise CannotTravelError("value", f"the program holds a {type(value).__name__}")
+    return tensor_digest(value)
+
+
+def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) -> bytes:
+    from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
+
+    # Beside the package, which is as large: a temporary directory may be a small one in memory.
+    os.makedirs(beside, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fxpool-program-", dir=beside) as directory:
+        written = os.path.join(directory, "program.pt2")
+        try:
+            packages.write(program, written)
+        except Exception as error:  # whatever torch.export.save meets in a program
+            raise CannotTravelError("unpicklable", f"{type(error).__name__}: {error}") from error
+        captured.read_program(written)
+        chain.complete(captured)
+        package: bytes = remote.compile_in_worker(captured, attempt, attempt.store(), _package_of)
+        return package
+
+
+def _put(package: bytes, path: str) -> None:
+    """Write a package so that nobody sees half of one."""
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".fxpool-", suffix=".pt2", delete=False) as file:
+        try:
+            file.write(package)
+            file.flush()
+            with contextlib.suppress(OSError):
+                shutil.copymode(path, file.name)  # of one that it replaces
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,172 @@
+"""Graphs without Dynamo behind them: ``fxpool.standalone_compile``.
+
+For back ends that split a graph themselves and compile it piece by piece, as inference servers do. A piece is looked up
+when it is handed in; a missing one is under way in the pool when the call returns, so pieces compile side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from fxpool import forks
+from fxpool.lowering.artifact import load, portable
+from fxpool.lowering.artifact.entry_parts import Parts
+from fxpool.lowering.core import options as call_options
+from fxpool.lowering.core.attempt import Attempt
+from fxpool.lowering.fallback import chain, eager
+from fxpool.lowering.request import capture
+from fxpool.lowering.request.capture import Captured
+from fxpool.torch_compat.dynamo import standalone, tracing
+from fxpool.torch_compat.inductor import aot, forms
+from fxpool.torch_compat.operators import inductor_registrations
+from fxpool.watch import configured
+
+__all__ = ["StandaloneGraph", "standalone_compile"]
+
+Shapes = Literal["from_graph", "from_tracing_context", "from_example_inputs"]
+_numbers = itertools.count()
+
+
+class StandaloneGraph:
+    """A compiled graph, or one that a worker is still at: calling and saving it wait for that.
+
+    It is called with the graph's inputs one by one, and returns what the graph returns.
+    """
+
+    def __init__(
+        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], restored: forms.Restore, attempt: Attempt, context: Any
+    ) -> None:
+        self._gm, self._inputs, self._restored = gm, inputs, restored
+        self._attempt, self._context = attempt, context
+        # As the worker's graph returns: what is saved; and as this one does.
+        self._flat: Callable[..., Any] | None = None
+        self._call: Callable[..., Any] | None = None
+        self._captured: Captured | None = None
+        self._thread: threading.Thread | None = None
+        self._made: Parts | None = None
+        self._error: BaseException | None = None
+        self._finishing = forks.lock(self, "_finishing")
+
+    def begin(self) -> None:
+        """Look it up, or have it compiled. What keeps it from a worker is said by `wait`."""
+        attempt = self._attempt
+        try:
+            with self._in_force():
+                with attempt.timed("capture"):
+                    captured = capture.capture(self._gm, self._inputs, label=attempt.label, into=attempt.destination())
+                if captured.stays is not None:
+                    raise captured.stays
+                with attempt.timed("lookup"):
+                    served = chain.serve(captured, attempt, lambda parts: self._load(captured, parts))
+                if served is not None:
+                    self._take(served)
+                    attempt.record()
+                    return
+                eager.check(attempt.store(), attempt.key, attempt.label)
+                chain.complete(captured)
+                self._captured = captured
+        except Exception as error:
+            self._error = error
+            return
+        self._thread = threading.Thread(target=self._compile, name=f"fxpool {attempt.label}", daemon=True)
+        self._thread.start()
+
+    def _compile(self) -> None:
+        from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
+
+        captured, attempt = self._captured, self._attempt
+        assert captured is not None
+        try:
+            self._made = remote.compile_in_worker(captured, attempt, attempt.store(), lambda parts: parts)
+        except BaseException as error:
+            self._error = error
+
+    @contextlib.contextmanager
+    def _in_force(self) -> Iterator[None]:
+        with (
+            chain.options_in_force(self._attempt.options),
+            standalone.saveable(),
+            tracing.reentered(self._context),
+        ):
+            yield
+
+    def _load(self, captured: Captured, parts: Parts) -> Callable[..., Any]:
+        with self._attempt.timed("load"):
+            call = load.load_aot(parts, captured, self._gm.forward)
+        if captured.lifted:  # parameters that are the graph's own: they are in no file
+            return call
+        return standalone.give_bundle(call, lambda: portable.bundle(parts, captured))
+
+    def _take(self, call: Callable[..., Any]) -> None:
+        self._flat, self._call = call, self._restored(call)
+
+    def _begun(self) -> Callable[..., Any]:
+        if self._error is not None:
+            raise self._error
+        if self._made is None:  # a child that was forked meanwhile has no such thread
+            self._compile()
+            if self._error is not None:
+                raise self._error
+        assert self._captured is not None
+        assert self._made is not None
+        return self._load(self._captured, self._made)
+
+    def wait(self) -> Callable[..., Any]:
+        """Return the compiled callable, compiled in this process if no worker could.
+
+        Raises what compiling in this process raises.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        with self._finishing:
+            if self._call is None:
+                try:
+                    with self._in_force():
+                        gm = aot.copy_of(self._gm)  # Inductor changes it
+                        self._take(chain.compile_with_fallback(gm, self._inputs, self._attempt, self._begun))
+                finally:
+                    self._attempt.record()
+                    self._attempt.report()
+            assert self._call is not None
+            return self._call
+
+    def __call__(self, *inputs: Any) -> Any:
+        call = self._call
+        return (call if call is not None else self.wait())(*inputs)
+
+    def save(self, *, path: str, format: str = "binary") -> None:
+        """Write the compiled graph into a file that ``torch._inductor.CompiledArtifact.load`` reads.
+
+        Raises:
+            ValueError: another format than ``binary``, or a graph that can't be saved: it holds parameters of its own.
+        """
+        if format != "binary":
+            raise ValueError(f"format {format!r}: only 'binary' can be written; a graph's code is shown by "
+                             "`fxpool cache show`")  # fmt: skip
+        self.wait()
+        assert self._flat is not None
+        standalone.save(self._flat, path, self._attempt.label)
+
+
+def standalone_compile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    dynamic_shapes: Shapes = "from_graph",
+    options: Mapping[str, Any] | None = None,
+) -> StandaloneGraph:
+    """Do what `fxpool.standalone_compile` says."""
+    inductor_registrations.watch()
+    configured.attach()
+    parsed = call_options.parse(None, options)
+    attempt = Attempt(f"standalone {next(_numbers)}", parsed)
+    context, inputs = standalone.context_and_inputs(gm, example_inputs, dynamic_shapes)
+    made = StandaloneGraph(*forms.as_from_dynamo(gm, inputs), attempt, context)
+    made.begin()
+    return made

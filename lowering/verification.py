@@ -1,0 +1,67 @@
+"""Kept graphs compiled again in the pool, and compared: ``fxpool cache verify --recompute``.
+
+An entry can be compiled again if its request was kept with it (the setting `keep_requests`). What is found is whatever
+digests can't tell: code that somebody published under a key that is not its own, a compiler that answers differently
+from one time to the next, or something that shapes code and is missing from the key.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.store import LocalStore
+from fxpool.lowering.artifact.entry_parts import REQUEST, parts_of_entry
+from fxpool.lowering.artifact.recomputed import Recomputed, RecomputeQuestion
+from fxpool.lowering.core.runtime import runtime
+from fxpool.lowering.fallback import remote
+from fxpool.lowering.request.compile_request import RECOMPUTE_JOB, CompileRequest
+
+__all__ = ["recomputed", "sample"]
+
+
+def sample(entries: Sequence[Entry], count: int, seed: int) -> list[Entry]:
+    """Choose `count` of the entries that can be compiled again; the same seed chooses the same of the same entries."""
+    able = sorted((entry for entry in entries if REQUEST in entry.blobs), key=lambda entry: (entry.key, entry.name))
+    return random.Random(seed).sample(able, min(count, len(able)))
+
+
+def recomputed(entries: Sequence[Entry], store: LocalStore, seed: int) -> Iterator[tuple[Entry, Recomputed | str]]:
+    """Yield each entry with how compiling it again came out: a text says why it could not be.
+
+    All are submitted to the pool at once. Raises PoolError if there is no pool.
+    """
+    submitted = [(entry, _submitted(entry, store, seed)) for entry in entries]
+    for entry, job in submitted:
+        if isinstance(job, str):
+            yield entry, job
+            continue
+        try:
+            yield entry, msgspec.msgpack.decode(job.result(), type=Recomputed)
+        except Exception as error:  # whatever compiling the graph raises, and what ends workers
+            yield entry, _words(error)
+
+
+def _submitted(entry: Entry, store: LocalStore, seed: int) -> Any:
+    """Return the job, or why there is none."""
+    data = store.read_blob(entry.blobs[REQUEST])
+    if data is None:
+        return "its request is gone or damaged"
+    try:
+        request = CompileRequest.load(data)
+        kept = parts_of_entry(entry, store).inline()
+    except Exception as error:  # what unpickling raises: code that is not here, another release of torch
+        return _words(error)
+    question = RecomputeQuestion(
+        request=data, kept=kept, toolchain_dir=os.path.join(store.root, "toolchain"), seed=seed
+    )
+    return runtime.pool().submit(RECOMPUTE_JOB, msgspec.msgpack.encode(question), remote.spec_of(request))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

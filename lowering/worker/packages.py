@@ -1,0 +1,56 @@
+"""The compile of an exported program in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from fxpool.codecache import toolchain
+from fxpool.errors import CannotTravelError
+from fxpool.lowering.artifact.entry_parts import Artifact
+from fxpool.lowering.cpp import host_facts
+from fxpool.lowering.cpp.built import headers_kept
+from fxpool.lowering.request import ambient
+from fxpool.lowering.request.compile_request import CompileRequest
+from fxpool.torch_compat.inductor import packages
+from fxpool.torch_compat.operators.otherwise import Otherwise
+
+__all__ = ["compile_package"]
+
+Around = Callable[[Sequence[Otherwise]], contextlib.AbstractContextManager[None]]
+
+
+def compile_package(
+    request: CompileRequest, others: Sequence[Otherwise], around: Around, phase: Callable[[str], None]
+) -> Artifact:
+    """Compile the program that a request names a file of. Its result is the package.
+
+    Raises:
+        CannotTravelError: the file is gone or can't be read here.
+        Exception: whatever AOTInductor raises.
+    """
+    started = time.perf_counter()
+    with (
+        ambient.entered(request.ambient),
+        toolchain.failures_explained(request.toolchain_dir),
+        host_facts.known(request.toolchain_dir),
+        headers_kept(request.toolchain_dir),
+        tempfile.TemporaryDirectory(prefix="fxpool-package-") as directory,
+    ):
+        assert request.program is not None
+        try:
+            program = packages.read(request.program)
+        except Exception as error:  # written by the asker, with its operators and classes
+            raise CannotTravelError("program", f"{type(error).__name__}: {error}") from error
+        made = os.path.join(directory, "model.pt2")
+        phase("lowering")
+        with around(others):
+            packages.build(program, made, {})
+        with open(made, "rb") as file:
+            package = file.read()
+    seconds = time.perf_counter() - started
+    # AOTInductor calls a C++ compiler whatever the device is.
+    return Artifact(level=request.level, result=package, seconds=seconds, compiled_cpp=True)

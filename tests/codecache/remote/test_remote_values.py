@@ -1,0 +1,69 @@
+"""What lies in a remote cache: names, and bytes within bounds."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpool.codecache.authentication import KEY_BYTES, Keyring
+from fxpool.codecache.blobs import BlobRef
+from fxpool.codecache.entry import FORMAT_VERSION
+from fxpool.codecache.remote import values
+from fxpool.errors import CorruptEntryError, NotAuthenticError
+
+RING = Keyring([b"k" * KEY_BYTES])
+
+
+def test_names_carry_the_format_s_version() -> None:
+    key, ref = "ab" * 32, BlobRef.of(b"content")
+    assert values.entry_index(key) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}"
+    assert values.entry_name(key, "cd" * 32) == f"fxpool/{FORMAT_VERSION}.1/entry/{key}/{'cd' * 32}"
+    assert values.blob_name(ref) == f"fxpool/{FORMAT_VERSION}.1/blob/{ref.digest}-7"
+
+
+@given(st.binary(max_size=3000))
+def test_values_come_back_and_are_never_larger_than_their_bound(content: bytes) -> None:
+    sealed = values.pack(RING, "name", content)
+    assert values.unpack(RING, "name", sealed, len(content)) == content
+    assert len(sealed) <= values.sealed_bytes(len(content))
+
+
+def test_what_compresses_is_compressed() -> None:
+    assert len(values.pack(RING, "name", b"x" * 100_000)) < 1000
+
+
+def test_a_value_in_the_place_of_another_does_not_pass() -> None:
+    sealed = values.pack(RING, "one", b"content")
+    with pytest.raises(NotAuthenticError):
+        values.unpack(RING, "other", sealed, 100)
+
+
+def test_content_that_is_larger_than_it_may_be_is_refused() -> None:
+    for content in (b"x" * 101, os.urandom(101)):
+        with pytest.raises(CorruptEntryError, match="more than the 100"):
+            values.unpack(RING, "name", values.pack(RING, "name", content), 100)
+
+
+def _sealed(body: bytes) -> bytes:
+    return RING.seal("name", body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\2packed otherwise",
+        b"\1no frame of zstandard",
+        b"\1" + zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 50),
+        # A frame of 20 bytes that says it has 256 TB.
+        b"\1" + bytes.fromhex("28b52ffd") + b"\xe0" + (1 << 48).to_bytes(8, "little") + b"\1\0\0",
+        b"\1" + zstandard.ZstdCompressor().compress(b"x" * 50)[:-3],
+    ],
+)
+def test_nonsense_from_who_has_the_key_is_an_error_and_takes_no_memory(body: bytes) -> None:
+    with pytest.raises(CorruptEntryError):
+        values.unpack(RING, "name", _sealed(body), 100)

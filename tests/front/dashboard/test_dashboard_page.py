@@ -1,0 +1,282 @@
+"""The dashboard in a real browser: Chromium from the distribution. With SCREENSHOTS set it leaves pictures there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import chromium
+from dashboard_place import EVIL, Place, dashboard, fill, place, pool
+
+from fxpool.pool import JobSpec
+
+COUNT = 1000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("chromium"), 1280, 800) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    with place() as made:
+        fill(made, COUNT - 1)
+        fill(made, 1, first=5001, label=EVIL)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def address(here: Place) -> Iterator[str]:
+    with dashboard(here) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page, with all entries; afterwards nothing was wrong with it, and nothing was asked of anybody else."""
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.get(address)
+    wait(lambda: browser.execute_script("return state.rows.size") == COUNT)
+    yield browser
+    assert browser.get_log("browser") == []
+    asked = []
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            asked.append(message["params"]["request"]["url"])
+    assert asked and [url for url in asked if not url.startswith((address, "data:"))] == []
+    assert browser.title == "fxpool", "a name was run"
+
+
+def wait(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for something that happens soon; the limit is only there to end a broken test."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def press(page: Any, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    chain = ActionChains(page)
+    for key in keys:
+        chain = chain.send_keys(key)
+    chain.perform()
+
+
+def focused(page: Any) -> str:
+    """What has the focus: its id, its class, or its name."""
+    script = "const e = document.activeElement; return e.id || e.getAttribute('aria-label') || e.textContent"
+    found: str = page.execute_script(script)
+    return found
+
+
+def text(page: Any, place: str) -> str:
+    found: str = page.execute_script("return document.getElementById(arguments[0]).innerText", place)
+    return found
+
+
+def picture(page: Any, name: str) -> None:
+    if place := os.environ.get("SCREENSHOTS"):
+        page.save_screenshot(str(Path(place) / f"{name}.png"))
+
+
+def rows(page: Any) -> list[list[str]]:
+    """The rows of entries that are in the document, from top to bottom."""
+    found: list[list[str]] = page.execute_script(
+        "return [...document.querySelectorAll('#grid .row')].sort((a, b) => a.dataset.number - b.dataset.number)"
+        ".map(row => [row.getAttribute('aria-rowindex'), ...[...row.children].map(cell => cell.textContent)])"
+    )
+    return found
+
+
+def test_a_job_is_followed_live(page: Any, here: Place, tmp_path: Path) -> None:
+    assert "no server of this host is running" in text(page, "who")
+    with pool(here) as client:
+        mark = tmp_path / "mark"
+        runs = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label=f"runs {EVIL}"))
+        wait(mark.exists)
+        waits = client.submit("pool_jobs:echo", b"", JobSpec(label="comes after"))
+        wait(lambda: "comes after" in text(page, "jobs") and "waits for a free worker" in text(page, "jobs"))
+        table = text(page, "jobs")
+        assert f"runs {EVIL}" in table and f"worker {runs.worker_pid}" in table and str(os.getpid()) in table
+        assert "workers busy\n1 of 1" in text(page, "gauges").replace("\n\n", "\n")
+        wait(lambda: page.execute_script("return document.querySelectorAll('#timeline rect.run').length") == 1)
+        before = page.execute_script("return +document.querySelector('#timeline rect.run').getAttribute('width')")
+        wait(
+            lambda: (
+                page.execute_script("return +document.querySelector('#timeline rect.run').getAttribute('width')")
+                > before
+            )
+        )
+        drawn = "return /M.*L/.test(document.querySelector('#trend path.line')?.attributes.d.value)"
+        wait(lambda: page.execute_script(drawn))
+        picture(page, "live")
+        mark.with_name("mark-go").touch()
+        assert waits.result() == b""
+        wait(lambda: page.execute_script("return document.querySelectorAll('#timeline rect.done').length") == 2)
+        assert "nothing runs and nothing waits" in text(page, "jobs")
+    wait(lambda: "no server of this host is running" in text(page, "who"))
+    with pool(here) as client:
+        client.start(wait=True)
+        wait(lambda: f"server {client.server_pid}" in text(page, "who"))
+    assert page.execute_script("return document.getElementById('link').textContent") == "live"
+
+
+def test_a_thousand_entries_are_a_few_rows(page: Any) -> None:
+    assert text(page, "count") == f"{COUNT:,} entries"
+    assert page.execute_script("return document.getElementById('grid').getAttribute('aria-rowcount')") == str(COUNT + 1)
+    assert 10 < len(rows(page)) < 60
+    # Frames go on while it scrolls from end to end, and each has the rows of its place.
+    seen = page.execute_async_script("""
+      const done = arguments[0], grid = document.getElementById("grid"), frames = [];
+      const step = n => {
+        grid.scrollTop = (grid.scrollHeight - grid.clientHeight) * n / 60;
+        requestAnimationFrame(() => requestAnimationFrame(() => {
+          const box = grid.getBoundingClientRect();
+          const inside = [...grid.querySelectorAll(".row")].filter(row => {
+            const at = row.getBoundingClientRect(); return at.bottom > box.top + 30 && at.top < box.bottom - 1;
+          });
+          frames.push([grid.querySelectorAll(".row").length, inside.length]);
+          n < 60 ? step(n + 1) : done(frames);
+        }));
+      };
+      step(0);
+    """)
+    assert len(seen) == 61
+    assert all(count < 60 and inside >= 10 for count, inside in seen), seen
+    assert rows(page)[-1][0] == str(COUNT + 1), "the last one is there at the end"
+
+
+def test_entries_are_found_and_sorted(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    press(page, "/", "graph_99")
+    wait(lambda: text(page, "count") == "10 of 1,000 entries")
+    wait(lambda: {row[1][:8] for row in rows(page)} == {"graph_99"})  # in the next frame
+    press(page, Keys.ESCAPE)
+    wait(lambda: text(page, "count") == "1,000 entries")
+    press(page, "differs:inputs")
+    wait(lambda: text(page, "count") == "333 of 1,000 entries")
+    press(page, Keys.ESCAPE)
+    (head,) = [one for one in page.find_elements("css selector", "#grid .head button") if one.text == "function"]
+    head.click()
+    wait(lambda: rows(page)[0][1].startswith("<script>"))
+    head.click()
+    wait(lambda: rows(page)[0][1] == "graph_997")
+    assert page.execute_script("return arguments[0].parentElement.getAttribute('aria-sort')", head) == "descending"
+
+
+def test_everything_is_reached_by_keys(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    wait(lambda: page.execute_script("return document.querySelectorAll('#timeline svg').length") == 1)
+    page.execute_script("document.body.focus(); window.scrollTo(0, 0)")
+    seen = []
+    for _ in range(40):
+        press(page, Keys.TAB)
+        seen.append(focused(page))
+        ring = page.execute_script(
+            "const e = document.activeElement, s = getComputedStyle(e);"
+            "return e === document.body || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"
+        )
+        assert ring, f"no focus is visible on {seen[-1]}"
+        if seen[-1].startswith("row-"):
+            break
+    assert seen[0] == "To the entries" and {"span", "jobs", "served-span", "search", "function", "row-0"} <= set(seen)
+    press(page, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.PAGE_DOWN, Keys.ARROW_UP)
+    at = int(focused(page).removeprefix("row-"))
+    assert at > 5
+    press(page, Keys.END)
+    assert focused(page) == f"row-{COUNT - 1}"
+    press(page, Keys.HOME)
+    assert focused(page) == "row-0"
+    press(page, Keys.ARROW_DOWN, Keys.ENTER)
+    wait(lambda: "Components of the key" in text(page, "detail"))
+    assert page.execute_script("return document.getElementById('detail').contains(document.activeElement)")
+    press(page, "/")
+    assert focused(page) != "search", "the page behind a dialog has no keys"
+    press(page, Keys.ESCAPE)
+    wait(lambda: focused(page) == "row-1")
+    assert not page.execute_script("return document.getElementById('detail').open")
+
+
+def test_a_name_is_text_wherever_it_stands(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    press(page, "/", "5001", Keys.ARROW_DOWN, Keys.ENTER)
+    wait(lambda: "Components of the key" in text(page, "detail"))
+    assert text(page, "detail").startswith(f"{EVIL}_5001")
+    assert page.execute_script("return document.querySelectorAll('main script, dialog script, img').length") == 0
+    button = next(one for one in page.find_elements("css selector", "#detail button") if one.text.startswith("Show"))
+    button.click()
+    wait(lambda: page.find_elements("css selector", "#detail p.bad, #detail pre[aria-label^='code']"), 90)
+    picture(page, "detail")
+    press(page, Keys.ESCAPE)
+
+
+# For each element with text of its own: the ratio of its colour to what is behind it (WCAG 2, relative luminance).
+CONTRAST = """
+const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+const rgba = colour => {
+  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+  return [...canvas.getImageData(0, 0, 1, 1).data];
+};
+const linear = v => v <= .03928 * 255 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4;
+const luminance = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+const ratio = (front, back) => {
+  const [a, b] = [luminance(front), luminance(back)].sort((x, y) => y - x);
+  return (a + .05) / (b + .05);
+};
+const behind = e => {
+  for (; e; e = e.parentElement) {
+    const colour = rgba(getComputedStyle(e).backgroundColor);
+    if (colour[3] === 255) return colour;
+  }
+  return [255, 255, 255, 255];
+};
+const found = [];
+for (const e of document.querySelectorAll("body *")) {
+  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+  const unseen = ["SCRIPT", "STYLE", "OPTION", "title"].includes(e.tagName) || !e.getClientRects().length;
+  if (!own || unseen) continue;
+  const style = getComputedStyle(e), drawn = e.namespaceURI.endsWith("svg");
+  const bar = drawn && e.classList.contains("label") ? e.parentElement.querySelector("rect:not(.waits)") : null;
+  const back = bar ? rgba(getComputedStyle(bar).fill) : behind(e);
+  found.push([ratio(rgba(drawn ? style.fill : style.color), back), e.textContent.trim().slice(0, 40)]);
+}
+const search = document.getElementById("search");
+found.push([ratio(rgba(getComputedStyle(search, "::placeholder").color), behind(search)), "the search's hint"]);
+return [getComputedStyle(document.body).backgroundColor, found];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 380])
+def test_it_can_be_read(page: Any, scheme: str, width: int) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        wait(lambda: page.execute_script("return innerWidth") == width)
+        wait(lambda: len(rows(page)) > 5 and "inputs" in text(page, "why"))
+        ground, found = page.execute_script(CONTRAST)
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) is (scheme == "dark")
+        assert len(found) > 60
+        assert [pair for pair in found if pair[0] < 4.5] == []
+        wide = page.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width, "nothing sticks out"
+        picture(page, f"{scheme}-{width}")
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -1,0 +1,57 @@
+"""The entry point that torch calls in every program: what is wrong with fxpool must not end `import torch`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fxpool
+from fxpool import torch_import
+from fxpool.torch_compat.inductor import cache_artifacts
+
+SEEN = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+import torch
+assert "fxpool.torch_import" in sys.modules, "torch has not called it"
+print(torch.ones(2).sum().item())
+"""
+
+
+def test_torch_calls_it() -> None:
+    (entry,) = importlib.metadata.entry_points(group="torch.backends", name="fxpool")
+    assert entry.load() is torch_import.on_torch_import
+
+
+def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
+    """As in a checkout, where the rooms lie beside the package, for a Python that fxpool is not installed for."""
+    (tmp_path / "fxpool").symlink_to(Path(fxpool.__file__).parent)
+    metadata = tmp_path / "fxpool.egg-info"
+    metadata.mkdir()
+    (metadata / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: fxpool\nVersion: 0.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nfxpool = fxpool.torch_import:on_torch_import\n")
+    # Without `site`: what makes an editable fxpool whole is done there.
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", SEEN],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(torch.__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "torch does not know fxpool's artifacts" in found.stdout and "2.0" in found.stdout
+    assert "fxpool" not in found.stderr
+
+
+def test_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a torch of the future")
+
+    monkeypatch.setattr(cache_artifacts, "register", fail)
+    torch_import.on_torch_import()

@@ -1,0 +1,80 @@
+"""A cache within bounds, as a program sees it: fast compiles are not kept, workers evict, what is loaded stays."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import fxpool
+from fxpool.codecache import collector, layout
+from fxpool.codecache.bounds import Bounds
+from fxpool.codecache.entry import Entry
+from fxpool.codecache.store import LocalStore
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sin(x) * 3).sum(0)
+
+
+def run() -> torch.Tensor:
+    torch._dynamo.reset()
+    x = torch.arange(48.0).reshape(6, 8)
+    found: torch.Tensor = torch.compile(function, backend="fxpool")(x)
+    torch.testing.assert_close(found, function(x))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["subprocess", "serialize"])
+def test_a_graph_that_was_compiled_fast_is_not_kept(
+    shared_pool: Path, cache: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fxpool.configure(cache_min_seconds="1h", mode=mode)
+    run()
+    stats = fxpool.stats()
+    assert stats["bypasses"] == {"compiled_fast": 1} and stats["entries_written"] == 0
+    assert stats["graphs"][0]["reasons"] == ["bypass:compiled_fast"]
+    assert not (cache / "entries").exists() and not (cache / "blobs").exists()
+    fxpool.configure(cache_min_seconds="1ms")
+    run()
+    run()
+    assert fxpool.stats()["entries_written"] == 1 and fxpool.stats()["hits"] == 1
+
+
+def test_a_worker_evicts_for_its_asker(shared_pool: Path, cache: Path) -> None:
+    """The bounds are those of who asks, not of the server's environment."""
+    store = LocalStore(str(cache))
+    long_ago = time.time() - 10_000
+    for n in range(30):
+        entry = store.publish(Entry(key=hashlib.sha256(b"%d" % n).hexdigest()), {"so": b"%d" % n})
+        for path in (
+            layout.entry_path(store.root, entry.key, entry.name),
+            layout.blob_path(store.root, entry.blobs["so"]),
+        ):
+            os.utime(path, (long_ago, long_ago))
+    fxpool.configure(cache_max_files=50)
+    run()
+    stats = fxpool.stats()
+    assert stats["compiles"]["worker"] == 1 and stats["entries_written"] == 1
+    assert 0 < stats["store"]["entries"] < 30 and stats["store"]["evicted"] == 31 - stats["store"]["entries"]
+    run()
+    assert fxpool.stats()["hits"] == 1, "what was just compiled stays"
+
+
+def test_what_is_loaded_outlives_its_eviction(shared_pool: Path, cache: Path) -> None:
+    run()
+    torch._dynamo.reset()
+    x = torch.arange(48.0).reshape(6, 8)
+    compiled = torch.compile(function, backend="fxpool")
+    compiled(x)
+    assert fxpool.stats()["hits"] == 1
+    assert collector.collect(str(cache), Bounds(max_files=0, grace=0)).entries == 1
+    torch.testing.assert_close(compiled(x), function(x))
+    run()
+    stats = fxpool.stats()
+    assert stats["misses"] == 2 and stats["compiles"]["worker"] == 2 and stats["corrupt_entries"] == 0
+    assert stats["fallbacks"] == {} and stats["bypasses"] == {}

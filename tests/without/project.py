@@ -1,0 +1,58 @@
+"""A copy of the project with an environment of its own, in which a text is replaced while tests run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .removals import Removal
+
+ROOT = Path(__file__).parents[2]
+
+
+class Project:
+    """A copy below `place`, installed in an environment that has this one's packages below its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.root = place / "project"
+        self._copy()
+        self.python = self.root / ".venv" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root / ".venv"], check=True)
+        below = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
+        packages = next((self.root / ".venv" / "lib").glob("python*/site-packages"))
+        (packages / "zz-below.pth").write_text("".join(f"{one}\n" for one in below))
+        if (triton := Path(sys.prefix) / "triton").is_dir():  # where tests look for it
+            (self.root / ".venv" / "triton").symlink_to(triton)
+        install = [self.python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", self.root]
+        subprocess.run([*map(str, install)], check=True)
+
+    def _copy(self) -> None:
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+            if name and (ROOT / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+
+    @contextlib.contextmanager
+    def without(self, removal: Removal) -> Iterator[None]:
+        """Take something out for the ``with`` block. Raises ValueError if its text is not there once."""
+        file = self.root / removal.file
+        text = file.read_text()
+        if text.count(removal.old) != 1:
+            raise ValueError(f"{removal.file} has {text.count(removal.old)} times: {removal.old.strip()}")
+        file.write_text(text.replace(removal.old, removal.new))
+        try:
+            yield
+        finally:
+            file.write_text(text)
+
+    def test(self, names: Sequence[str]) -> tuple[int, str]:
+        """Run tests up to the first that fails; pytest's exit status and output."""
+        command = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE"]
+        command += ["--show-capture=no", "-m", "not slow", *(f"tests/{name}" for name in names)]
+        run = subprocess.run([*map(str, command)], cwd=self.root, capture_output=True, text=True, check=False)
+        return run.returncode, run.stdout + run.stderr
