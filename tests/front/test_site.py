@@ -5,6 +5,7 @@ That the site itself has no broken link is checked by `make docs`.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import runpy
@@ -102,11 +103,41 @@ def test_hosted_ci_tries_every_release_that_is_supported() -> None:
     assert f'"torch>={major}.{oldest}"' in project
 
 
-def test_the_address_of_the_repository_stands_in_one_place() -> None:
+def _site_hooks() -> Any:
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
     assert spec is not None and spec.loader is not None
-    hooks: Any = importlib.util.module_from_spec(spec)
+    hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
+    return hooks
+
+
+def test_the_python_reference_finds_what_it_names(tmp_path: Path) -> None:
+    """In sources laid out as they are installed: the site reads them without importing them."""
+    _site_hooks().lay_out(tmp_path)
+    named = {name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)}
+    assert len(named) > 20
+    for name in named:
+        assert any(_defines(tmp_path, name.split("."), parts) for parts in range(1, name.count(".") + 2)), name
+    assert "build/sources" in (ROOT / "mkdocs.yml").read_text()
+
+
+def _defines(sources: Path, name: list[str], parts: int) -> bool:
+    """Whether the module of the first `parts` of `name` is there and defines the rest."""
+    module = sources.joinpath(*name[:parts])
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    rest = name[parts:]
+    if not file.exists() or len(rest) > 1:
+        return False
+    return not rest or rest[0] in _names(file)
+
+
+def _names(file: Path) -> set[str]:
+    named = (ast.ClassDef, ast.FunctionDef)
+    return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, named)}
+
+
+def test_the_address_of_the_repository_stands_in_one_place() -> None:
+    hooks = _site_hooks()
     address = hooks.repository()
     assert address.startswith("https://")
     assert [name for page, name in zip(PAGES, NAMES, strict=True) if address in page.read_text()] == []
