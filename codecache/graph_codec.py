@@ -63,9 +63,10 @@ class EncodedGraph:
     module from outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
     devices, also of those that are named in a string.
 
-    Which of several equal devices a graph is for does not affect the compile: in the description they are
-    numbered in order of appearance. `indices` holds this process's index of each; `current_named` says that the
-    current device is meant somewhere, `attention_open` that only the device decides how attention is computed.
+    Which of several equal devices a graph is for does not affect the compile: in the description they are numbered in
+    order of appearance, unless the encoder was told to keep their indices. `indices` holds this process's index of
+    each; `current_named` says that the current device is meant somewhere, `attention_open` that only the device decides
+    how attention is computed.
     Process groups are numbered as well: `groups` holds their names in this process, and how many ranks each has.
     """
 
@@ -89,9 +90,13 @@ class _Group:
 
 
 class GraphEncoder:
-    """Encodes one graph and its inputs. Use one instance per request: identities are counted in it."""
+    """Encodes one graph and its inputs. Use one instance per request: identities are counted in it.
 
-    def __init__(self) -> None:
+    With `own_indices` CUDA devices keep the indices they have in this process, and those below them count as named.
+    """
+
+    def __init__(self, *, own_indices: bool = False) -> None:
+        self._own_indices = own_indices
         self.describer = tensors.Describer()
         self.constants: list[torch.Tensor] = []
         self.dependencies: dict[str, Any] = {}
@@ -295,7 +300,7 @@ class GraphEncoder:
         return value
 
     def device(self, device: torch.device) -> list[Any]:
-        """Encode a device; CUDA devices are renumbered in order of appearance."""
+        """Encode a device; CUDA devices are renumbered in order of appearance, or keep their indices."""
         kind, index = device.type, device.index
         self.devices.add(kind)
         if kind == "cuda":
@@ -306,6 +311,8 @@ class GraphEncoder:
         return [kind, index]
 
     def _number(self, index: int) -> int:
+        if self._own_indices:
+            self._indices.update((number, number) for number in range(len(self._indices), index + 1))
         return self._indices.setdefault(index, len(self._indices))
 
     def _of_other_type(self, value: Any) -> Any:
@@ -503,9 +510,10 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     float: lambda _, v: v if math.isfinite(v) else ["f", repr(v)],
     tuple: lambda e, v: e._sequence("t", v),
     list: lambda e, v: e._sequence("l", v),
-    immutable_list: lambda e, v: e._sequence("l", v),
+    # What torch compares with a node's arguments has to be of their types.
+    immutable_list: lambda e, v: e._sequence("il", v),
     dict: GraphEncoder._dict,
-    immutable_dict: GraphEncoder._dict,
+    immutable_dict: lambda e, v: ["id", *e._dict(v)[1:]],
     torch.Size: lambda e, v: e._sequence("size", v),
     torch.SymInt: GraphEncoder.symbolic,
     torch.SymFloat: GraphEncoder.symbolic,

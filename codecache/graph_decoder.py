@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache import guards, sources
 from fxpool.codecache.graph_codec import gm_attribute
@@ -167,7 +168,9 @@ _DECODERS: dict[str, Callable[[GraphDecoder, list[Any]], Any]] = {
     "f": lambda d, r: float(r[1]),
     "t": lambda d, r: tuple(map(d.value, r[1:])),
     "l": lambda d, r: list(map(d.value, r[1:])),
+    "il": lambda d, r: immutable_list(map(d.value, r[1:])),
     "d": lambda d, r: {d.value(k): d.value(v) for k, v in r[1:]},
+    "id": lambda d, r: immutable_dict({d.value(k): d.value(v) for k, v in r[1:]}),
     "set": lambda d, r: set(map(d.value, r[1:])),
     "size": lambda d, r: torch.Size(map(d.value, r[1:])),
     "nt": lambda d, r: d.function(r[1])(*map(d.value, r[2:])),

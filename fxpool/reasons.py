@@ -80,8 +80,8 @@ _GRAPH = {
         "the graph's arguments are not one by one", "Hand Dynamo's graphs to the back end as they are."
     ),
     "gpu_cpp_wrapper": Reason(
-        "a graph on a GPU is called through C++, and its library finds its kernels where it was built",
-        "Unset cpp_wrapper, and the graph is compiled in a worker and kept.",
+        "a graph on a GPU is called through C++, and its kernels are compiled when it is first called",
+        "Unset cpp_wrapper, or set triton.autotune_at_compile_time, and the graph is compiled in a worker and kept.",
         "limits.md",
     ),
     "region_options": Reason(

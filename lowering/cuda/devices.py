@@ -70,6 +70,10 @@ def answered(request: CompileRequest, ask: Ask | None = None) -> Iterator[KnownA
     """
     facts, toolchain_dir = request.devices, request.toolchain_dir
     if not facts:
+        if request.timing is not None:  # it sees them; its zygote found none, and torch remembers that
+            from fxpool.torch_compat.inductor import preload  # as in `_answering`
+
+            preload.forget_devices()
         yield None
         return
     answers = KnownAnswers(facts[0], request.measured, toolchain_dir, ask)

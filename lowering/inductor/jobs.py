@@ -53,6 +53,8 @@ def run_graph(payload: bytes) -> bytes:
         toolchain.settle(graph_job.toolchain_dir)
         if graph_job.known is not None:
             stack.enter_context(instruction_sets.instruction_sets_known(graph_job.known))
+        if graph_job.sees:
+            preload.forget_devices()  # as in `devices.answered`
         stack.enter_context(devices.unseen(graph_job.devices, graph_job.current, graph_job.toolchain_dir))
         try:
             compiler.compare_configured(graph_job.code)

@@ -281,6 +281,7 @@ class GraphPool:
             known=known,
             devices=facts,
             current=current_device() if facts else 0,
+            sees=seen,
             toolchain_dir=toolchain_dir,
         )
         sent = to_pool(GRAPH_JOB, pickle.dumps(job), "graph", unseen=bool(facts))

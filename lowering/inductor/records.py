@@ -35,7 +35,8 @@ class GraphJob:
     """`graph` is Inductor's own pickle. `modules` and `libraries` register what it names, `code` is the program's.
 
     `known` are the instruction sets that the process has found usable, None where it has not asked. `devices` are those
-    that a worker answers for instead of seeing them, `current` is the index of the current one.
+    that a worker answers for instead of seeing them, `current` is the index of the current one; `sees` says that it
+    does see them, because they have to be asked.
     """
 
     graph: bytes
@@ -46,6 +47,7 @@ class GraphJob:
     known: Sequence[InstructionSet] | None
     devices: Sequence[DeviceFacts]
     current: int
+    sees: bool
     toolchain_dir: str | None
 
 

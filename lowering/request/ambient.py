@@ -48,6 +48,11 @@ class AmbientState:
             environment={**self.environment, **hidden},
         )
 
+    def configured_with(self, values: Mapping[str, Any]) -> AmbientState:
+        """With other values of entries of Inductor's configuration."""
+        changed = {**self.configuration["inductor"], **values}
+        return dataclasses.replace(self, configuration={**self.configuration, "inductor": changed})
+
     def with_variables(self, read: Mapping[str, str | None]) -> AmbientState:
         """With variables of the environment that a program's code reads while it is traced."""
         present = {name: value for name, value in read.items() if value is not None}

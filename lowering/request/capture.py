@@ -213,7 +213,7 @@ def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into
         for name, value in lifted.items()
     }
 
-    encoder = graph_codec.GraphEncoder()
+    encoder = graph_codec.GraphEncoder(own_indices=configs.calls_through_cpp())
     values = [encoder.value(fake) for fake in fakes]
     encoded = encoder.encode(graph, fake_lifted)
     real = [*lifted.values(), *inputs]
@@ -255,7 +255,7 @@ def capture_inner(
     env = fake_mode.shape_env if fake_mode is not None else None
     if shape_env.translation_validation(env):
         raise CannotTravelError("translation_validation")
-    encoder = graph_codec.GraphEncoder()
+    encoder = graph_codec.GraphEncoder(own_indices=configs.calls_through_cpp())
     values = [encoder.value(value) for value in opaque_inputs.handed_on(gm.graph, list(inputs))]
     encoded = encoder.encode(gm)
     traced = _Traced(
@@ -303,6 +303,8 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     if level != PACKAGE:
         placement.require_movable(encoded)
     state = ambient.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
+    if level != PACKAGE and placement.through_cpp(encoded):
+        state = state.configured_with(configs.KERNELS_AT_COMPILE_TIME)
     modules, libraries, operators, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None
     sent: program_code.SentCode | None = None

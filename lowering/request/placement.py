@@ -14,7 +14,7 @@ from fxpool.torch_compat.cuda import device_facts
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.state import configs
 
-__all__ = ["Placement", "current_device", "placement_of", "require_movable", "visible_devices"]
+__all__ = ["Placement", "current_device", "placement_of", "require_movable", "through_cpp", "visible_devices"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,8 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
         return Placement()
     indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
     if (encoded.current_named or default is not None or not indices) and here not in indices:
-        indices.append(here)
+        kept = through_cpp(encoded) and indices == list(range(len(indices)))
+        indices += range(len(indices), here + 1) if kept else [here]
     if here in indices:
         current = indices.index(here)
     facts = tuple(map(device_facts.capture, indices))
@@ -71,9 +72,13 @@ def require_movable(encoded: EncodedGraph) -> None:
 
     This is not for packages, which bring the kernels of their libraries along.
     """
-    if "cuda" in encoded.devices and configs.calls_through_cpp():
-        # Its library names binaries of its kernels by path, or holds their texts to compile: an entry has neither.
-        raise CannotTravelError("gpu_cpp_wrapper", "its library finds its kernels in the process that built it")
+    if through_cpp(encoded) and (torch.version.hip or configs.kernels_on_first_call()):
+        raise CannotTravelError("gpu_cpp_wrapper", "its kernels are compiled, or found, by the process that calls it")
+
+
+def through_cpp(encoded: EncodedGraph) -> bool:
+    """Whether a graph for a GPU is called through C++, so that its library names devices by their index here."""
+    return "cuda" in encoded.devices and configs.calls_through_cpp()
 
 
 def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:
@@ -81,6 +86,8 @@ def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:
         return "constant"
     if encoded.attention_open:
         return "attention"
+    if through_cpp(encoded):
+        return "cpp_wrapper"  # how its kernels are launched is in its source, so they are timed before it is compiled
     if measured := configs.measures():
         return measured
     return "" if toolchain.find_compiler(toolchain_dir) is not None else "no_compiler"

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.cpp import embedded_kernels
 from fxpool.torch_compat.patching import patched
 
 __all__ = [
@@ -48,7 +49,8 @@ Take = Callable[[str, Callable[[], bytes]], None]
 def collecting(take: Take) -> Iterator[None]:
     """Let Inductor generate C++ wrappers without loading them.
 
-    NotImplementedError comes out of a compile whose wrapper is linked with a library of this process's directories.
+    A wrapper for a GPU gets its kernels into its library (`embedded_kernels`). NotImplementedError comes out of a
+    compile whose wrapper refers to what is in this process's directories in another way.
     """
     from torch._inductor import codecache
 
@@ -56,7 +58,10 @@ def collecting(take: Take) -> Iterator[None]:
         for flag in kwargs.get("extra_flags", ()):
             if os.path.isabs(str(flag)) and str(flag).endswith(".so"):  # of a template of CUTLASS's
                 raise NotImplementedError(f"a C++ wrapper refers to {flag} by a path that is gone afterwards")
-        take(digest(args, kwargs), _builder(args, kwargs))
+        told = dict(kwargs)
+        if told.get("device_type") == "cuda":
+            told["main_code"] = embedded_kernels.self_contained(told["main_code"])
+        take(digest(args, kwargs), _builder(args, told))
         return CollectedWrapper()
 
     with patched(codecache.CppWrapperCodeCache, LOADER[1], classmethod(load)):

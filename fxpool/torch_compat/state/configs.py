@@ -309,6 +309,19 @@ def calls_through_cpp() -> bool:
     return bool(inductor_config.cpp_wrapper)
 
 
+def kernels_on_first_call() -> bool:
+    """Return whether a graph that is called through C++ leaves its Triton kernels to be compiled when it is called.
+
+    Since 2.12 torch decides so by itself, within a compile only: what is asked for before is None.
+    """
+    return inductor_config.triton.autotune_at_compile_time is False
+
+
+#: Entries of Inductor's that have kernels of a graph that is called through C++ compiled with it and timed on the
+#: device, and their binaries stored. Torch sets the second around a compile, and misses backwards compiled later.
+KERNELS_AT_COMPILE_TIME = {"triton.autotune_at_compile_time": True, "triton.store_cubin": True}
+
+
 def freezing() -> bool:
     return bool(inductor_config.freezing)
 

@@ -78,6 +78,24 @@ def eager_of(compiled: Any) -> Callable[..., Any]:
     return original
 
 
+@torch.library.custom_op("fxpool_tests::add_to_each", mutates_args=("kept",))
+def add_to_each(kept: list[torch.Tensor], added: list[torch.Tensor], times: list[int]) -> None:
+    for one, other, factor in zip(kept, added, times, strict=True):
+        one.add_(other * factor)
+
+
+@add_to_each.register_fake
+def _(kept: list[torch.Tensor], added: list[torch.Tensor], times: list[int]) -> None:
+    return None
+
+
+def changed_in_a_list(x: torch.Tensor) -> torch.Tensor:
+    """torch compares the operator's lists with what it noted of them, which are lists of a type of its own."""
+    kept = [x.detach().sin(), x.detach().cos()]
+    add_to_each(kept, [x.detach(), x.detach() * 2], [2, 3])
+    return doubled(x) + kept[0] * kept[1]
+
+
 def widened(x: torch.Tensor) -> torch.Tensor:
     """A product of bytes in a wider type, whose operator Inductor's decompositions replace."""
     whole = (x.detach() * 10).to(torch.int8)
@@ -89,6 +107,7 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     ("function", "reason"),
     [
         (doubled, "autograd_function"),
+        (changed_in_a_list, "autograd_function"),
         (selective, "checkpoint_context_fn"),
         (widened, "higher_order_operator_of_autograd"),
     ],

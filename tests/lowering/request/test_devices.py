@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 from fxpool.codecache import key, toolchain
 from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
 from fxpool.errors import CannotTravelError
+from fxpool.lowering.cuda import devices
 from fxpool.lowering.request import capture, placement
 from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda import attention, device_answers, device_facts
@@ -40,9 +42,9 @@ def current(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: index)
 
 
-def encoded(*named: torch.device | str) -> EncodedGraph:
+def encoded(*named: torch.device | str, own_indices: bool = False) -> EncodedGraph:
     """A graph of nothing but these devices."""
-    encoder = GraphEncoder()
+    encoder = GraphEncoder(own_indices=own_indices)
     for device in named:
         encoder.value(device)
     return encoder.encode(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
@@ -52,14 +54,51 @@ def placed(*named: torch.device | str, default: str | None = None) -> Placement:
     return placement.placement_of(encoded(*named), default, None)
 
 
-def test_a_graph_that_is_called_through_cpp_stays_here_where_it_has_a_gpu() -> None:
-    placement.require_movable(encoded("cuda"))
-    with torch._inductor.config.patch(cpp_wrapper=True):
-        placement.require_movable(encoded())
-        with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
-            placement.require_movable(encoded("cuda"))
-        with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
-            placement.require_movable(encoded(torch.device("cuda", 1)))
+THROUGH_CPP = {"cpp_wrapper": True}
+ON_FIRST_CALL = {**THROUGH_CPP, "triton.autotune_at_compile_time": False}
+
+
+def test_a_graph_through_cpp_stays_here_if_its_kernels_are_compiled_when_it_is_called() -> None:
+    for graph in (encoded("cuda"), encoded(torch.device("cuda", 1))):
+        placement.require_movable(graph)
+        with torch._inductor.config.patch(THROUGH_CPP):
+            placement.require_movable(graph)
+        with torch._inductor.config.patch(ON_FIRST_CALL):
+            placement.require_movable(encoded())
+            with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
+                placement.require_movable(graph)
+
+
+def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They stand in its library, and so in its key: a library holds what was loaded on one device."""
+    monkeypatch.setattr(toolchain, "find_compiler", lambda _: object())
+    found = []
+    for rank in range(3):
+        current(monkeypatch, rank)
+        with torch._inductor.config.patch(THROUGH_CPP):
+            graph = encoded(torch.device("cuda", rank), own_indices=True)
+            one = placement.placement_of(graph, None, None)
+        assert one.needed == "cpp_wrapper"
+        assert one.indices == tuple(range(rank + 1))
+        assert one.current == rank
+        assert one.visible() is None
+        found.append(one.key_part())
+    assert len({str(part) for part in found}) == 3
+
+
+def test_the_current_device_of_a_graph_through_cpp_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    current(monkeypatch, 2)
+    with torch._inductor.config.patch(THROUGH_CPP):
+        one = placement.placement_of(encoded("cuda", own_indices=True), None, None)
+    assert (one.indices, one.current) == ((0, 1, 2), 2)
+
+
+def test_devices_keep_their_indices_if_the_encoder_is_told_to() -> None:
+    encoder = GraphEncoder(own_indices=True)
+    rows = [encoder.value(device) for device in (torch.device("cuda", 3), "cuda:1", torch.device("cuda", 0))]
+    assert rows == [["device", "cuda", 3], "cuda:1", ["device", "cuda", 0]]
 
 
 def test_devices_are_numbered_as_the_graph_names_them() -> None:
@@ -272,3 +311,15 @@ def test_the_library_is_made_ahead_and_nobody_waits_for_it_at_the_end(tmp_path: 
     assert not psutil.pid_exists(int(done.stdout)), "its compiler"
     made = sorted(path.suffix for path in (toolchain_dir / "devices").iterdir())
     assert made == ([".lock", ".sha256", ".so"] if then == "wait" else [".lock"]), "and nothing half made"
+
+
+@pytest.mark.parametrize(("timing", "forgets"), [("0", True), (None, False)])
+def test_a_worker_that_sees_devices_forgets_that_its_zygote_had_none(timing: str | None, forgets: bool) -> None:
+    """Torch remembers whether Triton has a device: without one, each graph that needs to see it would be refused."""
+    from torch.utils._triton import has_triton
+
+    has_triton()
+    request: Any = SimpleNamespace(devices=(), timing=timing, toolchain_dir=None)
+    with devices.answered(request) as answers:
+        assert answers is None
+        assert (has_triton.cache_info().currsize == 0) is forgets
