@@ -42,6 +42,7 @@ from fxpool.torch_compat.inductor import aot, given, inner, output_code
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.by_value import NotBroughtError
 from fxpool.torch_compat.operators.otherwise import Otherwise
+from fxpool.torch_compat.state import configs
 from fxpool.torch_compat.triton import triton_compile
 
 log = notices.logger(__name__)
@@ -328,9 +329,12 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
     """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
+    inductor = request.ambient.configuration["inductor"]
+    decided = {name: inductor[name] for name in configs.KERNELS_AT_COMPILE_TIME}
     linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
+        configs.entered({"inductor": decided}),  # the rest of it is in force
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.known(request.toolchain_dir),
         headers_kept(request.toolchain_dir),
