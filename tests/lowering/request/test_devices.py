@@ -315,11 +315,14 @@ def test_the_library_is_made_ahead_and_nobody_waits_for_it_at_the_end(tmp_path: 
 
 @pytest.mark.parametrize(("timing", "forgets"), [("0", True), (None, False)])
 def test_a_worker_that_sees_devices_forgets_that_its_zygote_had_none(timing: str | None, forgets: bool) -> None:
-    """Torch remembers whether Triton has a device: without one, each graph that needs to see it would be refused."""
-    from torch.utils._triton import has_triton
+    """Torch remembers whether Triton has a device: without one, each graph that needs to see it would be refused.
 
-    has_triton()
+    The function looked at here is remembered in all releases, and asks no device.
+    """
+    from torch.utils._triton import has_triton_package
+
+    has_triton_package()
     request: Any = SimpleNamespace(devices=(), timing=timing, toolchain_dir=None)
     with devices.answered(request) as answers:
         assert answers is None
-        assert (has_triton.cache_info().currsize == 0) is forgets
+        assert (has_triton_package.cache_info().currsize == 0) is forgets
