@@ -236,7 +236,7 @@ def test_a_thread_has_what_the_program_configured(passes: Any) -> None:
     """Since 2.12 another thread has values of its own; before, it has those in force."""
     import threading
 
-    seen = []
+    seen: list[Any] = []
 
     def look() -> None:
         with ambient.entered_by_thread(state):
