@@ -3,6 +3,8 @@
 python -m tests.conformance --sweeps programs --only 'hop*,cond'
 python -m tests.conformance --sweeps operators --shard 3/32 --out DIRECTORY    all records as JSON lines
 python -m tests.conformance --backends inductor                                tries the sweep: what is not right
+
+With TORCHINDUCTOR_AUTOGRAD_CACHE=0 in the environment, graphs are kept as AOTAutograd made them.
 """
 
 from __future__ import annotations
