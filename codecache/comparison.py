@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxpool.codecache import encoded_values, guards, key_detail
+from fxpool.codecache import encoded_values, guards, key, key_detail
 from fxpool.codecache.entry import Component
 from fxpool.codecache.graph_comparison import Change, changes, value_changes
 
@@ -81,11 +81,8 @@ def differences(a: Described, b: Described) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-_ORDER = ("graph", "inputs", "shapes", "ambient", "configuration", "code", "system", "toolchain")
-
-
 def _order(name: str) -> tuple[int, str]:
-    return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), name
+    return (key.ORDER.index(name) if name in key.ORDER else len(key.ORDER)), name
 
 
 def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:

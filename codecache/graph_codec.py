@@ -64,9 +64,9 @@ class EncodedGraph:
     devices, also of those that are named in a string.
 
     Which of several equal devices a graph is for does not affect the compile: in the description they are numbered in
-    order of appearance, unless the encoder was told to keep their indices. `indices` holds this process's index of
-    each; `current_named` says that the current device is meant somewhere, `attention_open` that only the device decides
-    how attention is computed.
+    order of appearance, unless the graph has its `own_indices`. `indices` holds this process's index of each;
+    `current_named` says that the current device is meant somewhere, `attention_open` that only the device decides how
+    attention is computed.
     Process groups are numbered as well: `groups` holds their names in this process, and how many ranks each has.
     """
 
@@ -80,6 +80,7 @@ class EncodedGraph:
     current_named: bool
     attention_open: bool
     groups: dict[str, int]
+    own_indices: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ class GraphEncoder:
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
             description, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
-            list(self._indices), self._current_named, is_open, self.groups,
+            list(self._indices), self._current_named, is_open, self.groups, self._own_indices,
         )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:

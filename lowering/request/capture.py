@@ -300,10 +300,9 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     """The request of a graph, with a key if `check` finds nothing against one (it raises Bypass)."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir
     source_toolchain.require(encoded.devices)
-    if level != PACKAGE:
-        placement.require_movable(encoded)
+    placement.require_movable(encoded)
     state = ambient.capture(before_autograd=level == AOT, toolchain_dir=toolchain_dir)
-    if level != PACKAGE and placement.through_cpp(encoded):
+    if placement.through_cpp(encoded):
         state = state.configured_with(configs.KERNELS_AT_COMPILE_TIME)
     modules, libraries, operators, stays = needed(encoded.dependencies)
     code: program_code.ProgramCode | None = None

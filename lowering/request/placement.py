@@ -55,8 +55,7 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
         return Placement()
     indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
     if (encoded.current_named or default is not None or not indices) and here not in indices:
-        kept = through_cpp(encoded) and indices == list(range(len(indices)))
-        indices += range(len(indices), here + 1) if kept else [here]
+        indices += range(len(indices), here + 1) if encoded.own_indices else [here]
     if here in indices:
         current = indices.index(here)
     facts = tuple(map(device_facts.capture, indices))
@@ -68,17 +67,17 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
 
 
 def require_movable(encoded: EncodedGraph) -> None:
-    """Raise CannotTravelError: what a worker could make of a graph would not run in another process.
-
-    This is not for packages, which bring the kernels of their libraries along.
-    """
+    """Raise CannotTravelError: what a worker could make of a graph would not run in another process."""
     if through_cpp(encoded) and (torch.version.hip or configs.kernels_on_first_call()):
         raise CannotTravelError("gpu_cpp_wrapper", "its kernels are compiled, or found, by the process that calls it")
 
 
 def through_cpp(encoded: EncodedGraph) -> bool:
-    """Whether a graph for a GPU is called through C++, so that its library names devices by their index here."""
-    return "cuda" in encoded.devices and configs.calls_through_cpp()
+    """Whether a graph for a GPU is called through C++: its library names devices by their index.
+
+    Not a package, which brings its kernels along: it is encoded as if there were no such option.
+    """
+    return "cuda" in encoded.devices and encoded.own_indices
 
 
 def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:

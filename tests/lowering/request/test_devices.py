@@ -54,17 +54,13 @@ def placed(*named: torch.device | str, default: str | None = None) -> Placement:
     return placement.placement_of(encoded(*named), default, None)
 
 
-THROUGH_CPP = {"cpp_wrapper": True}
-ON_FIRST_CALL = {**THROUGH_CPP, "triton.autotune_at_compile_time": False}
-
-
 def test_a_graph_through_cpp_stays_here_if_its_kernels_are_compiled_when_it_is_called() -> None:
-    for graph in (encoded("cuda"), encoded(torch.device("cuda", 1))):
+    for device in ("cuda", torch.device("cuda", 1)):
+        graph = encoded(device, own_indices=True)
         placement.require_movable(graph)
-        with torch._inductor.config.patch(THROUGH_CPP):
-            placement.require_movable(graph)
-        with torch._inductor.config.patch(ON_FIRST_CALL):
-            placement.require_movable(encoded())
+        with torch._inductor.config.patch({"triton.autotune_at_compile_time": False}):
+            placement.require_movable(encoded(own_indices=True))
+            placement.require_movable(encoded(device))  # a package
             with pytest.raises(CannotTravelError, match="gpu_cpp_wrapper"):
                 placement.require_movable(graph)
 
@@ -77,9 +73,7 @@ def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indi
     found = []
     for rank in range(3):
         current(monkeypatch, rank)
-        with torch._inductor.config.patch(THROUGH_CPP):
-            graph = encoded(torch.device("cuda", rank), own_indices=True)
-            one = placement.placement_of(graph, None, None)
+        one = placement.placement_of(encoded(torch.device("cuda", rank), own_indices=True), None, None)
         assert one.needed == "cpp_wrapper"
         assert one.indices == tuple(range(rank + 1))
         assert one.current == rank
@@ -90,8 +84,7 @@ def test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indi
 
 def test_the_current_device_of_a_graph_through_cpp_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     current(monkeypatch, 2)
-    with torch._inductor.config.patch(THROUGH_CPP):
-        one = placement.placement_of(encoded("cuda", own_indices=True), None, None)
+    one = placement.placement_of(encoded("cuda", own_indices=True), None, None)
     assert (one.indices, one.current) == ((0, 1, 2), 2)
 
 
