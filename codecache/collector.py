@@ -30,7 +30,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fxpool import notices
 from fxpool.codecache import contents, eviction, layout
@@ -264,6 +264,7 @@ def _scan(root: str, *, keep: bool = True) -> _Scan:
 
 def _scan_part(root: str, name: str, known: Mapping[str, EntryFacts], scan: _Scan, pace: Pace = unpaced) -> Part:
     """Look at one part of the directory and add it to `scan`."""
+    seen = time.time()
     if name == REST:
         others, size = contents.others(root)
         scan.others += others
@@ -273,6 +274,7 @@ def _scan_part(root: str, name: str, known: Mapping[str, EntryFacts], scan: _Sca
         part = _scan_entries(root, name, known, scan, pace)
     else:
         part = _scan_blobs(root, name, scan, pace)
+    part = replace(part, seen=seen)
     scan.parts.append(part)
     return part
 
@@ -470,7 +472,7 @@ class _Removal:
                 self._gone[part.name] = Size(0, size.bytes)
             elif part.name in lost:
                 entries = {path: facts for path, facts in part.entries.items() if path not in self._gone}
-                left.append(Part(part.name, size, entries))
+                left.append(Part(part.name, size, entries, part.seen))
         return left, emptied
 
     def release(self) -> None:

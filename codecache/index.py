@@ -69,11 +69,15 @@ class EntryFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True)
 class Part:
-    """What was seen in one part of the directory. `entries` are by their path below the root."""
+    """What was seen in one part of the directory. `entries` are by their path below the root.
+
+    `seen` is when the look began, in Unix time.
+    """
 
     name: str
     size: Size
     entries: dict[str, EntryFacts] = field(default_factory=dict)
+    seen: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -135,15 +139,20 @@ class Index:
         return Look(summary, {path: facts for path, facts in pace(found) if facts is not None})
 
     def keep(self, parts: Sequence[Part], *, entries_evicted: int = 0, bytes_evicted: int = 0) -> Summary:
-        """Replace what is known of `parts`, and add to what was evicted; return the summary."""
-        seen = time.time()
+        """Replace what is known of `parts`, and add to what was evicted; return the summary.
+
+        A part that somebody has looked at since stays as that saw it: who evicts looks long before, and publications go
+        on meanwhile.
+        """
 
         def write(connection: sqlite3.Connection) -> Summary:
             connection.execute("BEGIN IMMEDIATE")
             for part in parts:
+                if _seen_since(connection, part):
+                    continue
                 connection.execute(
                     "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?)",
-                    (part.name, part.size.files, part.size.bytes, seen),
+                    (part.name, part.size.files, part.size.bytes, part.seen),
                 )
                 if part.name.startswith(layout.ENTRIES):
                     _replace_entries(connection, part)
@@ -241,6 +250,12 @@ def _facts(path: Any, facts: Any, digest: Any) -> EntryFacts | None:
         return msgspec.msgpack.decode(facts, type=EntryFacts)
     except msgspec.MsgspecError:
         return None
+
+
+def _seen_since(connection: sqlite3.Connection, part: Part) -> bool:
+    """Return whether a later look at a part is known; one from the future is of a clock that was set back."""
+    row = connection.execute("SELECT seen FROM parts WHERE part = ?", (part.name,)).fetchone()
+    return row is not None and isinstance(row[0], float) and part.seen < row[0] <= time.time()
 
 
 def _replace_entries(connection: sqlite3.Connection, part: Part) -> None:

@@ -327,3 +327,13 @@ def test_locks_that_do_nothing_and_listings_that_are_late(store: LocalStore, mon
     collector.collect(store.root, Bounds(max_files=40, grace=0))
     for key in {entry.key for entry in store.scan()}:
         assert all(store.complete(entry) for entry in store.entries(key))
+
+
+def test_a_later_look_at_a_part_stays(tmp_path: Path) -> None:
+    """Who evicts has looked before those who published meanwhile; a look from the future is of another clock."""
+    memory, now = Index(str(tmp_path)), time.time()
+    memory.keep([Part("blobs/ab", Size(5, 50), seen=now - 10)])
+    assert memory.keep([Part("blobs/ab", Size(4, 40), seen=now - 20)]).size == Size(5, 50)
+    assert memory.keep([Part("blobs/ab", Size(6, 60), seen=now - 5)]).size == Size(6, 60)
+    memory.keep([Part("blobs/ab", Size(7, 70), seen=now + 3600)])
+    assert memory.keep([Part("blobs/ab", Size(8, 80), seen=now)]).size == Size(8, 80)
