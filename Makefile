@@ -123,21 +123,15 @@ test-slow: $(INSTALLED) $(TRITON) browser redis
 CHECKED := "tests/conftest.py tests/codecache tests/conformance tests/examples tests/first_day tests/front tests/hunt \
   tests/without" "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
-# mypy sees the installed package, because only there are the rooms where their import names say. Its cache is of this run
-# only: another run installs into another folder, and what mypy remembers of that one has hidden errors and made some.
+# mypy's cache is of this run only: what it remembered of an earlier one has hidden errors and made some.
 lint: $(LINTERS)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	@rm -rf build
-	@set -e; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch" build' EXIT; \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
-	    --no-build-isolation --target "$$scratch" .; \
-	  echo "mypy -p fxpool"; \
-	  export MYPYPATH="$$scratch:tests:tests/lowering"; \
-	  $(BIN)/python -m mypy --config-file pyproject.toml --cache-dir "$$scratch/.mypy" -p fxpool; \
-	  for folders in $(CHECKED); do \
+	@set -e; cache=$$(mktemp -d); trap 'rm -rf "$$cache"' EXIT; \
+	  export MYPYPATH=".:tests:tests/lowering"; \
+	  for folders in fxpool $(CHECKED); do \
 	    echo "mypy $$folders"; \
-	    $(BIN)/python -m mypy --config-file pyproject.toml --cache-dir "$$scratch/.mypy" $$folders; \
+	    $(BIN)/python -m mypy --config-file pyproject.toml --cache-dir "$$cache" $$folders; \
 	  done
 
 bench: $(INSTALLED)

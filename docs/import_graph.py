@@ -10,19 +10,13 @@ of the front doors: `fxpool/__init__.py`, which hands out names of all packages 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["FRONT_DOOR", "ROOMS", "circles", "imports", "modules", "package_of", "packages", "picture", "sources"]
+__all__ = ["FRONT_DOOR", "circles", "imports", "modules", "package_of", "packages", "picture", "sources"]
 
 ROOT = Path(__file__).parents[1]
-#: Where each folder of the repository is installed; fxpool first, because the others lie in it.
-ROOMS = {
-    "fxpool": "fxpool",
-    "pool": "fxpool/pool",
-    "lowering": "fxpool/lowering",
-    "codecache": "fxpool/codecache",
-}
 #: Modules whose imports are no dependency of their package's.
 FRONT_DOOR = frozenset(("fxpool", "fxpool.__main__", "fxpool.torch_import"))
 PICTURE = ROOT / "docs" / "architecture" / "imports.md"
@@ -30,19 +24,17 @@ PICTURE = ROOT / "docs" / "architecture" / "imports.md"
 Graph = dict[str, set[str]]
 
 
-def sources(folder: str) -> list[Path]:
-    """The Python files under a folder of the repository."""
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+def sources() -> list[Path]:
+    """Return the package's Python files, by the paths they are installed under: pool/ and others are links there."""
+    walk = os.walk(ROOT / "fxpool", followlinks=True)
+    return sorted(Path(directory, name) for directory, _, names in walk for name in names if name.endswith(".py"))
 
 
 def modules() -> dict[str, Path]:
     """Every module by its dotted name; packages by theirs."""
-    found = {}
-    for folder, place in ROOMS.items():
-        for path in sources(folder):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join((*place.split("/"), *parts)).removesuffix(".__init__")] = path
-    return found
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()
+    }
 
 
 def package_of(module: str, known: Mapping[str, Path]) -> str:

@@ -2,15 +2,13 @@
 
 The address is that of pyproject.toml, so that it stands in one place. A link that leads out of docs/ goes to the file
 in the repository; one to a file that does not exist is a warning, and so an error. A page whose only line is
-``<!-- page: ../CHANGELOG.md -->`` is that file. What reads the docstrings looks for a package in a folder of its name;
-the rooms in the root are laid below fxpool/ for it, in a copy.
+``<!-- page: ../CHANGELOG.md -->`` is that file.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,15 +19,6 @@ _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _PAGE = re.compile(r"<!-- page: (\S+) -->\s*")
 #: Files in the root that are pages of the site, too.
 _OF_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-#: A line of [tool.setuptools.package-dir]. Python 3.10 can't read TOML.
-_PACKAGE_DIR = re.compile(r'^"(fxpool[\w.]*)" = "(\w+)"$', re.MULTILINE)
-#: Where the packages are as they will be installed: `paths` of mkdocstrings in mkdocs.yml.
-SOURCES = ROOT / "build" / "sources"
-
-
-def on_startup(*, command: str, dirty: bool) -> None:
-    # Before any plugin reads its settings: a folder that is not there yet is dropped from the paths.
-    lay_out(SOURCES)
 
 
 def on_config(config: Any) -> Any:
@@ -44,19 +33,6 @@ def repository() -> str:
     if found is None:
         raise LookupError("pyproject.toml has no Repository under [project.urls]")
     return found[1].rstrip("/")
-
-
-def lay_out(sources: Path) -> None:
-    """Copy the packages into `sources`, each where its import name says, as an installation does."""
-    shutil.rmtree(sources, ignore_errors=True)
-    places = _PACKAGE_DIR.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for package, folder in sorted(places):
-        shutil.copytree(
-            ROOT / folder,
-            sources.joinpath(*package.split(".")),
-            ignore=shutil.ignore_patterns("__pycache__"),
-            dirs_exist_ok=True,
-        )
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:

@@ -20,7 +20,6 @@ from fxpool.version import __version__
 
 __all__ = ["digest"]
 
-_OWN = ("fxpool", "fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat")
 # Variables that change what an interpreter imports. Those that change what a job does travel with the job.
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 
@@ -50,14 +49,14 @@ def digest(
 def _own_sources() -> str:
     """Digest fxpool's own source, which changes without a version during development."""
     whole = hashlib.sha256()
-    for package in _OWN:
-        spec = importlib.util.find_spec(package)
-        for top in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for directory, below, names in os.walk(top):
-                below.sort()
-                for name in sorted(names):
-                    if name.endswith(".py"):
-                        path = os.path.join(directory, name)
-                        with open(path, "rb") as file:
-                            whole.update(f"{package}/{os.path.relpath(path, top)}\n".encode() + file.read())
+    spec = importlib.util.find_spec("fxpool")
+    for top in (spec.submodule_search_locations or ()) if spec is not None else ():
+        # In a checkout pool/, lowering/ and codecache/ are links.
+        for directory, below, names in os.walk(top, followlinks=True):
+            below.sort()
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    path = os.path.join(directory, name)
+                    with open(path, "rb") as file:
+                        whole.update(f"{os.path.relpath(path, top)}\n".encode() + file.read())
     return whole.hexdigest()

@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sources import ROOT, sources
 
 from fxpool import config, counters, forks, notices
 from fxpool.watch import events, trace
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("fxpool", "codecache", "lowering", "pool")
 #: What else waits, and may stay as it is.
 ALLOWED = {
-    "pool/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
+    "fxpool/pool/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
 }
 #: Ends a broken test.
 SECONDS = 20.0
@@ -40,11 +39,10 @@ MAKERS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore"
 
 def _sites() -> Iterator[tuple[str, str, ast.Call]]:
     """(place, what is called, the call) of everything that makes a lock, but for the module that is for that."""
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if name != "fxpool/forks.py":
-                yield from _in_tree(ast.parse(path.read_text()), f"{name}:", "")
+    for path in sources():
+        name = path.relative_to(ROOT).as_posix()
+        if name != "fxpool/forks.py":
+            yield from _in_tree(ast.parse(path.read_text()), f"{name}:", "")
 
 
 def _in_tree(node: ast.AST, place: str, target: str) -> Iterator[tuple[str, str, ast.Call]]:
@@ -83,7 +81,7 @@ def test_the_walk_finds_what_there_is() -> None:
 def test_every_lock_is_made_where_forks_are_known() -> None:
     bare = {place for place, (made, _) in SITES.items() if made.startswith("threading.")}
     assert bare == set(ALLOWED)
-    text = "".join(path.read_text() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    text = "".join(path.read_text() for path in sources())
     for other in ("from threading import", "import queue", "import multiprocessing", "_thread.allocate"):
         assert other not in text
 
@@ -482,62 +480,68 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/trace.py:TraceFile._lock": _of_object(
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
     ),
-    "codecache/blobs.py:_verified_lock": _verify_blob,
-    "codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
-    "codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
-    "codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
-    "codecache/remote/uploads.py:Uploads._more": _of_object(_uploads, "_more", lambda one: one._more.set()),
-    "codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),
-    "lowering/artifact/sharing.py:_Shared._lock": _of_part(
+    "fxpool/codecache/blobs.py:_verified_lock": _verify_blob,
+    "fxpool/codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
+    "fxpool/codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
+    "fxpool/codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
+    "fxpool/codecache/remote/uploads.py:Uploads._more": _of_object(_uploads, "_more", lambda one: one._more.set()),
+    "fxpool/codecache/remote/uploads.py:Uploads._idle": _of_object(_uploads, "_idle", lambda one: one._idle.set()),
+    "fxpool/lowering/artifact/sharing.py:_Shared._lock": _of_part(
         "fxpool.lowering.artifact.sharing", "_Shared", "_lock", _shared_level
     ),
-    "codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
-    "codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
-    "codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
-    "lowering/background/compiles.py:_Background.ending": _of_part(
+    "fxpool/codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
+    "fxpool/codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
+    "fxpool/codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
+    "fxpool/lowering/background/compiles.py:_Background.ending": _of_part(
         "fxpool.lowering.background.compiles", "_Background", "ending", _end_background
     ),
-    "lowering/background/compiles.py:_Background.loading": _of_part(
+    "fxpool/lowering/background/compiles.py:_Background.loading": _of_part(
         "fxpool.lowering.background.compiles", "_Background", "loading", _load_in_background
     ),
-    "lowering/background/compiles.py:_Work._lock": _of_object(_work, "_lock", lambda one: one._outside(one.best, ())),
-    "lowering/inductor/pools.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
-    "lowering/inductor/pools.py:Interpreter.ending": _of_part(
+    "fxpool/lowering/background/compiles.py:_Work._lock": _of_object(
+        _work, "_lock", lambda one: one._outside(one.best, ())
+    ),
+    "fxpool/lowering/inductor/pools.py:KernelPool._here": _of_object(_kernel_pool, "_here", _call_here),
+    "fxpool/lowering/inductor/pools.py:Interpreter.ending": _of_part(
         "fxpool.lowering.inductor.pools", "Interpreter", "ending", _end_borrowing
     ),
-    "lowering/cuda/devices.py:library_ahead.ending": _of_event,
-    "lowering/cpp/library.py:_Loaded.loading": _of_part(
+    "fxpool/lowering/cuda/devices.py:library_ahead.ending": _of_event,
+    "fxpool/lowering/cpp/library.py:_Loaded.loading": _of_part(
         "fxpool.lowering.cpp.library", "_Loaded", "loading", _load_library
     ),
-    "lowering/cuda/benchmark_cache.py:_Measuring.lock": _of_part(
+    "fxpool/lowering/cuda/benchmark_cache.py:_Measuring.lock": _of_part(
         "fxpool.lowering.cuda.benchmark_cache", "_Measuring", "lock", _measure
     ),
-    "lowering/core/host_report.py:_Reports._lock": _of_part(
+    "fxpool/lowering/core/host_report.py:_Reports._lock": _of_part(
         "fxpool.lowering.core.host_report", "_Reports", "_lock", _report_counters
     ),
-    "lowering/artifact/miss_records.py:_Misses._lock": _of_part(
+    "fxpool/lowering/artifact/miss_records.py:_Misses._lock": _of_part(
         "fxpool.lowering.artifact.miss_records", "_Misses", "_lock", _show_misses
     ),
-    "lowering/core/runtime.py:Runtime._lock": _of_object(_runtime, "_lock", lambda _: _use_store()),
-    "lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
-    "lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
-    "lowering/background/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),
-    "lowering/background/swap.py:Trial._lock": _of_object(_trial, "_lock", lambda one: one.run([()])),
-    "lowering/cuda/triton_library.py:LaunchedKernel._lock": _of_object(_kernel, "_lock", _run_kernel),
-    "lowering/cuda/triton_library.py:TritonLibrary._lock": _of_object(
+    "fxpool/lowering/core/runtime.py:Runtime._lock": _of_object(_runtime, "_lock", lambda _: _use_store()),
+    "fxpool/lowering/background/swap.py:Swap._lock": _of_object(_swap, "_lock", lambda one: one()),
+    "fxpool/lowering/background/swap.py:Swap.over": _of_object(_swap, "over", lambda one: (one.begin(), one.end())),
+    "fxpool/lowering/background/swap.py:Swap.settled": _of_object(_swap, "settled", lambda one: one.settled.set()),
+    "fxpool/lowering/background/swap.py:Trial._lock": _of_object(_trial, "_lock", lambda one: one.run([()])),
+    "fxpool/lowering/cuda/triton_library.py:LaunchedKernel._lock": _of_object(_kernel, "_lock", _run_kernel),
+    "fxpool/lowering/cuda/triton_library.py:TritonLibrary._lock": _of_object(
         _library, "_lock", lambda one: one.keep_choices()
     ),
-    "lowering/regions/compile_pieces.py:_Loading.lock": _of_object(_loading_pieces, "lock", _load_a_piece),
-    "lowering/standalone.py:StandaloneGraph._finishing": _of_object(_standalone, "_finishing", lambda one: one.wait()),
-    "pool/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
-    "pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
-    "pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
-    "pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
-    "pool/session.py:Session._lock": _of_object(_session, "_lock", lambda one: _raises(one.send, None)),
-    "pool/session.py:Session.over": _of_object(_session, "over", lambda one: one.over.set()),
-    "pool/session.py:Session.zygote_known": _of_object(_session, "zygote_known", lambda one: one.zygote_known.set()),
-    "pool/session.py:_Reply.event": _of_object(_reply, "event", lambda one: one.event.set()),
-    "pool/worker.py:_Link.lock": _of_object(_link, "lock", lambda one: one.listen()),
+    "fxpool/lowering/regions/compile_pieces.py:_Loading.lock": _of_object(_loading_pieces, "lock", _load_a_piece),
+    "fxpool/lowering/standalone.py:StandaloneGraph._finishing": _of_object(
+        _standalone, "_finishing", lambda one: one.wait()
+    ),
+    "fxpool/pool/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
+    "fxpool/pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
+    "fxpool/pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
+    "fxpool/pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
+    "fxpool/pool/session.py:Session._lock": _of_object(_session, "_lock", lambda one: _raises(one.send, None)),
+    "fxpool/pool/session.py:Session.over": _of_object(_session, "over", lambda one: one.over.set()),
+    "fxpool/pool/session.py:Session.zygote_known": _of_object(
+        _session, "zygote_known", lambda one: one.zygote_known.set()
+    ),
+    "fxpool/pool/session.py:_Reply.event": _of_object(_reply, "event", lambda one: one.event.set()),
+    "fxpool/pool/worker.py:_Link.lock": _of_object(_link, "lock", lambda one: one.listen()),
 }
 
 

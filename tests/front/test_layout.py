@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import zipfile
@@ -11,33 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import ROOT, sources
 
 from fxpool.torch_compat import versions
 
-ROOT = Path(__file__).parents[2]
-# Where each folder is installed; fxpool first, because the others lie in it.
-ROOMS = {
-    "fxpool": "fxpool",
-    "pool": "fxpool/pool",
-    "lowering": "fxpool/lowering",
-    "codecache": "fxpool/codecache",
-}
 FORBIDDEN = {
-    "pool": ("torch", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat"),
-    "codecache": ("fxpool.pool", "fxpool.lowering"),
+    "fxpool/pool": ("torch", "fxpool.lowering", "fxpool.codecache", "fxpool.torch_compat"),
+    "fxpool/codecache": ("fxpool.pool", "fxpool.lowering"),
     "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.counters"),
 }
 # They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
 EXEMPT = {"fxpool/demo/demonstration.py", "fxpool/demo/child.py"}
 
 
-def _sources(folder: str) -> list[Path]:
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
-
-
 def _package_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).parts
-    return ".".join((*ROOMS[parts[0]].split("/"), *parts[1:-1]))
+    return ".".join(path.relative_to(ROOT).parts[:-1])
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
@@ -132,10 +121,9 @@ def test_the_scan_lets_public_names_pass(source: str) -> None:
     assert private_names(source) == []
 
 
-@pytest.mark.parametrize("folder", ROOMS)
-def test_private_names_of_torch_stand_in_torch_compat_only(folder: str) -> None:
+def test_private_names_of_torch_stand_in_torch_compat_only() -> None:
     found = []
-    for path in _sources(folder):
+    for path in sources():
         name = path.relative_to(ROOT).as_posix()
         if name not in EXEMPT and not name.startswith("fxpool/torch_compat/"):
             found += [f"{name}:{line}" for line in private_names(path.read_text(), _package_of(path))]
@@ -145,7 +133,7 @@ def test_private_names_of_torch_stand_in_torch_compat_only(folder: str) -> None:
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_who_may_import_whom(folder: str) -> None:
     found = []
-    for path in _sources(folder):
+    for path in sources(folder):
         for line, _, full in _imports(ast.parse(path.read_text()), _package_of(path)):
             if any(full == name or full.startswith(name + ".") for name in FORBIDDEN[folder]):
                 found.append(f"{path.relative_to(ROOT)}:{line}: {full}")
@@ -157,8 +145,8 @@ def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> N
     copy = tmp_path / "copy"
     copy.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ROOMS:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
+    for folder in ("fxpool", "pool", "lowering", "codecache"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignore, symlinks=True)
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy / name)
@@ -170,12 +158,8 @@ def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> N
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "fxpool = fxpool.lowering.entry_point:fxpool_backend" in archive.read(entry_points).decode()
-    expected = set()
-    for folder, place in ROOMS.items():
-        for path in (copy / folder).rglob("*"):
-            if path.is_file():
-                expected.add(f"{place}/{path.relative_to(copy / folder).as_posix()}")
-    assert held == expected
+    walk = list(os.walk(copy / "fxpool", followlinks=True))
+    assert held == {Path(folder, name).relative_to(copy).as_posix() for folder, _, names in walk for name in names}
 
 
 def test_nothing_generic_is_installed_at_the_top() -> None:
@@ -222,12 +206,7 @@ def _unexplained_imports(path: Path) -> Iterator[int]:
 
 
 def test_an_import_inside_a_function_says_why() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for folder in ROOMS
-        for path in _sources(folder)
-        for number in _unexplained_imports(path)
-    ]
+    found = [f"{path.relative_to(ROOT)}:{number}" for path in sources() for number in _unexplained_imports(path)]
     assert not found, "a comment beside or above it, or 'inside functions' in the module's docstring"
 
 

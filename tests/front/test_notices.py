@@ -9,30 +9,30 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources import ROOT, sources
 
 from fxpool import notices
 
-ROOT = Path(__file__).parents[2]
 # Warnings of workers are replayed as what they were; a server's log is its own.
-REPLAYED = "pool/logs.py"
+REPLAYED = "fxpool/pool/logs.py"
 # Where nobody but the server's own log listens.
-OF_THE_SERVER = {f"pool/{name}.py" for name in ("dispatcher", "pauses", "predecessor", "records", "server", "watch")}
+OF_THE_SERVER = {
+    f"fxpool/pool/{name}.py" for name in ("dispatcher", "pauses", "predecessor", "records", "server", "watch")
+}
 
 
 def test_everything_that_is_said_goes_this_way() -> None:
     """Loggers have their module's name; a program's handlers can't fail what they are told of."""
     loggers, warning = [], []
-    for folder in ("fxpool", "pool", "lowering", "codecache"):
-        for path in (ROOT / folder).rglob("*.py"):
-            text, name = path.read_text(), path.relative_to(ROOT).as_posix()
-            made = re.findall(r"^log = (.*)", text, re.MULTILINE)
-            if made and name not in OF_THE_SERVER and name != "fxpool/notices.py":
-                loggers += [(name, one) for one in made if one != "notices.logger(__name__)"]
-            if "warnings.warn" in text and name not in ("fxpool/notices.py", REPLAYED):
-                warning.append(name)
+    for path in sources():
+        text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+        made = re.findall(r"^log = (.*)", text, re.MULTILINE)
+        if made and name not in OF_THE_SERVER and name != "fxpool/notices.py":
+            loggers += [(name, one) for one in made if one != "notices.logger(__name__)"]
+        if "warnings.warn" in text and name not in ("fxpool/notices.py", REPLAYED):
+            warning.append(name)
     assert not loggers and not warning
 
 

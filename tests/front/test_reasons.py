@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources import ROOT, sources
 
 from fxpool import reasons
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("fxpool", "codecache", "lowering")
 #: What counts a reason, or raises one that is counted, and the counter.
 CALLS = {
     "CannotTravelError": "fallbacks",
@@ -52,9 +50,8 @@ def _text(node: ast.AST) -> str | None:
 
 def all_counted() -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            found |= set(counted_in(ast.parse(path.read_text())))
+    for path in sources():
+        found |= set(counted_in(ast.parse(path.read_text())))
     return found
 
 

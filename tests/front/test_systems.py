@@ -12,7 +12,6 @@ from without.removals import REMOVALS, Removal
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture" / "systems.md"
 TESTS = ROOT / "tests"
-FOLDERS = {"codecache": ROOT / "codecache", "pool": ROOT / "pool", "lowering": ROOT / "lowering"}
 
 
 def rows() -> dict[int, tuple[str, list[str], list[str]]]:
@@ -29,10 +28,8 @@ def rows() -> dict[int, tuple[str, list[str], list[str]]]:
 
 
 def is_module(name: str) -> bool:
-    first, *rest = name.split(".")
-    room = FOLDERS.get(rest[0], ROOT / "fxpool" / rest[0]) if rest else ROOT / "fxpool"
-    path = room.joinpath(*rest[1:])
-    return first == "fxpool" and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file())
+    path = ROOT.joinpath(*name.split("."))
+    return name.startswith("fxpool") and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file())
 
 
 def is_test(name: str) -> bool:

@@ -33,9 +33,12 @@ class Project:
     def _copy(self) -> None:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
-            if name and (ROOT / name).is_file():
+            if name and (ROOT / name).exists():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name)
+                if (ROOT / name).is_symlink():  # a room below fxpool/
+                    (self.root / name).symlink_to((ROOT / name).readlink())
+                else:
+                    shutil.copy2(ROOT / name, self.root / name)
 
     @contextlib.contextmanager
     def without(self, removal: Removal) -> Iterator[None]:
