@@ -5,14 +5,15 @@ Collected for people only, when a graph was a miss: two digests tell that someth
 
 from __future__ import annotations
 
+import hashlib
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fxpool.codecache.code_references import MISSING, Named, Variable, globals_read
 
-__all__ = ["name_of", "note", "shown", "values_of"]
+__all__ = ["name_of", "note", "of_variables", "shown", "values_of"]
 
 
 def name_of(function: types.FunctionType) -> str:
@@ -33,6 +34,14 @@ def shown(value: Any) -> str | None:
     return repr(value) if value is None or isinstance(value, (bool, int, float, complex)) else None
 
 
+def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Return environment variables by name, with digests in the place of their values."""
+    return {
+        f"environment variable {name}": "not set" if value is None else f"a value of digest {_short_digest(value)}"
+        for name, value in variables.items()
+    }
+
+
 def values_of(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of what a function refers to and what is no code: that is noted by itself."""
     if function.__defaults__:
@@ -49,6 +58,11 @@ def values_of(function: types.FunctionType, refuse: Callable[[str], Exception]) 
     for path, value in globals_read(function, refuse):
         if value is not MISSING and not isinstance(value, (Named, Variable)) and not _is_code(value):
             yield f"global {path}", value
+
+
+def _short_digest(value: str) -> str:
+    """Return a digest of a text, to compare values that are not shown."""
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _is_code(value: Any) -> bool:

@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any
 
-from fxpool.codecache import process_state, torch_objects
+from fxpool.codecache import coverage, process_state, torch_objects
 from fxpool.codecache.code_references import (
     MISSING,
     NAMED_BY_VERSION,
@@ -159,9 +159,7 @@ class Digester:
         elif kind is Variable:
             self.environment[value.name] = os.environ.get(value.name)
             if self.covered is not None:
-                from fxpool.codecache import key_detail  # for misses
-
-                self.covered |= key_detail.of_variables({value.name: self.environment[value.name]})
+                self.covered |= coverage.of_variables({value.name: self.environment[value.name]})
             self.token("variable", value.name)
             self.add(self.environment[value.name])
         elif kind is slice or kind is range:
@@ -287,8 +285,6 @@ class Digester:
 
     def _cover(self, function: types.FunctionType) -> None:
         """Note a function's own code and the values it refers to by name."""
-        from fxpool.codecache import coverage  # for misses
-
         assert self.covered is not None
         code = Digester()
         code.add_code(function.__code__)

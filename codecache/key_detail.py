@@ -14,34 +14,21 @@ zstandard is imported inside functions: a hit does without it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from fxpool.codecache.coverage import of_variables
 from fxpool.codecache.encoded_values import shortened
 
-__all__ = ["MAX_UNPACKED", "of_variables", "packed", "short_digest", "unpacked"]
+__all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
 
 #: Bytes; a packed detail that claims more is no detail of ours.
 MAX_UNPACKED = 256 << 20
 # Bytes; of a graph that is larger, the components' digests alone are kept. Some 100,000 nodes.
 _MOST = 8 << 20
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
-
-
-def short_digest(value: str) -> str:
-    """Return a digest of a text, to compare values that are not shown."""
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Return environment variables by name, with digests in the place of their values."""
-    return {
-        f"environment variable {name}": "not set" if value is None else f"a value of digest {short_digest(value)}"
-        for name, value in variables.items()
-    }
 
 
 def packed(

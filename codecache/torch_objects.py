@@ -15,7 +15,7 @@ import hashlib
 import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fxpool.codecache.code_references import is_named_by_version, top_level, version_of
 from fxpool.codecache.source_files import digest_file
@@ -23,8 +23,18 @@ from fxpool.codecache.source_files import digest_file
 #: Prefix of the names of an operator's parts that tracing does not run.
 LATER = "later: "
 
-if TYPE_CHECKING:
-    from fxpool.codecache.digester import Digester
+
+class Digester(Protocol):
+    """What writing a value needs of `digester.Digester`, which imports this module."""
+
+    runs_later: bool
+
+    def token(self, tag: str, data: str | bytes = b"") -> None: ...
+    def add(self, value: Any, name: str = "") -> None: ...
+    def met(self, value: Any) -> bool: ...
+    def child(self) -> Digester: ...
+    def refuse(self, what: str) -> Exception: ...
+    def hexdigest(self) -> str: ...
 
 
 def add(digester: Digester, value: Any) -> bool:

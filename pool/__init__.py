@@ -23,6 +23,7 @@ The caller's process:
     job                Job: result, cancel, callbacks
     session            a connection to a server, from finding or starting it to the end of either
     launch             starts a server of the caller's own, or finds or starts the host's
+    inherited          sockets, children and locks that a forked child must not keep
     identity           names the environment a host's server belongs to
     config             PoolConfig: the settings a pool is started with
     turns              turns to measure on this host, over all processes

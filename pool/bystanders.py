@@ -18,7 +18,7 @@ import psutil
 
 from fxpool import forks
 from fxpool.errors import ProtocolError
-from fxpool.pool import launch, runtime_dir
+from fxpool.pool import inherited, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import HANDSHAKE_CAP, PROTOCOL_VERSION, Channel, check_peer
 from fxpool.version import __version__
@@ -76,9 +76,9 @@ class Bystanders:
         self._open: set[socket.socket] = set()
         self._directory = runtime_dir.make_private(root)
         self._held = runtime_dir.hold(self._directory)
-        launch.descriptors.add(self._held)
+        inherited.descriptors.add(self._held)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        launch.sockets.add(self._listener)
+        inherited.sockets.add(self._listener)
         self._listener.bind(str(self._directory / runtime_dir.SOCKET))
         self._listener.listen(16)
         self._thread = threading.Thread(target=self._accept, name="fxpool bystanders", daemon=True)
@@ -95,9 +95,9 @@ class Bystanders:
         with self._lock:
             self._measuring.clear()
             self._go_on()
-        launch.sockets.discard(self._listener)
+        inherited.sockets.discard(self._listener)
         self._listener.close()
-        launch.descriptors.discard(self._held)
+        inherited.descriptors.discard(self._held)
         os.close(self._held)
         runtime_dir.remove(self._directory)
 
@@ -114,7 +114,7 @@ class Bystanders:
             except OSError:
                 return
             self._open.add(sock)
-            launch.sockets.add(sock)
+            inherited.sockets.add(sock)
             threading.Thread(target=self._serve, args=[sock], name="fxpool bystanders' guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -139,7 +139,7 @@ class Bystanders:
                     break
         self._end(pid)
         self._open.discard(sock)
-        launch.sockets.discard(sock)
+        inherited.sockets.discard(sock)
         channel.close()
 
     def _begin(self, pid: int) -> int:

@@ -7,16 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fxpool import forks, notices
 from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool import exceptions, logs
 from fxpool.pool import messages as m
-
-if TYPE_CHECKING:
-    from fxpool.pool.client import PoolClient
-    from fxpool.pool.session import Session
 
 __all__ = ["Job"]
 
@@ -30,14 +25,14 @@ class Job:
     `joined` says whether it shared another caller's job.
     """
 
-    def __init__(self, session: Session, number: int, label: str, client: PoolClient) -> None:
+    def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
         self.id = number
         self.label = label
         self.worker_pid: int | None = None
         self.attempts = 0
         self.seconds: float | None = None
         self.joined = False
-        self._session = session
+        self._withdraw = withdraw
         self._client = client  # a caller that drops the client but keeps the job still wants its result
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
@@ -101,7 +96,7 @@ class Job:
         if self._pid != os.getpid():
             return
         if self.finish(None, lambda: JobCancelledError(f"job {self.label!r} was cancelled")):
-            self._session.cancel(self.id)
+            self._withdraw(self.id)
 
     # -- called by the session
 

@@ -28,40 +28,17 @@ import msgspec
 
 from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
-from fxpool.pool import marks, runtime_dir
+from fxpool.pool import inherited, marks, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, PoolConfig, ServerConfig
 from fxpool.pool.protocol import PROTOCOL_VERSION, check_peer, encode
 from fxpool.version import __version__
 
-__all__ = ["LOG", "READY", "Found", "find_or_start", "link_of", "start"]
+__all__ = ["Found", "find_or_start", "start"]
 
-LOG = "server.log"
-READY = "ready"
 # Seconds; a server that has been ready once and is silent for so long hangs.
 _SILENCE = 1.0
 _ATTEMPTS = 5
-_LAST_STREAM = 2
-
-# Sockets that a child forked by other means than exec must not keep: the server takes their end for our death.
-sockets: set[socket.socket] = set()
-processes: set[subprocess.Popen[bytes]] = set()
-descriptors: set[int] = set()
-
-
-def _after_fork() -> None:
-    for sock in list(sockets):
-        sock.close()  # this process's copy; the connection is the parent's
-    sockets.clear()
-    for process in processes:
-        process.returncode = 0  # not our child: nothing to wait for
-    processes.clear()
-    for descriptor in descriptors:
-        os.close(descriptor)  # a lock is held while any process has it open
-    descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -88,7 +65,7 @@ def find_or_start(config: PoolConfig) -> Found:
     Raises OSError and PoolUnavailableError.
     """
     root = runtime_dir.runtime_root(config.runtime_dir)
-    link = link_of(root, config.host)
+    link = runtime_dir.link_of(root, config.host)
     for _ in range(_ATTEMPTS):
         server = _find(link, config)
         if server is not None:
@@ -107,17 +84,12 @@ def find_or_start(config: PoolConfig) -> Found:
     raise PoolUnavailableError("the host's server ended as often as it was found")
 
 
-def link_of(root: Path, host: str) -> Path:
-    """Return the link to the socket of an environment's server; `host` is the environment's digest."""
-    return root / f"host-{host}.socket"
-
-
 def _find(link: Path, config: PoolConfig) -> Found | None:
     """Return a server that answers, or None if there is none, or it hangs or is about to leave."""
     directory = _directory_of(link)
     if directory is None:
         return None
-    sock = _unix_socket()
+    sock = inherited.unix_socket()
     try:
         sock.settimeout(_SILENCE)  # the accept queue of a server that hangs may be full
         # Not by the link: its own path may be too long for a socket address.
@@ -125,10 +97,10 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
         check_peer(sock, os.getuid())
         _hello(sock)
         # A server that is still starting may be slow.
-        patience = _SILENCE if (directory / READY).exists() else config.start_timeout
+        patience = _SILENCE if (directory / runtime_dir.READY).exists() else config.start_timeout
         if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
-            sockets.add(sock)
+            inherited.sockets.add(sock)
             return Found(sock, directory, None, True)
     except (OSError, ProtocolError):
         pass
@@ -160,19 +132,6 @@ def _hello(sock: socket.socket) -> None:
         sock.sendall(part)
 
 
-def _unix_socket() -> socket.socket:
-    """Make a socket whose number is not that of a standard stream.
-
-    In a program with closed streams the next descriptors get their numbers: what the program prints would go to the
-    server, and a child's own streams would take the place of what it is to inherit.
-    """
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if made.fileno() > _LAST_STREAM:
-        return made
-    with made:
-        return socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1))
-
-
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
     """Let only one process at a time start a server of the host's."""
@@ -180,7 +139,7 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
     deadline = time.monotonic() + config.start_timeout
     with forks.held_off():
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        descriptors.add(descriptor)
+        inherited.descriptors.add(descriptor)
     try:
         while not _locked(descriptor):
             if time.monotonic() > deadline:
@@ -192,7 +151,7 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
         yield
     finally:
         with forks.held_off():
-            descriptors.discard(descriptor)
+            inherited.descriptors.discard(descriptor)
             os.close(descriptor)
 
 
@@ -242,8 +201,8 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
     path = str(directory / runtime_dir.SOCKET)
     # Listen and connect first, then start the server that will accept: nobody has to poll, and if this process dies at
     # any moment from here on, the server finds a connection that has ended.
-    listener, sock = _unix_socket(), _unix_socket()
-    sockets.update((listener, sock))
+    listener, sock = inherited.unix_socket(), inherited.unix_socket()
+    inherited.sockets.update((listener, sock))
     try:
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -256,7 +215,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         environment = dict(config.environment)
         if link is not None:
             environment.pop(marks.VARIABLE, None)  # it is the host's, and outlives who starts it
-        with open(directory / LOG, "wb") as output:
+        with open(directory / runtime_dir.LOG, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fxpool.pool.server", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -268,12 +227,12 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for the client alone
             )
-        processes.add(process)
+        inherited.processes.add(process)
     except BaseException:
-        sockets.discard(sock)
+        inherited.sockets.discard(sock)
         sock.close()
         raise
     finally:
-        sockets.discard(listener)
+        inherited.sockets.discard(listener)
         listener.close()  # our copy would hide the end of a server that never accepted
     return Found(sock, directory, process, link is not None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fxpool.errors import ProtocolError
-from fxpool.pool import launch, runtime_dir
+from fxpool.pool import inherited, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.protocol import PROTOCOL_VERSION, Channel, check_peer
 from fxpool.version import __version__
@@ -80,7 +80,7 @@ def _directories(root: Path) -> Iterator[Path]:
 
 def _ask(directory: Path, seconds: float) -> Channel[m.ToClient] | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    launch.sockets.add(sock)
+    inherited.sockets.add(sock)
     channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
     try:
         sock.settimeout(1.0)
@@ -121,5 +121,5 @@ def _has_gone_on(channel: Channel[m.ToClient]) -> bool:
 
 
 def _close(channel: Channel[m.ToClient]) -> None:
-    launch.sockets.discard(channel.sock)
+    inherited.sockets.discard(channel.sock)
     channel.close()

@@ -24,10 +24,25 @@ from fxpool import directories
 from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
 from fxpool.pool.config import CONFIG
 
-__all__ = ["LOCK", "SOCKET", "hold", "holder", "make_private", "remove", "runtime_root", "sweep"]
+__all__ = [
+    "LOCK",
+    "LOG",
+    "READY",
+    "SOCKET",
+    "hold",
+    "holder",
+    "link_of",
+    "make_private",
+    "remove",
+    "runtime_root",
+    "sweep",
+]
 
 SOCKET = "socket"
 LOCK = "lock"
+LOG = "server.log"
+#: A file in the private directory of a server that has been ready once.
+READY = "ready"
 PREFIX = "pool-"
 
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
@@ -48,6 +63,11 @@ def runtime_root(configured: str | None = None) -> Path:
     else:
         root = Path(tempfile.gettempdir()).absolute() / f"fxpool-{os.getuid()}"
     return _secure(root, private=True) if _allows_sockets(root) else _stand_in(root)
+
+
+def link_of(root: Path, host: str) -> Path:
+    """Return the link to the socket of an environment's server; `host` is the environment's digest."""
+    return root / f"host-{host}.socket"
 
 
 def _allows_sockets(root: Path) -> bool:

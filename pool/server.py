@@ -32,7 +32,6 @@ from fxpool.pool import messages as m
 from fxpool.pool.config import CONFIG, ServerConfig
 from fxpool.pool.connection import Connection
 from fxpool.pool.dispatcher import GRACE_SECONDS, Dispatcher
-from fxpool.pool.launch import READY
 from fxpool.pool.limits import default_workers
 from fxpool.pool.outcomes import Client
 from fxpool.pool.pauses import Pauses
@@ -104,7 +103,7 @@ class Server:
             self._spawn(self._start_zygote_after(measuring))
         else:
             self._start_zygote()
-        (self.directory / READY).touch(mode=0o600)
+        (self.directory / runtime_dir.READY).touch(mode=0o600)
         self._spawn(self._sweep())
         self._seen_off = self.loop.create_task(self._see_off())
         if self.config.link:

@@ -16,21 +16,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from fxpool import descriptors, forks, notices
 from fxpool.errors import JobCancelledError, PoolError, PoolUnavailableError, ProtocolError, ServerLostError
-from fxpool.pool import launch, runtime_dir
+from fxpool.pool import inherited, launch, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.config import PoolConfig
 from fxpool.pool.job import Job
 from fxpool.pool.protocol import PROTOCOL_VERSION, Buffer, FrameDecoder, Outbox, encode
 from fxpool.version import __version__
-
-if TYPE_CHECKING:
-    from fxpool.pool.client import PoolClient
 
 __all__ = ["Session", "again"]
 
@@ -123,7 +120,7 @@ class Session:
 
     def submit(
         self,
-        client: PoolClient,
+        client: object,
         label: str,
         make: Callable[[int], m.Submit],
         payload: bytes,
@@ -132,7 +129,7 @@ class Session:
     ) -> Job | None:
         """Submit a job; None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
-        job = Job(self, number, label, client)
+        job = Job(self.cancel, number, label, client)
         job.on_event, job.on_ask = on_event, on_ask
         with self._lock:
             if self.error is not None or self._state is not _State.OPEN:
@@ -340,7 +337,7 @@ class Session:
             self._welcome = message
             if self.shared and self.process is not None:
                 self.process.wait()  # it only started the server, which runs
-                launch.processes.discard(self.process)
+                inherited.processes.discard(self.process)
                 self.process = None
         elif isinstance(message, m.Refused):
             raise ProtocolError(f"the server refused this client: {message.reason}")
@@ -408,7 +405,7 @@ class Session:
         if not _ended(self.process, 5.0):
             self.process.kill()
         code = self.process.wait()
-        launch.processes.discard(self.process)
+        inherited.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._state.closing:
             return error
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -418,7 +415,7 @@ class Session:
     def _of_the_host(self, error: PoolError) -> PoolError:
         if self.process is not None:
             self.process.wait()
-            launch.processes.discard(self.process)
+            inherited.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._state.closing:
             return error
         # A server that was found may have been about to leave.
@@ -428,25 +425,25 @@ class Session:
 
     def _log_tail(self) -> str:
         try:
-            text = (self.directory / launch.LOG).read_text("utf-8", "replace")[-_LOG_TAIL:].strip()
+            text = (self.directory / runtime_dir.LOG).read_text("utf-8", "replace")[-_LOG_TAIL:].strip()
         except OSError:
             return ""
         return f"the end of its log:\n{text}" if text else ""
 
     def _close_socket(self) -> None:
-        launch.sockets.discard(self.sock)
+        inherited.sockets.discard(self.sock)
         self.sock.close()
 
 
 def _abandon(server: launch.Found) -> None:
     """Undo a start that failed halfway. A server of the host's leaves by itself."""
-    launch.sockets.discard(server.sock)
+    inherited.sockets.discard(server.sock)
     server.sock.close()
     if server.process is not None:
         if not server.shared:
             server.process.kill()
         server.process.wait()
-        launch.processes.discard(server.process)
+        inherited.processes.discard(server.process)
     if not server.shared:
         runtime_dir.remove(server.directory)
 

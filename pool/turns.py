@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool import launch
+from fxpool.pool import inherited
 
 __all__ = ["CPU", "Turn", "device_name", "is_over", "listed", "of_others"]
 
@@ -68,7 +68,7 @@ class Turn:
     def _take_number(self) -> None:
         new = self._folder / _NEW  # one that is left was a dead process's
         self._lock = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        launch.descriptors.add(self._lock)  # a child that is forked meanwhile would keep the lock
+        inherited.descriptors.add(self._lock)  # a child that is forked meanwhile would keep the lock
         # Locked before it has its name: whoever finds it by that would take it for a dead process's.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, str(os.getpid()).encode())
@@ -104,7 +104,7 @@ class Turn:
             for path in (self._path, self._folder / _NEW):
                 path.unlink(missing_ok=True)
             self._folder.rmdir()  # fails, unless this was the last one
-        launch.descriptors.discard(self._lock)
+        inherited.descriptors.discard(self._lock)
         os.close(self._lock)
         self._lock = -1
 

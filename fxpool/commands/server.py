@@ -50,7 +50,7 @@ def serve(detach: bool, listen: tuple[str, int] | None) -> None:
 
 def _serve(detach: bool) -> None:
     from fxpool.lowering.core.runtime import runtime
-    from fxpool.pool import hosts, launch
+    from fxpool.pool import hosts, runtime_dir
 
     ended = forks.event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -70,7 +70,7 @@ def _serve(detach: bool) -> None:
             pass
         if not ended.is_set():
             raise click.ClickException("the server ended; the end of its log may say why (fxpool status)")
-        hosts.stop(launch.link_of(runtime_root(), client.config.host))
+        hosts.stop(runtime_dir.link_of(runtime_root(), client.config.host))
     client.close()
 
 

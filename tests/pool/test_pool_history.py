@@ -12,7 +12,7 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import ProtocolError, WorkerDiedError
-from fxpool.pool import JobSpec, PoolClient, hosts, launch
+from fxpool.pool import JobSpec, PoolClient, hosts, runtime_dir
 from fxpool.pool import messages as m
 from fxpool.pool.history import BUCKETS, History
 
@@ -87,7 +87,7 @@ def test_what_is_remembered_is_bounded() -> None:
 def host(place: Place, make_client: Callable[..., PoolClient]) -> Iterator[tuple[PoolClient, Path]]:
     client = make_client(host="shown", idle_timeout=0.3)
     client.start(wait=True)
-    yield client, launch.link_of(place.runtime, "shown")
+    yield client, runtime_dir.link_of(place.runtime, "shown")
     (place.runtime / "host.lock").unlink(missing_ok=True)  # empty, and left for the next that starts a server
 
 
