@@ -235,7 +235,7 @@ def prime(backend: str) -> dict[str, Any]:
         while not list(headers.glob("*.json")) and time.monotonic() < end:
             time.sleep(0.1)
         # A known host is one where no graph is.
-        from fxpool.codecache.store import LocalStore
+        from fxpool.codecache.store.store import LocalStore
 
         LocalStore(os.environ["FXPOOL_CACHE_DIR"]).clear()
     return {}

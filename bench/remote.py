@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fxpool.codecache.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
 from fxpool.codecache.remote import addresses
 from fxpool.codecache.remote.level import RemoteLevel
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 ENTRIES = 50
 BLOBS = {"result": 40_000, "kernels": 60_000}

@@ -39,10 +39,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fxpool.codecache import collector, layout
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Component, Entry, Metadata
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import collector, layout
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Component, Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 
 RESULT, LIBRARY, SHARED = 8 << 10, 24 << 10, 4 << 10
 GOAL_LOOKUP, GOAL_STALL = 2.0, 20.0  # ms

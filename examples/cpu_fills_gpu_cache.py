@@ -62,7 +62,7 @@ def fill(facts_path: str, cache: str) -> None:
     import msgspec
 
     import fxpool
-    from fxpool.codecache.key import GraphKey, canonical
+    from fxpool.codecache.key.key import GraphKey, canonical
     from fxpool.lowering.artifact.entry_parts import decode_reply
     from fxpool.lowering.core.attempt import Destination
     from fxpool.lowering.core.runtime import runtime

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     import torch
 
     from fxpool import errors
-    from fxpool.codecache.entry import Entry
-    from fxpool.codecache.nearest import Comparison
+    from fxpool.codecache.explain.nearest import Comparison
+    from fxpool.codecache.store.entry import Entry
     from fxpool.config import configure
     from fxpool.explanation.process import ProcessExplanation
     from fxpool.lowering.standalone import Shapes, StandaloneGraph
@@ -147,8 +147,8 @@ def _store_sizes() -> dict[str, Any] | None:
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
         return None  # reading the size must not create it
-    from fxpool.codecache import collector
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store import collector
+    from fxpool.codecache.store.store import LocalStore
 
     store = LocalStore(str(cache_dir))
     evicted = collector.evicted(store.root)
@@ -157,14 +157,14 @@ def _store_sizes() -> dict[str, Any] | None:
 
 def _of_the_host() -> dict[str, Any]:
     from fxpool import config
-    from fxpool.codecache import host_statistics
+    from fxpool.codecache.store import host_statistics
 
     return host_statistics.added(host_statistics.read(str(config.current().cache_dir)).values()).plain()
 
 
 def _disk_bytes() -> int:
     from fxpool import config
-    from fxpool.codecache import contents
+    from fxpool.codecache.store import contents
 
     return sum(share.bytes for share in contents.measure(str(config.current().cache_dir)).values())
 

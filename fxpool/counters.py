@@ -2,7 +2,7 @@
 
 Every package counts here, under names that `fxpool.stats()` shows. A name counted with a reason
 (`count("bypasses", "has_custom_hop")`) is a table of reason to count; one counted without is a number.
-This module covers one process and nothing on disk; see `codecache.store` for the contents of a store.
+This module covers one process and nothing on disk; see `codecache.store.store` for the contents of a store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Digests of the installed code that compiles: torch, Triton and sympy, by content.
 
-Used twice: in every graph's key (`codecache.system`), and to name the server whose workers have exactly this code
+Used twice: in every graph's key (`codecache.key.system`), and to name the server whose workers have exactly this code
 (`pool.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
 differ in it. Whatever differs from the RECORD now counts by its own content: a file edited in place, added or removed,
 a tree earlier on the path than the installed one, an editable or develop install, which has no such lines at all. A
@@ -47,7 +47,7 @@ class Package:
 
 
 class Kept(Protocol):
-    """Stores answers for the next process; `codecache.probe_cache` implements it."""
+    """Stores answers for the next process; `codecache.key.probe_cache` implements it."""
 
     def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None: ...
     def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None: ...

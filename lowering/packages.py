@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxpool import counters
-from fxpool.codecache import toolchain
-from fxpool.codecache.graph_codec import tensor_digest
+from fxpool.codecache.graph.graph_codec import tensor_digest
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core import options as call_options

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.entry_parts import REQUEST, parts_of_entry
 from fxpool.lowering.artifact.recomputed import Recomputed, RecomputeQuestion
 from fxpool.lowering.core.runtime import runtime

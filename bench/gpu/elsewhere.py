@@ -63,7 +63,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
     from gpu_child import moved
 
     import fxpool
-    from fxpool.codecache.key import GraphKey
+    from fxpool.codecache.key.key import GraphKey
     from fxpool.lowering.artifact.entry_parts import decode_reply
     from fxpool.lowering.core.attempt import Destination
     from fxpool.lowering.core.runtime import runtime
@@ -120,7 +120,7 @@ def compile_all(facts_path: str, place: str, models: list[str]) -> None:
 
 
 def encoded(part: Any) -> bytes:
-    from fxpool.codecache.key import canonical
+    from fxpool.codecache.key.key import canonical
 
     return canonical(part)
 

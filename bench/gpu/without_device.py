@@ -126,7 +126,7 @@ def child(asked: dict[str, Any]) -> None:
         report |= {key: fxpool.stats()[key] for key in ("hits", "misses", "borrowed", "fallbacks")}
     if asked["backend"] == "fxpool":
         import fxpool
-        from fxpool.codecache.store import LocalStore
+        from fxpool.codecache.store.store import LocalStore
         from fxpool.lowering.artifact.content import content_of
         from fxpool.lowering.artifact.entry_parts import generated_code
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fxpool import counters, forks, notices
-from fxpool.codecache.authentication import Keyring
-from fxpool.codecache.blobs import BlobRef
-from fxpool.codecache.entry import Entry, OtherVersionError, decode_entry, is_hex_digest
+from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import values
 from fxpool.codecache.remote.breaker import Breaker
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.uploads import Uploads
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, is_hex_digest
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, NotAuthenticError, StoreError
 
 __all__ = ["MOST_ENTRIES", "Found", "RemoteLevel"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from fxpool.codecache.blobs import make_private_directory
-from fxpool.codecache.entry import is_hex_digest
+from fxpool.codecache.store.blobs import make_private_directory
+from fxpool.codecache.store.entry import is_hex_digest
 
 __all__ = ["DIRECTORY", "MOST", "leave", "listed", "remove"]
 

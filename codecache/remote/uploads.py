@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpool import counters, forks, notices
-from fxpool.codecache.authentication import Keyring
-from fxpool.codecache.entry import encode_entry
+from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import pending, values
 from fxpool.codecache.remote.breaker import Breaker, State
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import encode_entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 
 __all__ = ["AT_EXIT", "MOST_WAITING", "Uploads"]

@@ -16,9 +16,9 @@ zstandard is imported inside functions: a hit in the local store needs none.
 
 from __future__ import annotations
 
-from fxpool.codecache.authentication import OVERHEAD, Keyring
-from fxpool.codecache.blobs import BlobRef
-from fxpool.codecache.entry import FORMAT_VERSION
+from fxpool.codecache.bundle.authentication import OVERHEAD, Keyring
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.entry import FORMAT_VERSION
 from fxpool.errors import CorruptEntryError
 
 __all__ = [

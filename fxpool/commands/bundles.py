@@ -20,9 +20,9 @@ from fxpool.commands.cache import SHORT
 from fxpool.commands.output import FOUND_WRONG, fail
 
 if TYPE_CHECKING:
-    from fxpool.codecache.authentication import Keyring
-    from fxpool.codecache.bundle import Earlier
-    from fxpool.codecache.entry import Entry
+    from fxpool.codecache.bundle.authentication import Keyring
+    from fxpool.codecache.bundle.bundle import Earlier
+    from fxpool.codecache.store.entry import Entry
 
 __all__ = ["cache_export", "cache_import"]
 
@@ -44,8 +44,8 @@ def cache_export(
     file: str, keys: tuple[str, ...], keys_file: str | None, since: tuple[str, ...], key_file: str | None, as_json: bool
 ) -> None:
     """Write entries and their blobs into FILE: all of them, or those whose key begins with a KEY."""
-    from fxpool.codecache import bundle
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.bundle import bundle
+    from fxpool.codecache.store.store import LocalStore
 
     cache_dir = config.current().cache_dir
     if not os.path.lexists(cache_dir):  # looking must not create it
@@ -90,8 +90,8 @@ def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_j
     All files are verified before anything is written; one that is damaged is refused as a whole, and with it the
     others.
     """
-    from fxpool.codecache import bundle, bundle_file
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.bundle import bundle, bundle_file
+    from fxpool.codecache.store.store import LocalStore
 
     keyring = _keyring(key_file)
     store = LocalStore(str(config.current().cache_dir))
@@ -132,14 +132,14 @@ def _keyring(key_file: str | None) -> Keyring | None:
     path = key_file or config.current().remote_key_file
     if path is None:
         return None
-    from fxpool.codecache.authentication import Keyring
+    from fxpool.codecache.bundle.authentication import Keyring
 
     return Keyring.load(path)
 
 
 def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
     """Return what earlier bundles hold, and the Unix time from which on entries are wanted."""
-    from fxpool.codecache import bundle, bundle_file
+    from fxpool.codecache.bundle import bundle, bundle_file
 
     earlier, created = None, 0.0
     for text in given:

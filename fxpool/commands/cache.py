@@ -17,11 +17,11 @@ from fxpool import config, quantities
 from fxpool.commands.output import FOUND_WRONG, fail, filled, width, wrapped
 
 if TYPE_CHECKING:
-    from fxpool.codecache.bounds import Bounds
-    from fxpool.codecache.collector import Collected
-    from fxpool.codecache.entry import Entry
-    from fxpool.codecache.host_statistics import Totals
-    from fxpool.codecache.store import LocalStore, StoredEntry
+    from fxpool.codecache.store.bounds import Bounds
+    from fxpool.codecache.store.collector import Collected
+    from fxpool.codecache.store.entry import Entry
+    from fxpool.codecache.store.host_statistics import Totals
+    from fxpool.codecache.store.store import LocalStore, StoredEntry
 
 __all__ = ["cache", "stats"]
 
@@ -33,7 +33,7 @@ _LABEL = 11  # columns of the label before a line of `cache show`
 @click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
 def stats(as_json: bool) -> None:
     """What lies in the cache directory, and what its processes of the last 30 days counted together."""
-    from fxpool.codecache import collector, contents, host_statistics
+    from fxpool.codecache.store import collector, contents, host_statistics
 
     store = _store()
     settings = config.current()
@@ -189,7 +189,7 @@ def _row(label: str, text: str) -> None:
 
 
 def _show_entry(entry: Entry) -> None:
-    from fxpool.codecache.guards import render
+    from fxpool.codecache.guards.guards import render
 
     meta = entry.metadata
     origin = meta.origin
@@ -280,7 +280,7 @@ def cache_verify(recompute: int, seed: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
     """Graphs that killed their workers: they run eagerly until they are released."""
-    from fxpool.codecache import quarantine
+    from fxpool.codecache.store import quarantine
 
     store = _store()
     records = list(quarantine.scan(store.root)) if store is not None else []
@@ -313,8 +313,8 @@ def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_jso
 
     Publications do the same. What was used in the last two minutes stays.
     """
-    from fxpool.codecache import collector
-    from fxpool.codecache.bounds import Bounds
+    from fxpool.codecache.store import collector
+    from fxpool.codecache.store.bounds import Bounds
 
     asked = {"cache_max_bytes": max_bytes, "cache_max_files": max_files}
     given = {name: value for name, value in asked.items() if value is not None}
@@ -356,7 +356,7 @@ def _show_collected(collected: Collected, bounds: Bounds, dry_run: bool) -> None
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def cache_clear(yes: bool) -> None:
     """Remove all that fxpool keeps: entries, blobs, precompiled headers, what is known of hosts, the quarantine."""
-    from fxpool.codecache import contents
+    from fxpool.codecache.store import contents
 
     store = _store()
     if store is None:
@@ -380,7 +380,7 @@ def cache_clear(yes: bool) -> None:
 
 def _listed(shares: dict[str, Any]) -> str:
     """Format as ``12 entries, 24 blobs and 9 other files (155.0 MB)``, without files that are not fxpool's."""
-    from fxpool.codecache import contents
+    from fxpool.codecache.store import contents
 
     ours = {kind: share for kind, share in shares.items() if kind != contents.FOREIGN}
     numbers = {kind: share.files for kind, share in ours.items()}
@@ -403,7 +403,7 @@ def _store() -> LocalStore | None:
     except (FileNotFoundError, NotADirectoryError):
         if not os.path.exists(cache_dir):
             return None
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
 
     return LocalStore(str(cache_dir))
 
@@ -427,7 +427,7 @@ def _summary(one: StoredEntry) -> dict[str, Any]:
 
 
 def _details(one: StoredEntry) -> dict[str, Any]:
-    from fxpool.codecache.guards import render
+    from fxpool.codecache.guards.guards import render
 
     details = _summary(one)
     if one.entry is not None:

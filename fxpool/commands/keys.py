@@ -25,8 +25,8 @@ def key(file: Path, add: bool) -> None:
     Whoever has the key can make the machines that accept it run code. With --add the new key seals from now on; take
     the old ones away when all machines have the new one.
     """
-    from fxpool.codecache.authentication import Keyring, new_key
-    from fxpool.codecache.blobs import write_private
+    from fxpool.codecache.bundle.authentication import Keyring, new_key
+    from fxpool.codecache.store.blobs import write_private
     from fxpool.errors import ConfigurationError, StoreError
 
     path = file.expanduser().absolute()

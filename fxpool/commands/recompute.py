@@ -11,8 +11,8 @@ from fxpool import config, quantities
 from fxpool.commands.output import fail
 
 if TYPE_CHECKING:
-    from fxpool.codecache.entry import Entry
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.entry import Entry
+    from fxpool.codecache.store.store import LocalStore
 
 __all__ = ["verify_again"]
 

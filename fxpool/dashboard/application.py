@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fxpool import notices
-from fxpool.codecache import listing
-from fxpool.codecache.entry import is_hex_digest
+from fxpool.codecache.store import listing
+from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.dashboard import access, code_child, entry_view
 from fxpool.dashboard.failures import failures
 from fxpool.dashboard.pool_view import PoolView

@@ -49,8 +49,8 @@ async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     # Here: torch takes seconds to import, and the page's own process never does.
-    from fxpool.codecache.listing import load
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.listing import load
+    from fxpool.codecache.store.store import LocalStore
     from fxpool.errors import FxpoolError
     from fxpool.lowering.artifact.entry_parts import generated_code as code_of
 

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.guards import render
+from fxpool.codecache.guards.guards import render
+from fxpool.codecache.store.entry import Entry
 
 __all__ = ["changed_lines", "details"]
 

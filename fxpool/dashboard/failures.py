@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fxpool.codecache.quarantine import Record
+from fxpool.codecache.store.quarantine import Record
 
 __all__ = ["failures"]
 

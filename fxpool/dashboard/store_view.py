@@ -14,9 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fxpool.codecache import contents, quarantine
-from fxpool.codecache.blobs import check_directory
-from fxpool.codecache.listing import Listing, Row, Seen, why_made
+from fxpool.codecache.store import contents, quarantine
+from fxpool.codecache.store.blobs import check_directory
+from fxpool.codecache.store.listing import Listing, Row, Seen, why_made
 from fxpool.errors import StoreError
 
 __all__ = ["Found", "StoreView"]

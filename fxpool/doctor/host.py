@@ -213,7 +213,7 @@ def _is_as_recorded(record: Path) -> bool:
 
 def cache_directory() -> Iterator[Finding]:
     """Check the directory of entries: only we may write to it, code is loaded from it, and it grows."""
-    from fxpool.codecache import blobs
+    from fxpool.codecache.store import blobs
 
     path = config.current().cache_dir
     try:

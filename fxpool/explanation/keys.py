@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config
-from fxpool.codecache import misses, nearest
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.nearest import Comparison, Side
+from fxpool.codecache.explain import misses, nearest
+from fxpool.codecache.explain.nearest import Comparison, Side
+from fxpool.codecache.store.entry import Entry
 from fxpool.errors import NoEntryError
 
 if TYPE_CHECKING:
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
 
 __all__ = ["compare", "entries", "missed"]
 
@@ -79,12 +79,12 @@ def _side(what: Any, there: Sequence[Entry]) -> Side:
 
 def _stores() -> list[LocalStore]:
     """Return the configured stores that exist: looking must not create one."""
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
 
     settings = config.current()
     stores = [LocalStore(str(settings.cache_dir))] if settings.cache_dir.is_dir() else []
     if settings.cache_base is not None and settings.cache_base.is_dir():
-        from fxpool.codecache.base_store import BaseStore
+        from fxpool.codecache.store.base_store import BaseStore
 
         stores.append(BaseStore(str(settings.cache_base)))
     return stores

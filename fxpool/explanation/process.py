@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpool import counters, reasons
-from fxpool.codecache import misses
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.misses import MissExplanation
+from fxpool.codecache.explain import misses
+from fxpool.codecache.explain.misses import MissExplanation
+from fxpool.codecache.store.entry import Entry
 from fxpool.explanation import keys
 
 __all__ = ["CountedReason", "ProcessExplanation", "explain"]

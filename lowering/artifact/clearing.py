@@ -11,7 +11,7 @@ tool chain stays.
 from __future__ import annotations
 
 from fxpool import notices
-from fxpool.codecache.store import LocalStore, StoredEntry
+from fxpool.codecache.store.store import LocalStore, StoredEntry
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.core.runtime import runtime

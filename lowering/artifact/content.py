@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.store.entry import Entry
 from fxpool.errors import CorruptEntryError
 
 __all__ = ["Choices", "Content", "Decisions", "Effects", "content_of"]

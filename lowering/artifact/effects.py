@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fxpool.codecache import guards
+from fxpool.codecache.guards import guards
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.artifact.content import Effects
 from fxpool.torch_compat.dynamo import shape_env, tracing

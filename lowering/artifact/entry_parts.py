@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fxpool import counters, notices
-from fxpool.codecache.blobs import BlobRef
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact.content import Choices, Decisions, Effects, content_of
 from fxpool.lowering.cpp.built import BuiltLibraries

@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from fxpool import counters, notices
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError
 from fxpool.lowering.artifact import effects, saved
 from fxpool.lowering.artifact.content import content_of

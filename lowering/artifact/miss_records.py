@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from fxpool import forks, notices
-from fxpool.codecache import misses
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.misses import Miss, MissExplanation, Rejected
-from fxpool.codecache.nearest import Side
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.explain import misses
+from fxpool.codecache.explain.misses import Miss, MissExplanation, Rejected
+from fxpool.codecache.explain.nearest import Side
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.capture import Captured

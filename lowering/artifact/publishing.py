@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from fxpool import counters, notices
-from fxpool.codecache.entry import Entry, Metadata
-from fxpool.codecache.key import GraphKey
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.key.key import GraphKey
+from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import saved, sharing
 from fxpool.lowering.artifact.content import Content

@@ -1,8 +1,9 @@
 """Entries that `torch.compiler.save_cache_artifacts()` saves, and `load_cache_artifacts()` brings back.
 
 Each entry that this process wrote or was served is recorded by reference. Its bytes are read when the program saves:
-a bundle of the entry and its blobs (`codecache.bundle`). Loading puts it into the cache directory in force, where the
-next lookup finds it. Torch trusts the bytes that a program loads, and so does this; they are checked for damage.
+a bundle of the entry and its blobs (`codecache.bundle.bundle`). Loading puts it into the cache directory in force,
+where the next lookup finds it. Torch trusts the bytes that a program loads, and so does this; they are checked for
+damage.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from fxpool import counters, notices
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.inductor import cache_artifacts
@@ -40,7 +41,7 @@ def record(entry: Entry, store: LocalStore) -> None:
 
 def read(recorded: _Recorded) -> bytes:
     """Return an entry as a bundle; nothing for one that is gone or damaged, which is counted. Never raises."""
-    from fxpool.codecache import bundle  # only a program that saves needs it
+    from fxpool.codecache.bundle import bundle  # only a program that saves needs it
 
     try:
         entries = recorded.store.entries(recorded.key)
@@ -57,7 +58,7 @@ def read(recorded: _Recorded) -> bytes:
 
 def restore(key: str, data: bytes) -> None:
     """Put what `read` returned into the cache directory; what can't be is counted and warned of. Never raises."""
-    from fxpool.codecache import bundle  # only a program that loads needs it
+    from fxpool.codecache.bundle import bundle  # only a program that loads needs it
 
     if not data:
         return

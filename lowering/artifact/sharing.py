@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fxpool import config, counters, forks, notices
-from fxpool.codecache.store import FRESH, LocalStore
+from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import ConfigurationError, StoreError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.core import switched_off
@@ -24,8 +24,8 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.state import configs
 
 if TYPE_CHECKING:
-    from fxpool.codecache.entry import Entry
     from fxpool.codecache.remote.level import RemoteLevel
+    from fxpool.codecache.store.entry import Entry
     from fxpool.lowering.request.capture import Captured
 
 __all__ = ["address", "fetch", "flush", "inductor_address", "offer"]
@@ -73,7 +73,7 @@ class _Shared:
 def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
     """Raises ConfigurationError."""
     # Only who has a remote needs them.
-    from fxpool.codecache.authentication import Keyring
+    from fxpool.codecache.bundle.authentication import Keyring
     from fxpool.codecache.remote import addresses
     from fxpool.codecache.remote.level import RemoteLevel
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxpool import notices
-from fxpool.codecache import demoted_stages
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import demoted_stages
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotTravelError, StoreError
 from fxpool.lowering.background.compiles import Stage
 from fxpool.lowering.core.attempt import Attempt

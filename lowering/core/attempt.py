@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxpool import counters, notices
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import NoCompilerError, NoHalideError, NotKeptError
 from fxpool.lowering.core import host_report
 from fxpool.lowering.core.options import Options

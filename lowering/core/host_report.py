@@ -1,7 +1,7 @@
 """Adds what this process counts to the host's statistics: at its exit, and meanwhile where it runs for long.
 
-See `codecache.host_statistics`, which is imported inside functions, when there is something to add. A child that was
-forked adds what it counts itself.
+See `codecache.store.host_statistics`, which is imported inside functions, when there is something to add. A child that
+was forked adds what it counts itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Reports:
 
     def add(self) -> None:
         """Add what was counted since the last report. A store's directory is not made for this."""
-        from fxpool.codecache import host_statistics
+        from fxpool.codecache.store import host_statistics
 
         with self._lock:
             self.last = time.monotonic()

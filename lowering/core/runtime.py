@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fxpool import config, counters, descriptors, forks, notices
-from fxpool.codecache import probe_cache
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.store import FRESH, LocalStore
+from fxpool.codecache.key import probe_cache
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core import pool_environment
 
@@ -209,7 +209,7 @@ class Runtime:
         root = str(place)
         with self._lock:
             if root not in self._bases:
-                from fxpool.codecache.base_store import BaseStore  # most processes have none
+                from fxpool.codecache.store.base_store import BaseStore  # most processes have none
 
                 try:
                     self._bases[root] = BaseStore(root)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.cpp.library import LibraryFile, LoadedOnce
 from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels

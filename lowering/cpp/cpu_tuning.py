@@ -24,8 +24,9 @@ import msgspec
 import torch
 
 from fxpool import notices
-from fxpool.codecache import blobs, system, toolchain
-from fxpool.codecache.key import canonical
+from fxpool.codecache.key import system, toolchain
+from fxpool.codecache.key.key import canonical
+from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.measurement import exclusive
 from fxpool.pool import current_job

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import filelock
 
 from fxpool import notices
-from fxpool.codecache import blobs, system, toolchain
+from fxpool.codecache.key import system, toolchain
+from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets

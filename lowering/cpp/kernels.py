@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CompileError, NoCompilerError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source

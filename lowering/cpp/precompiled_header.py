@@ -27,7 +27,8 @@ import time
 import filelock
 
 from fxpool import notices
-from fxpool.codecache import blobs, toolchain
+from fxpool.codecache.key import toolchain
+from fxpool.codecache.store import blobs
 from fxpool.errors import StoreError
 from fxpool.torch_compat.cpp import commands
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import torch
 
 from fxpool import notices
-from fxpool.codecache import source_toolchain
-from fxpool.codecache.entry import Component, Entry, Metadata
-from fxpool.codecache.key import canonical
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.key import source_toolchain
+from fxpool.codecache.key.key import canonical
+from fxpool.codecache.store.entry import Component, Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.torch_compat.cpp import source_compilers
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fxpool import notices
-from fxpool.codecache.key import canonical
+from fxpool.codecache.key.key import canonical
 from fxpool.errors import WorkerDiedError
 from fxpool.lowering.core.scratch import in_directory
 from fxpool.lowering.cuda import benchmark_cache

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from fxpool import forks, notices
-from fxpool.codecache import blobs
+from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured

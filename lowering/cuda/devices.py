@@ -25,7 +25,8 @@ import filelock
 import torch
 
 from fxpool import forks, notices
-from fxpool.codecache import blobs, toolchain
+from fxpool.codecache.key import toolchain
+from fxpool.codecache.store import blobs
 from fxpool.errors import StoreError
 from fxpool.lowering.cuda.benchmark_cache import Ask, KnownAnswers
 from fxpool.lowering.request.compile_request import CompileRequest

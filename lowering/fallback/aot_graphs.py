@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxpool import counters
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fxpool import config, counters, notices
-from fxpool.codecache import cacheable, toolchain
+from fxpool.codecache.key import cacheable, toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
 from fxpool.lowering.artifact import load, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
@@ -39,8 +39,8 @@ from fxpool.torch_compat.state import configs
 if TYPE_CHECKING:
     import torch
 
-    from fxpool.codecache.entry import Entry
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.entry import Entry
+    from fxpool.codecache.store.store import LocalStore
     from fxpool.lowering.background.compiles import Stage
 
 __all__ = ["compile_captured", "compile_with_fallback", "complete", "options_in_force", "serve"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fxpool import counters, notices
-from fxpool.codecache import quarantine
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import quarantine
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import (
     JobMemoryError,
     JobTimeoutError,

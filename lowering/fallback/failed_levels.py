@@ -1,14 +1,14 @@
 """Levels of the fallback chain that failed for a graph: no later process tries them again.
 
 A level that fails costs a compile, and those below it another. What failed there and works further down is remembered
-by the key of that level (`codecache.failed`), as what can't be sent back is.
+by the key of that level (`codecache.store.failed`), as what can't be sent back is.
 """
 
 from __future__ import annotations
 
 from fxpool import notices
-from fxpool.codecache import failed
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import failed
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, PoolError, StoreError
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.capture import Captured

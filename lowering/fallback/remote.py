@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpool import counters, notices
-from fxpool.codecache import toolchain
-from fxpool.codecache.store import FRESH, LocalStore
+from fxpool.codecache.key import toolchain
+from fxpool.codecache.store.store import FRESH, LocalStore
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolUnavailableError, ServerLostError
 from fxpool.lowering.artifact import effects, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import (

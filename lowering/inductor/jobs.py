@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
 from fxpool.lowering.inductor.pools import KernelPool, Sent

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fxpool import config, counters, forks, notices
-from fxpool.codecache import program_code
-from fxpool.codecache.undigestable import UndigestableError
+from fxpool.codecache.code import program_code
+from fxpool.codecache.code.undigestable import UndigestableError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime

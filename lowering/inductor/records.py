@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from fxpool.codecache.program_code import SentCode
+from fxpool.codecache.code.program_code import SentCode
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts

@@ -2,8 +2,8 @@
 
 Two pieces are the same if they are the same as plain data: operators, arguments, what is known of inputs (sizes,
 strides, offsets, types, which of them share memory, which require gradients), constants by content, metadata of nodes
-that compiling reads. That is the form which keys are made of (`codecache.graph_codec`), so what can't be put into it
-is not taken for equal to anything.
+that compiling reads. That is the form which keys are made of (`codecache.graph.graph_codec`), so what can't be put
+into it is not taken for equal to anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.fx import Node
 
-from fxpool.codecache import graph_codec, key
+from fxpool.codecache.graph import graph_codec
+from fxpool.codecache.key import key
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.regions import symbols
 from fxpool.lowering.regions.symbols import OwnSymbols

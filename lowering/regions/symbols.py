@@ -14,7 +14,8 @@ from typing import Any
 
 import sympy
 
-from fxpool.codecache import graph_codec, guards
+from fxpool.codecache.graph import graph_codec
+from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.dynamo import shape_env
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv

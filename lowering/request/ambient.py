@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache import cacheable, configured, system, toolchain
+from fxpool.codecache.key import cacheable, configured, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import variables
 from fxpool.torch_compat.state import configs, switches, thread_state

@@ -15,18 +15,12 @@ from typing import Any
 import torch
 
 from fxpool import config, notices
-from fxpool.codecache import (
-    cacheable,
-    graph_codec,
-    guards,
-    key,
-    program_code,
-    source_toolchain,
-    sources,
-    system,
-)
-from fxpool.codecache.entry import Origin
-from fxpool.codecache.key import GraphKey
+from fxpool.codecache.code import program_code, sources
+from fxpool.codecache.graph import graph_codec
+from fxpool.codecache.guards import guards
+from fxpool.codecache.key import cacheable, key, source_toolchain, system
+from fxpool.codecache.key.key import GraphKey
+from fxpool.codecache.store.entry import Origin
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import ambient, overlap, placement
@@ -394,7 +388,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
 
 def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], made: GraphKey) -> GraphKey:
     """A key with all that its entry keeps of its parts, in words and in detail."""
-    from fxpool.codecache import key_detail  # for misses
+    from fxpool.codecache.key import key_detail  # for misses
 
     shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
     texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}

@@ -1,7 +1,7 @@
 """One compile as plain data: everything a worker needs, and nothing of the process that asks.
 
 A request is pickled once. Its graph and inputs are the bytes that the key was made of
-(`codecache.graph_codec`); what is not hashed (stack traces, sources, ids) travels beside them.
+(`codecache.graph.graph_codec`); what is not hashed (stack traces, sources, ids) travels beside them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Origin
-from fxpool.codecache.key import GraphKey
-from fxpool.codecache.program_code import SentCode
+from fxpool.codecache.code.program_code import SentCode
+from fxpool.codecache.key.key import GraphKey
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Origin
 from fxpool.lowering.request.ambient import AmbientState
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fxpool.codecache import target_names
+from fxpool.codecache.graph import target_names
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.operators import by_value, registrations
 

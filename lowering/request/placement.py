@@ -7,8 +7,8 @@ import os
 
 import torch
 
-from fxpool.codecache import toolchain
-from fxpool.codecache.graph_codec import EncodedGraph
+from fxpool.codecache.graph.graph_codec import EncodedGraph
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import device_facts
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts

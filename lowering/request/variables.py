@@ -6,7 +6,7 @@ of itself (what invalidates its cache, and its options' defaults); a test asks t
 
 from __future__ import annotations
 
-from fxpool.codecache import programs, toolchain
+from fxpool.codecache.key import programs, toolchain
 
 __all__ = ["FROM_FILES", "in_key", "travels"]
 

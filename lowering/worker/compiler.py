@@ -21,9 +21,10 @@ import msgspec
 import torch
 
 from fxpool import notices
-from fxpool.codecache import graph_decoder, source_toolchain, toolchain
-from fxpool.codecache.cacheable import Bypass
-from fxpool.codecache.program_code import SentCode
+from fxpool.codecache.code.program_code import SentCode
+from fxpool.codecache.graph import graph_decoder
+from fxpool.codecache.key import source_toolchain, toolchain
+from fxpool.codecache.key.cacheable import Bypass
 from fxpool.errors import CannotReturnError, CannotTravelError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.content import Decisions, Effects

@@ -11,7 +11,7 @@ import os
 from concurrent.futures import Future
 
 from fxpool import notices
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import lookup, publishing
 from fxpool.lowering.artifact.content import Decisions

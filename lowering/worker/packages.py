@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.artifact.entry_parts import Artifact
 from fxpool.lowering.cpp import host_facts

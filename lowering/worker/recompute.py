@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fxpool.codecache import graph_decoder
+from fxpool.codecache.graph import graph_decoder
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.artifact import recomputed
 from fxpool.lowering.artifact.entry_parts import Artifact, decode_reply, parts_of_artifact

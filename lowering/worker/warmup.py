@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fxpool.codecache import system, toolchain
+from fxpool.codecache.key import system, toolchain
 from fxpool.lowering.core.scratch import scratch_directory
 from fxpool.lowering.cuda.triton_kernels import PendingKernel
 from fxpool.torch_compat.cpp import commands, instruction_sets

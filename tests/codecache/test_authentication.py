@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpool.codecache.authentication import KEY_BYTES, OVERHEAD, Keyring, new_key
+from fxpool.codecache.bundle.authentication import KEY_BYTES, OVERHEAD, Keyring, new_key
 from fxpool.errors import ConfigurationError, NotAuthenticError
 
 ONE, TWO = bytes(range(KEY_BYTES)), bytes(range(1, KEY_BYTES + 1))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.base_store import BaseStore
-from fxpool.codecache.entry import Component, Entry, Metadata
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.base_store import BaseStore
+from fxpool.codecache.store.entry import Component, Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError, UnsafeDirectoryError
 
 KEY = hashlib.sha256(b"a graph").hexdigest()

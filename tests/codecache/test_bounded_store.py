@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import collector, contents
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import collector, contents
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 _WORKER = """
 import hashlib, os, random, shutil, sys, time
-from fxpool.codecache import collector
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import collector
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 os.fsync = lambda fd: None  # none of this has to survive a power cut
 root, number, seconds, role, cap = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], int(sys.argv[5])
@@ -116,8 +116,8 @@ def test_writers_alone_stay_within_the_bounds(tmp_path: Path) -> None:
 
 _EVICTOR = """
 import sys, time
-from fxpool.codecache import collector
-from fxpool.codecache.bounds import Bounds
+from fxpool.codecache.store import collector
+from fxpool.codecache.store.bounds import Bounds
 
 real, removed = collector._Removal._remove, []
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import bundle, bundle_file
-from fxpool.codecache.authentication import Keyring
-from fxpool.codecache.blobs import BlobRef, StoreWriteError
-from fxpool.codecache.entry import FORMAT_VERSION, Entry, Metadata, encode_entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.bundle import bundle, bundle_file
+from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
+from fxpool.codecache.store.entry import FORMAT_VERSION, Entry, Metadata, encode_entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import BundleError, NotAuthenticError, StoreError
 
 KEYS = Keyring([b"k" * 32])
@@ -339,8 +339,8 @@ def test_a_failed_export_leaves_the_old_file(store: LocalStore, tmp_path: Path) 
 
 _FULL = """
 import io, resource, signal, sys
-from fxpool.codecache import bundle
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.bundle import bundle
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 data = open(sys.argv[1], "rb").read()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -11,8 +11,8 @@ import torch._higher_order_ops
 from torch import fx
 from torch._inductor import config as inductor_config
 
-from fxpool.codecache import cacheable
-from fxpool.codecache.cacheable import Bypass
+from fxpool.codecache.key import cacheable
+from fxpool.codecache.key.cacheable import Bypass
 
 
 def graph_of(

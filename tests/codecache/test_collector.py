@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache import blobs, collector, contents, demoted_stages, failed, layout, quarantine
-from fxpool.codecache.blobs import BlobRef, StoreWriteError
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Entry, Metadata
-from fxpool.codecache.index import Index
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import blobs, collector, contents, demoted_stages, failed, layout, quarantine
+from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store.index import Index
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import UnsafeDirectoryError
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, which only root can")
@@ -162,10 +162,11 @@ def test_a_hit_opens_no_index(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "cache"), Bounds(max_files=1000))
     entry = publish(store, 0)
     program = (
-        "import sys\nfrom fxpool.codecache.store import LocalStore\nfrom fxpool.codecache.bounds import Bounds\n"
+        "import sys\nfrom fxpool.codecache.store.store import LocalStore\n"
+        "from fxpool.codecache.store.bounds import Bounds\n"
         "store = LocalStore(sys.argv[1], Bounds(1 << 30, 10))\n(entry,) = store.entries(sys.argv[2])\n"
         "assert store.complete(entry) and store.read_blob(entry.blobs['so'])\nstore.mark_used(entry)\n"
-        "assert 'sqlite3' not in sys.modules and 'fxpool.codecache.collector' not in sys.modules"
+        "assert 'sqlite3' not in sys.modules and 'fxpool.codecache.store.collector' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, store.root, entry.key], check=True, timeout=60)
 
@@ -246,7 +247,7 @@ def test_a_blob_that_is_evicted_while_it_is_published_is_written_again(
             os.unlink(layout.blob_path(store.root, first.blobs["so"]))
         real(path, data)
 
-    monkeypatch.setattr("fxpool.codecache.store.write_private", write)
+    monkeypatch.setattr("fxpool.codecache.store.store.write_private", write)
     second = publish(store, 1, age=0, so=b"shared" * 100)
     assert store.complete(second)
 
@@ -255,7 +256,7 @@ def test_an_entry_evicted_between_finding_and_loading_is_a_miss(store: LocalStor
     publish(store, 0)
     (entry,) = store.entries(key(0))
     program = (
-        "import sys\nfrom fxpool.codecache import collector\nfrom fxpool.codecache.bounds import Bounds\n"
+        "import sys\nfrom fxpool.codecache import collector\nfrom fxpool.codecache.store.bounds import Bounds\n"
         "assert collector.collect(sys.argv[1], Bounds(max_files=0)).entries == 1"
     )
     subprocess.run([sys.executable, "-c", program, store.root], check=True, timeout=60)

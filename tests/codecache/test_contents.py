@@ -12,9 +12,9 @@ from pathlib import Path
 import filelock
 import pytest
 
-from fxpool.codecache import contents, demoted_stages, quarantine
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import contents, demoted_stages, quarantine
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import UnsafeDirectoryError
 
 STEM = "4b33600ccdbcbd9478c17412b41df304"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import demoted_stages
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import demoted_stages
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 
 ONE, OTHER = "1" * 64, "2" * 64

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.eviction import KeptBlob, KeptEntry, OtherFiles, Plan, Size, orphans, plan, sum_of
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.eviction import KeptBlob, KeptEntry, OtherFiles, Plan, Size, orphans, plan, sum_of
 
 NOW, GRACE = 1000.0, 100.0
 

@@ -15,9 +15,9 @@ import sympy
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fxpool.codecache import guards
-from fxpool.codecache.guard_arithmetic import FUNCTIONS, LAZY
-from fxpool.codecache.guards import UnknownGuardError
+from fxpool.codecache.guards import guards
+from fxpool.codecache.guards.guard_arithmetic import FUNCTIONS, LAZY
+from fxpool.codecache.guards.guards import UnknownGuardError
 from fxpool.torch_compat.dynamo.sympy_functions import function_classes, integer_infinities
 
 F = function_classes()

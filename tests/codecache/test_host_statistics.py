@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import contents, host_statistics
-from fxpool.codecache.host_statistics import Totals
+from fxpool.codecache.store import contents, host_statistics
+from fxpool.codecache.store.host_statistics import Totals
 
 DAY = 86400.0
 NOW = 1_800_000_000.0

@@ -10,11 +10,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpool.codecache import comparison, graph_comparison, key, key_detail, misses, nearest
-from fxpool.codecache.comparison import Described, Difference
-from fxpool.codecache.entry import Entry, Metadata, Origin
-from fxpool.codecache.key import GraphKey
-from fxpool.codecache.nearest import Side
+from fxpool.codecache.explain import comparison, graph_comparison, misses, nearest
+from fxpool.codecache.explain.comparison import Described, Difference
+from fxpool.codecache.explain.nearest import Side
+from fxpool.codecache.key import key, key_detail
+from fxpool.codecache.key.key import GraphKey
+from fxpool.codecache.store.entry import Entry, Metadata, Origin
 
 EMPTY: dict[str, Any] = {
     "graph": b"", "inputs": b"", "shapes": [], "ambient": {"environment": {}}, "configuration": {}, "code": {},

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpool.codecache import key
-from fxpool.codecache.graph_codec import GraphEncoder
+from fxpool.codecache.graph.graph_codec import GraphEncoder
+from fxpool.codecache.key import key
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),

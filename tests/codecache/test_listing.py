@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache import listing
-from fxpool.codecache.entry import Component, Entry, Metadata, Origin, decode_entry
-from fxpool.codecache.listing import Listing, Row, load, why_made
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import listing
+from fxpool.codecache.store.entry import Component, Entry, Metadata, Origin, decode_entry
+from fxpool.codecache.store.listing import Listing, Row, load, why_made
+from fxpool.codecache.store.store import LocalStore
 
 
 def publish(store: LocalStore, number: int, **facts: Any) -> Entry:

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from fxpool.codecache import blobs as blob_files
-from fxpool.codecache import store as store_module
-from fxpool.codecache.blobs import BlobRef, StoreWriteError, check_directory
-from fxpool.codecache.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import blobs as blob_files
+from fxpool.codecache.store import store as store_module
+from fxpool.codecache.store.blobs import BlobRef, StoreWriteError, check_directory
+from fxpool.codecache.store.entry import Component, Entry, Metadata, OtherVersionError, decode_entry, encode_entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
 
 KEY = hashlib.sha256(b"a graph").hexdigest()
@@ -524,8 +524,8 @@ def test_publishing_sweeps_now_and_then(store: LocalStore, monkeypatch: pytest.M
 
 _WORKER = """
 import hashlib, random, sys, time
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 root, number, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 store = LocalStore(root)
 random.seed(number)

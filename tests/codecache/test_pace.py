@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fxpool.codecache import pace
+from fxpool.codecache.store import pace
 
 
 def test_each_element_once_in_order_and_sleeps_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxpool import installed
-from fxpool.codecache import probe_cache
+from fxpool.codecache.key import probe_cache
 
 QUESTION = ["version of", "this"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import programs, toolchain
-from fxpool.codecache.cacheable import Bypass
-from fxpool.codecache.programs import identify
+from fxpool.codecache.key import programs, toolchain
+from fxpool.codecache.key.cacheable import Bypass
+from fxpool.codecache.key.programs import identify
 from fxpool.torch_compat.cpp import cpp_toolchain
 
 Change = Callable[[Path], object]

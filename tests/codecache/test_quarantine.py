@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fxpool.codecache import quarantine
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import quarantine
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 
 KEY, OTHER = "ab" * 32, "cd" * 32

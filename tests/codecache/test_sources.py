@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache import sources
-from fxpool.codecache.sources import UndigestableError, digest_callable, digest_file, digest_module, digest_value
+from fxpool.codecache.code import sources
+from fxpool.codecache.code.sources import UndigestableError, digest_callable, digest_file, digest_module, digest_value
 
 _BASE = """
 import functools, math, enum, dataclasses, logging
@@ -220,7 +220,7 @@ _PROGRAM = """
 import sys
 sys.path[:0] = [{here!r}]
 from test_sources import _BASE, load
-from fxpool.codecache.sources import digest_callable
+from fxpool.codecache.code.sources import digest_callable
 print(digest_callable(load(_BASE).f), len({{"a", "b"}}))
 """
 
@@ -368,7 +368,7 @@ def test_a_custom_operator_is_what_its_implementation_calls(tmp_path: Path) -> N
     """Torch's own keys see its name only."""
     (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)
     program = (
-        "import torch, fxpool_test_operator as m; from fxpool.codecache.sources import digest_callable as d;"
+        "import torch, fxpool_test_operator as m; from fxpool.codecache.code.sources import digest_callable as d;"
         "from fxpool.torch_compat.operators.registrations import registration;"
         "parts = registration(torch.ops.fxpool_test.op.default).parts.values();"
         "assert [part for part in parts if callable(part.value)];"

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache import collector, contents, index, layout
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.eviction import Size
-from fxpool.codecache.index import EntryFacts, Index, IndexUnusableError, Part
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import collector, contents, index, layout
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.eviction import Size
+from fxpool.codecache.store.index import EntryFacts, Index, IndexUnusableError, Part
+from fxpool.codecache.store.store import LocalStore
 
 KEYS = [f"{n:064x}" for n in range(12)]
 FACTS = EntryFacts((1, 2, 3, 4), 0.5, ("ab-1", "cd-2"))

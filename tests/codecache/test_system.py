@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import system
+from fxpool.codecache.key import system
 
 _PROGRAM = """
 import json, sys
-from fxpool.codecache import system
+from fxpool.codecache.key import system
 facts = {**system.system_facts(), **system.device_facts({"cpu", "meta"})}
 import torch
 assert not torch.cuda.is_initialized()

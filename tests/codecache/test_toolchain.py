@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import programs, toolchain
-from fxpool.codecache.toolchain import find_compiler, require_compiler, toolchain_facts
+from fxpool.codecache.key import programs, toolchain
+from fxpool.codecache.key.toolchain import find_compiler, require_compiler, toolchain_facts
 from fxpool.errors import NoCompilerError
 from fxpool.torch_compat.cpp import cpp_toolchain
 
@@ -83,7 +83,7 @@ def test_a_damaged_answer_is_asked_for_again(
 
 @needs_compiler
 def test_two_processes_agree(tmp_path: Path) -> None:
-    program = "import sys, json; from fxpool.codecache.toolchain import toolchain_facts;"
+    program = "import sys, json; from fxpool.codecache.key.toolchain import toolchain_facts;"
     program += "print(json.dumps(toolchain_facts(sys.argv[1])))"
     found = {
         subprocess.run(
@@ -96,7 +96,7 @@ def test_two_processes_agree(tmp_path: Path) -> None:
 
 def test_cxx_is_what_inductor_reads(tmp_path: Path) -> None:
     mine = script(tmp_path / "my-c++", "mycc 1.0")
-    program = "from fxpool.codecache.toolchain import toolchain_facts; print(toolchain_facts()['compiler'])"
+    program = "from fxpool.codecache.key.toolchain import toolchain_facts; print(toolchain_facts()['compiler'])"
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "CXX": mine}, capture_output=True, text=True, check=True
     )

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.entry_parts import TRITON
 from fxpool.lowering.cuda import triton_kernels
 from fxpool.torch_compat.cuda import device_facts

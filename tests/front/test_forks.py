@@ -146,13 +146,13 @@ STATE = events.State(0.0, "graph", "queued")
 
 
 def _store(directory: Path) -> Any:
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
 
     return LocalStore(str(directory))
 
 
 def _verify_blob(directory: Path) -> Case:
-    from fxpool.codecache import blobs
+    from fxpool.codecache.store import blobs
 
     content = b"content"
     path = directory / "blob"
@@ -370,13 +370,13 @@ def _use_store() -> None:
 
 
 def _compiler() -> None:
-    from fxpool.codecache import toolchain
+    from fxpool.codecache.key import toolchain
 
     toolchain.toolchain_facts()
 
 
 def _digest() -> None:
-    from fxpool.codecache import sources
+    from fxpool.codecache.code import sources
 
     assert sources.digest_file(__file__)
 
@@ -429,7 +429,7 @@ _to_end: list[Any] = []
 
 
 def _remote_level(_: Path) -> Any:
-    from fxpool.codecache.authentication import KEY_BYTES, Keyring
+    from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
     from fxpool.codecache.remote.level import RemoteLevel
 
     connect: Any = lambda seconds: io.BytesIO()  # noqa: E731  it has `close`, and nobody asks for more
@@ -480,7 +480,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/watch/trace.py:TraceFile._lock": _of_object(
         lambda directory: trace.TraceFile(directory / "trace"), "_lock", lambda one: one.on_state(STATE)
     ),
-    "fxpool/codecache/blobs.py:_verified_lock": _verify_blob,
+    "fxpool/codecache/store/blobs.py:_verified_lock": _verify_blob,
     "fxpool/codecache/remote/level.py:RemoteLevel._lock": _of_object(_remote_level, "_lock", lambda one: one.client()),
     "fxpool/codecache/remote/level.py:_Look.over": _of_object(_look, "over", lambda one: one.over.set()),
     "fxpool/codecache/remote/uploads.py:Uploads._lock": _of_object(_uploads, "_lock", lambda one: one.wake()),
@@ -489,9 +489,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/lowering/artifact/sharing.py:_Shared._lock": _of_part(
         "fxpool.lowering.artifact.sharing", "_Shared", "_lock", _shared_level
     ),
-    "fxpool/codecache/source_files.py:_files_lock": _of_module("fxpool.codecache.source_files", "_files_lock", _digest),
-    "fxpool/codecache/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
-    "fxpool/codecache/toolchain.py:_known_lock": _of_module("fxpool.codecache.toolchain", "_known_lock", _compiler),
+    "fxpool/codecache/code/source_files.py:_files_lock": _of_module(
+        "fxpool.codecache.code.source_files", "_files_lock", _digest
+    ),
+    "fxpool/codecache/store/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
+    "fxpool/codecache/key/toolchain.py:_known_lock": _of_module(
+        "fxpool.codecache.key.toolchain", "_known_lock", _compiler
+    ),
     "fxpool/lowering/background/compiles.py:_Background.ending": _of_part(
         "fxpool.lowering.background.compiles", "_Background", "ending", _end_background
     ),

@@ -35,7 +35,7 @@ LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
     "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
-    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.toolchain"
+    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.key.toolchain"
 )
 _CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"

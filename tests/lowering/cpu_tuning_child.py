@@ -13,7 +13,7 @@ import torch
 
 import fxpool
 from fxpool import config
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import jobs

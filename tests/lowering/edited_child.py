@@ -13,7 +13,7 @@ sys.path[:0] = sys.argv[1:]
 import torch  # noqa: E402
 
 import fxpool  # noqa: E402
-from fxpool.codecache import system  # noqa: E402
+from fxpool.codecache.key import system  # noqa: E402
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ import torch
 from capturing import captured, complete
 
 import fxpool
-from fxpool.codecache import key
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.key import key
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import TRITON, decode_reply, generated_code, parts_of_entry
 from fxpool.lowering.core.runtime import runtime

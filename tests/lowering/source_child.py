@@ -15,7 +15,7 @@ import torch
 from capturing import captured, complete
 
 import fxpool
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.entry_parts import decode_reply
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback.remote import spec_of

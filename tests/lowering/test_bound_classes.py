@@ -11,8 +11,8 @@ import torch
 from beside_stock import BesideStock
 
 import fxpool
-from fxpool.codecache import cacheable
-from fxpool.codecache.cacheable import Bypass
+from fxpool.codecache.key import cacheable
+from fxpool.codecache.key.cacheable import Bypass
 
 SOURCE = """
 #include <torch/custom_class.h>

@@ -16,8 +16,8 @@ from compiling import compiled, compiled_total
 
 import fxpool
 from fxpool import errors
-from fxpool.codecache import comparison
-from fxpool.codecache.comparison import Described, Difference
+from fxpool.codecache.explain import comparison
+from fxpool.codecache.explain.comparison import Described, Difference
 from fxpool.commands.main import main
 
 X = torch.ones(4, 8)

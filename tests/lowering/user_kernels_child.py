@@ -30,7 +30,7 @@ import torch.utils._triton
 import triton
 import triton.language as tl
 
-from fxpool.codecache import graph_decoder
+from fxpool.codecache.graph import graph_decoder
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
@@ -298,7 +298,7 @@ def compiled(place: Path) -> dict[str, Any]:
     import gpu_child
 
     import fxpool
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
     from fxpool.lowering.artifact.content import content_of
     from fxpool.lowering.artifact.entry_parts import TRITON, generated_code
     from fxpool.lowering.cuda import triton_kernels

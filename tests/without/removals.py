@@ -29,14 +29,14 @@ _LIBRARIES = "        with cpp_wrappers.collecting(self._take_wrapper), source_k
 
 REMOVALS = (
     # What is installed is not in the key.
-    Removal(1, "codecache/system.py", "        **installed_facts(root),\n", "",
+    Removal(1, "codecache/key/system.py", "        **installed_facts(root),\n", "",
             ["lowering/test_edited_torch.py::test_an_edited_torch_is_compiled_with_and_has_a_key_of_its_own"]),
     # Switches are not in the key.
-    Removal(2, "codecache/key.py", "Component(name, _digest(name, parts[name])) for name in ORDER",
+    Removal(2, "codecache/key/key.py", "Component(name, _digest(name, parts[name])) for name in ORDER",
             'Component(name, _digest(name, parts[name] if name != "ambient" else "")) for name in ORDER',
             ["lowering/request/test_key_misses.py::test_state_that_shapes_code_is_in_the_key"]),
     # Whatever a graph calls may be kept.
-    Removal(3, "codecache/cacheable.py", "        reason = _refusal(node.target)", "        reason = None",
+    Removal(3, "codecache/key/cacheable.py", "        reason = _refusal(node.target)", "        reason = None",
             ["codecache/test_cacheable.py::test_functions",
              "codecache/test_cacheable.py::test_higher_order_operators_as_torch_decides"]),
     # An entry with conditions serves nobody.
@@ -58,7 +58,7 @@ REMOVALS = (
             "        if False:",
             [f"{_GPU}::test_what_takes_a_clock_is_asked_and_the_answer_is_in_the_entry"]),
     # What is read is not verified.
-    Removal(10, "codecache/blobs.py", "    if hashlib.sha256(data).hexdigest() != ref.digest:", "    if False:",
+    Removal(10, "codecache/store/blobs.py", "    if hashlib.sha256(data).hexdigest() != ref.digest:", "    if False:",
             ["codecache/test_local_store.py::test_damaged_blobs_are_set_aside_and_counted"]),
     # Inductor compiles its C++ kernels itself.
     Removal(11, "lowering/worker/compiler.py",
@@ -126,7 +126,7 @@ REMOVALS = (
     Removal(26, "fxpool/torch_compat/cpp/embedded_kernels.py",
             "    changed = _LOADS.sub(from_memory, source)", "    changed = source",
             ["lowering/cpp/test_embedded_kernels.py::test_a_library_finds_its_kernels_when_their_files_are_gone"]),
-    Removal(26, "codecache/graph_codec.py", "        if self._own_indices:", "        if False:",
+    Removal(26, "codecache/graph/graph_codec.py", "        if self._own_indices:", "        if False:",
             ["lowering/request/test_devices.py"
              "::test_the_worker_of_a_graph_through_cpp_sees_its_devices_under_their_own_indices"]),
     # Only Dynamo's form of a graph is known.

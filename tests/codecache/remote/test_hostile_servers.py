@@ -16,11 +16,11 @@ import remote_servers
 from remote_servers import answers, closes_at_once, cut_short, floods, free_port, hangs, misbehaving
 
 from fxpool import counters
-from fxpool.codecache.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
 from fxpool.codecache.remote import addresses, breaker, pending
 from fxpool.codecache.remote.level import RemoteLevel
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
 RING = Keyring([b"k" * KEY_BYTES])
@@ -224,11 +224,11 @@ def test_an_upload_to_who_hangs_ends_with_the_process(tmp_path: Path) -> None:
 
 ENDS = """
 import sys
-from fxpool.codecache.authentication import Keyring
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.remote import addresses
 from fxpool.codecache.remote.level import RemoteLevel
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 
 address, root, key = sys.argv[1:]
 store = LocalStore(root)

@@ -14,13 +14,13 @@ import pytest
 from remote_servers import redis_and_s3
 
 from fxpool import counters
-from fxpool.codecache.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.blobs import BlobRef
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
 from fxpool.codecache.remote import addresses, pending, uploads, values
 from fxpool.codecache.remote.client import Client, Deadline, RemoteError
 from fxpool.codecache.remote.level import RemoteLevel
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 KEY = hashlib.sha256(b"a graph").hexdigest()
 OTHER_KEY = hashlib.sha256(b"another graph").hexdigest()

@@ -9,10 +9,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpool.codecache.authentication import KEY_BYTES, Keyring
-from fxpool.codecache.blobs import BlobRef
-from fxpool.codecache.entry import FORMAT_VERSION
+from fxpool.codecache.bundle.authentication import KEY_BYTES, Keyring
 from fxpool.codecache.remote import values
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.codecache.store.entry import FORMAT_VERSION
 from fxpool.errors import CorruptEntryError, NotAuthenticError
 
 RING = Keyring([b"k" * KEY_BYTES])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fxpool.codecache.authentication import new_key
-from fxpool.codecache.entry import Entry, Metadata
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.bundle.authentication import new_key
+from fxpool.codecache.store.entry import Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
 
 

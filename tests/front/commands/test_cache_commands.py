@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fxpool
-from fxpool.codecache import quarantine
-from fxpool.codecache.entry import FORMAT_VERSION, Component, Entry, Metadata, Origin, decode_entry, encode_entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import quarantine
+from fxpool.codecache.store.entry import FORMAT_VERSION, Component, Entry, Metadata, Origin, decode_entry, encode_entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
 
 GPT2 = Origin(

@@ -11,8 +11,8 @@ import torch
 from click.testing import CliRunner, Result
 
 import fxpool
-from fxpool.codecache.entry import Component, Entry, Metadata
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Component, Entry, Metadata
+from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
 from fxpool.torch_compat.cuda import common_devices, device_facts
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fxpool.codecache.authentication import Keyring
+from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.commands.main import main
 from fxpool.errors import NotAuthenticError
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fxpool.codecache.entry import Component, Entry, Metadata, Origin
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Component, Entry, Metadata, Origin
+from fxpool.codecache.store.store import LocalStore
 from fxpool.pool import PoolClient, PoolConfig
 
 __all__ = ["EVIL", "Place", "dashboard", "fill", "place", "pool"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fxpool.codecache.listing import Listing
+from fxpool.codecache.store.listing import Listing
 from fxpool.dashboard import code_child
 from fxpool.dashboard.store_view import StoreView
 

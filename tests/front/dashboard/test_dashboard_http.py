@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dashboard_place import EVIL, Place, ask, dashboard, fill, place, pool
 
-from fxpool.codecache.entry import Entry
+from fxpool.codecache.store.entry import Entry
 from fxpool.pool import JobSpec
 
 

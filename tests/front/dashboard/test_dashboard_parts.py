@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache.entry import Component, Entry, Metadata, Origin
-from fxpool.codecache.quarantine import Record
+from fxpool.codecache.store.entry import Component, Entry, Metadata, Origin
+from fxpool.codecache.store.quarantine import Record
 from fxpool.dashboard import access, entry_view, waits
 from fxpool.dashboard.failures import failures
 from fxpool.dashboard.pool_view import Jobs

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.codecache import collector, layout
-from fxpool.codecache.bounds import Bounds
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import collector, layout
+from fxpool.codecache.store.bounds import Bounds
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 
 
 def function(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import fresh_cache
 
 import fxpool
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 
 X = torch.ones(4)
 

@@ -14,7 +14,7 @@ from torch._inductor import codecache as stock
 from torch.distributed import distributed_c10d
 
 import fxpool
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.torch_compat.dynamo import collective_timeouts
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))

@@ -13,7 +13,7 @@ import torch
 import zoo
 
 import fxpool
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.codecache import contents
-from fxpool.codecache.entry import Origin
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import contents
+from fxpool.codecache.store.entry import Origin
+from fxpool.codecache.store.store import LocalStore
 from fxpool.torch_compat.dynamo import frames
 
 

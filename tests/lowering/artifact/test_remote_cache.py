@@ -17,7 +17,7 @@ from torch._inductor.utils import fresh_cache
 
 import fxpool
 from fxpool import notices
-from fxpool.codecache.authentication import new_key
+from fxpool.codecache.bundle.authentication import new_key
 from fxpool.lowering.artifact import sharing
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))

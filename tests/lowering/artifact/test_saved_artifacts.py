@@ -18,7 +18,7 @@ from processes import run_python
 from torch.compiler._cache import CacheArtifactManager
 
 import fxpool
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.inductor import cache_artifacts
 

@@ -11,8 +11,8 @@ import torch
 from compiling import compiled_total, total
 
 import fxpool
-from fxpool.codecache import guards
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.guards import guards
+from fxpool.codecache.store.store import LocalStore
 
 Child = Callable[..., dict[str, Any]]
 

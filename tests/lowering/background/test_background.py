@@ -17,7 +17,7 @@ from tiers import first_tier
 from torch.utils.checkpoint import checkpoint
 
 import fxpool
-from fxpool.codecache import guards
+from fxpool.codecache.guards import guards
 from fxpool.errors import ConfigurationError, JobTimeoutError, QuarantinedError, WorkerDiedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles

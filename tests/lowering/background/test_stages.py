@@ -12,8 +12,8 @@ import torch
 from deadly import deadly
 
 import fxpool
-from fxpool.codecache import demoted_stages
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import demoted_stages
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import ConfigurationError, UnknownNameError, WorkerDiedError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.background import compiles

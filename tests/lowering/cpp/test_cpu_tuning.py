@@ -17,7 +17,7 @@ import torch
 from processes import HERE, run_python
 
 import fxpool
-from fxpool.codecache import system
+from fxpool.codecache.key import system
 from fxpool.lowering.cpp import cpu_tuning
 from fxpool.torch_compat.cpp import timed_choices
 from fxpool.torch_compat.cpp.timed_choices import Asked

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fxpool.codecache import toolchain
+from fxpool.codecache.key import toolchain
 from fxpool.torch_compat.cpp import cpp_wrappers
 from fxpool.torch_compat.cpp.embedded_kernels import self_contained
 

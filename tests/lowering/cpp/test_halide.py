@@ -13,7 +13,7 @@ import torch
 from programs import Programs
 
 import fxpool
-from fxpool.codecache import source_toolchain
+from fxpool.codecache.key import source_toolchain
 from fxpool.errors import NoHalideError
 from fxpool.lowering.cpp.built import BuiltLinking
 from fxpool.torch_compat.cpp import source_kernels

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache import system, toolchain
+from fxpool.codecache.key import system, toolchain
 from fxpool.lowering.cpp import host_facts
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 

@@ -24,8 +24,8 @@ import torch._inductor.config as inductor_config
 from processes import HERE, run_python
 from torch.utils import cpp_extension
 
-from fxpool.codecache import source_toolchain
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.key import source_toolchain
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import generated_code
 from fxpool.lowering.cpp import source_builds

@@ -23,8 +23,8 @@ from torch._inductor.runtime import triton_heuristics
 from triton_place import path_with_triton
 
 from fxpool import counters
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import entry_parts
 from fxpool.lowering.artifact.content import Content, Effects
 from fxpool.lowering.cuda.triton_kernels import Candidate, Kernel

@@ -22,7 +22,7 @@ from processes import HERE
 from tiers import first_tier
 
 import fxpool
-from fxpool.codecache import quarantine
+from fxpool.codecache.store import quarantine
 from fxpool.errors import ServerLostError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import JobSpec, hosts

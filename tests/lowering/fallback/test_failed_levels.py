@@ -15,8 +15,8 @@ from torch._inductor import compile_fx
 
 import fxpool
 from fxpool import counters
-from fxpool.codecache import failed
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store import failed
+from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote

@@ -14,7 +14,7 @@ from compiling import compiled
 from tiers import first_tier
 
 import fxpool
-from fxpool.codecache import quarantine
+from fxpool.codecache.store import quarantine
 from fxpool.lowering.core.runtime import runtime
 from fxpool.pool import JobSpec
 

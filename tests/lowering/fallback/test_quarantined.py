@@ -18,7 +18,7 @@ from deadly import deadly
 from processes import HERE, run_python
 
 import fxpool
-from fxpool.codecache import quarantine
+from fxpool.codecache.store import quarantine
 from fxpool.commands.main import main
 from fxpool.errors import JobMemoryError, JobTimeoutError, NoWorkerError, QuarantinedError, WorkerDiedError
 from fxpool.lowering.core.runtime import runtime

@@ -6,7 +6,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxpool.codecache import guards
+from fxpool.codecache.guards import guards
 from fxpool.lowering.regions import symbols
 from fxpool.torch_compat.dynamo import shape_env
 

@@ -18,8 +18,8 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
 import fxpool
-from fxpool.codecache import configured
-from fxpool.codecache.cacheable import Bypass
+from fxpool.codecache.key import configured
+from fxpool.codecache.key.cacheable import Bypass
 from fxpool.lowering.request import ambient
 from fxpool.torch_compat.state import choices, configs
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fxpool.codecache import key, toolchain
-from fxpool.codecache.graph_codec import EncodedGraph, GraphEncoder
+from fxpool.codecache.graph.graph_codec import EncodedGraph, GraphEncoder
+from fxpool.codecache.key import key, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.cuda import devices
 from fxpool.lowering.request import capture, placement

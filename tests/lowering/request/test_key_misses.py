@@ -13,7 +13,7 @@ import torch
 from capturing import captured, components_of, key_of
 from circumstances import attention, import_operator, setting, states
 
-from fxpool.codecache import graph_codec
+from fxpool.codecache.graph import graph_codec
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.dynamo import shape_env
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
@@ -96,7 +96,8 @@ def test_values_of_inputs_do_not_count_and_values_of_constants_do() -> None:
                 return x * constant
 
         gm = torch.fx.symbolic_trace(Graph())
-        from fxpool.codecache import graph_codec, key
+        from fxpool.codecache.graph import graph_codec
+        from fxpool.codecache.key import key
 
         return key.canonical(graph_codec.GraphEncoder().encode(gm).description).hex()
 

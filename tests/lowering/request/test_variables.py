@@ -11,7 +11,7 @@ import torch
 from capturing import captured, key_of
 from processes import run_python
 
-from fxpool.codecache import system
+from fxpool.codecache.key import system
 from fxpool.lowering.request import ambient, variables
 
 X = torch.ones(4, 4)

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from compiling import compiled
 
 import fxpool
-from fxpool.codecache.entry import Entry
-from fxpool.codecache.store import LocalStore
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
 from fxpool.commands.main import main
 from fxpool.lowering.artifact import recomputed
 from fxpool.lowering.artifact.entry_parts import REQUEST, RESULT, Artifact
@@ -124,7 +124,7 @@ def test_what_can_not_be_compiled_again_is_said(kept: LocalStore, cache: Path, m
 
 
 def test_the_same_seed_chooses_the_same_entries() -> None:
-    from fxpool.codecache.blobs import BlobRef
+    from fxpool.codecache.store.blobs import BlobRef
 
     entries = [Entry(key=f"{number:064x}", blobs={REQUEST: BlobRef("0" * 64, 1)}) for number in range(20)]
     chosen = sample(entries, 5, 7)

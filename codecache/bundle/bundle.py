@@ -1,0 +1,233 @@
+"""Moves entries between cache directories in one file: a bundle, for images, for CI, for another machine.
+
+    store ──▶ choose ──▶ write ──▶ file ──▶ verify ──▶ restore ──▶ another store
+              which entries         │                  what is missing there
+                                    └─ a later bundle leaves out what an earlier one has (`earlier`)
+
+Bundles may build on one another like the layers of an image: an increment holds the entries that no earlier bundle has,
+their blobs without those of earlier bundles, and the names of these, which have to be in the store (or in another
+bundle of the same import) before anything of it is used.
+
+A bundle is code, as the cache is. It is refused as a whole, before anything is written, if one byte of it is damaged,
+if its MAC does not hold, if there is none and a key file is set, and without keys if others could have written it
+(`open_trusted`). The format is in `bundle_file.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from fxpool.codecache.bundle import bundle_file
+from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.bundle.bundle_file import Contents, Writer
+from fxpool.codecache.store.blobs import BlobRef, UnsafeFileError, open_private, write_error
+from fxpool.codecache.store.entry import Entry, encode_entry
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import BundleError
+
+__all__ = [
+    "Earlier",
+    "Restored",
+    "Written",
+    "check_needs",
+    "entry_as_bundle",
+    "export",
+    "open_trusted",
+    "restore",
+    "restore_bytes",
+    "write",
+]
+
+
+_EXPORT_REMEDY = "name another file, in a directory that can be written and has room"
+
+
+@dataclass
+class Earlier:
+    """What earlier bundles of a chain hold, and a later one leaves out."""
+
+    entries: dict[tuple[str, str], bytes] = field(default_factory=dict)  # with the digest of their records
+    blobs: set[BlobRef] = field(default_factory=set)
+
+    def add(self, contents: Contents) -> None:
+        """Count what a bundle holds, and what it expects, among what is there already."""
+        self.entries |= {name: record.digest for name, record in contents.entries.items()}
+        self.blobs |= contents.blobs.keys() | contents.needs
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a bundle was made of: numbers of records, and of entries left out as `incomplete`."""
+
+    entries: int
+    blobs: int
+    needs: int
+    incomplete: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """How many entries and blobs of a bundle were written, and how many entries were `present` already."""
+
+    entries: int
+    blobs: int
+    present: int
+
+
+# ---------------------------------------------------------------- writing
+
+
+def export(
+    path: str,
+    store: LocalStore,
+    entries: Iterable[Entry],
+    *,
+    earlier: Earlier | None = None,
+    keyring: Keyring | None = None,
+) -> Written:
+    """Write a bundle file, which replaces `path` when it is complete and is readable by its owner alone.
+
+    Raises StoreWriteError; then `path` is as it was.
+    """
+    path = os.path.abspath(path)
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(fd, "wb", buffering=1 << 20) as file:
+                written = write(file, store, entries, earlier=earlier, keyring=keyring)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise write_error(f"can't write the bundle {path}", error, _EXPORT_REMEDY) from error
+    return written
+
+
+def write(
+    out: BinaryIO,
+    store: LocalStore,
+    entries: Iterable[Entry],
+    *,
+    earlier: Earlier | None = None,
+    keyring: Keyring | None = None,
+) -> Written:
+    """Write those of `entries` that are whole, with their blobs, less what `earlier` has.
+
+    Blobs that vanish meanwhile (somebody clears) are left out with the entries that need them. Errors of `out` pass
+    through.
+    """
+    earlier = earlier or Earlier()
+    chosen: list[tuple[bytes, frozenset[BlobRef]]] = []
+    incomplete = 0
+    for entry in sorted(entries, key=lambda entry: (entry.key, entry.name)):
+        record = encode_entry(entry)
+        if not store.complete(entry) or len(record) > bundle_file.MAX_ENTRY:
+            incomplete += 1
+        elif earlier.entries.get((entry.key, entry.name)) != bundle_file.digest_of(record):
+            chosen.append((record, frozenset(entry.blobs.values())))
+    blobs = sorted({ref for _, refs in chosen for ref in refs}, key=lambda ref: (ref.digest, ref.size))
+    writer = Writer(out, keyring)
+    needed = [ref for ref in blobs if ref in earlier.blobs]
+    for ref in needed:
+        writer.need(ref)
+    there = set(needed)
+    for ref in blobs:
+        if ref not in there and (content := store.read_blob(ref)) is not None:
+            writer.blob(content)
+            there.add(ref)
+    added = 0
+    for record, refs in chosen:
+        if refs <= there:
+            writer.entry(record)
+            added += 1
+        else:
+            incomplete += 1
+    writer.end()
+    return Written(added, len(there) - len(needed), len(needed), incomplete, writer.bytes)
+
+
+def entry_as_bundle(entry: Entry, store: LocalStore) -> bytes:
+    """Return a bundle of one entry with all its blobs. Raises BundleError: one is gone or damaged."""
+    out = io.BytesIO()
+    if not write(out, store, [entry]).entries:
+        raise BundleError(f"the entry {entry.key[:12]}", "gone", "one of its blobs is not in the cache any more")
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------- reading
+
+
+@contextlib.contextmanager
+def open_trusted(path: str, *, keyring: Keyring | None = None, trust: bool = False) -> Iterator[BinaryIO]:
+    """Open a bundle file. Without keys, and without `trust`, only we or root may have been able to write it.
+
+    Raises BundleError: others could have written to it, or it can't be read.
+    """
+    try:
+        if trust or keyring is not None:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        else:
+            fd, _ = open_private(os.path.realpath(path), owners=(os.geteuid(), 0))
+    except UnsafeFileError as error:
+        raise BundleError(path, "untrusted", f"others could have written to it: {error.message}") from error
+    except OSError as error:
+        raise BundleError(path, "unreadable", os.strerror(error.errno or 0)) from error
+    try:
+        file = os.fdopen(fd, "rb")
+    except OSError as error:  # a directory
+        raise BundleError(path, "unreadable", os.strerror(error.errno or 0)) from error
+    with file:
+        if not file.seekable():
+            raise BundleError(path, "unreadable", "it is no regular file")
+        yield file
+
+
+def check_needs(bundles: Sequence[Contents], store: LocalStore) -> None:
+    """Check that the blobs each bundle expects are in the store, or in a bundle before it. Raises BundleError."""
+    there: set[BlobRef] = set()
+    for contents in bundles:
+        missing = sum(store.blob_path(ref) is None for ref in contents.needs - there)
+        if missing:
+            raise BundleError(contents.name, "needs_earlier", f"{missing} blobs that it builds on are not here")
+        there |= contents.blobs.keys()
+
+
+def restore(file: BinaryIO, contents: Contents, store: LocalStore) -> Restored:
+    """Put what `bundle_file.verify` has found in a file into a store; entries that are there already stay as they are.
+
+    Blobs come first, so an entry that others see has them. Raises StoreError (StoreWriteError), BundleError.
+    """
+    missing = [record for (key, name), record in contents.entries.items() if not _has(store, key, name)]
+    blobs = {ref for record in missing for ref in record.blobs}
+    written = 0
+    for ref in contents.blobs:
+        if ref in blobs and store.blob_path(ref) is None:
+            store.put_blob(bundle_file.read_blob(file, contents, ref))
+            written += 1
+    for record in missing:
+        store.publish(bundle_file.read_entry(file, contents, record), {})
+    return Restored(len(missing), written, len(contents.entries) - len(missing))
+
+
+def restore_bytes(data: bytes, name: str, store: LocalStore) -> Restored:
+    """Verify a bundle in memory and put it into a store; the caller trusts where it comes from. Raises StoreError."""
+    file = io.BytesIO(data)
+    contents = bundle_file.verify(file, name)
+    check_needs([contents], store)
+    return restore(file, contents, store)
+
+
+def _has(store: LocalStore, key: str, name: str) -> bool:
+    return any(entry.name == name and store.complete(entry) for entry in store.entries(key))

@@ -1,0 +1,242 @@
+"""Compares two keys: which component differs, down to the node, the input, the option, the function.
+
+    differences(a, b) ──▶ Difference(component, item, before, after), ...
+
+A pure function of what the two entries keep (`key_detail`). Equal keys give nothing, different ones at least one
+difference, and `differences(b, a)` is the same with before and after exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxpool.codecache.explain.graph_comparison import Change, changes, value_changes
+from fxpool.codecache.graph import encoded_values
+from fxpool.codecache.guards import guards
+from fxpool.codecache.key import key, key_detail
+from fxpool.codecache.store.entry import Component
+
+__all__ = ["Described", "Difference", "differences", "equal_components", "lines"]
+
+_SHOWN = 20  # differences of one component that are listed for people
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One item that differs. `before` and `after` are its values for people, None where it is not there.
+
+    `component` is one of the key's (`codecache.key.key`), `item` a node, an input, an option, a function, or empty
+    where nothing more is known than that the component differs. `position` is that of a node in its graph.
+    """
+
+    component: str
+    item: str
+    before: str | None
+    after: str | None
+    position: int | None = None
+
+    def mirrored(self) -> Difference:
+        return Difference(self.component, self.item, self.after, self.before, self.position)
+
+    def __str__(self) -> str:
+        what = f"{self.component}: {self.item}" if self.item else self.component
+        if self.before is None:
+            return f"{what}: added: {self.after}"
+        if self.after is None:
+            return f"{what}: gone: {self.before}"
+        return f"{what}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
+class Described:
+    """The components of a key by name, as digests, and what is known of each (`key_detail.unpacked`)."""
+
+    digests: Mapping[str, str]
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, components: Sequence[Component], detail: bytes) -> Described:
+        return cls({one.name: one.digest for one in components}, key_detail.unpacked(detail))
+
+
+def equal_components(a: Described, b: Described) -> list[str]:
+    """Return the names of the components that are the same in both."""
+    return [name for name, digest in a.digests.items() if b.digests.get(name) == digest]
+
+
+def differences(a: Described, b: Described) -> tuple[Difference, ...]:
+    """Return all items in which two keys differ, by component, in the order of `a`'s components."""
+    if sorted(b.digests.items()) < sorted(a.digests.items()):
+        return tuple(one.mirrored() for one in differences(b, a))
+    found: list[Difference] = []
+    for name in sorted({*a.digests, *b.digests}, key=_order):
+        before, after = a.digests.get(name), b.digests.get(name)
+        if before == after:
+            continue
+        items = _items(name, a.detail, b.detail)
+        found += [Difference(name, one.item, one.before, one.after, one.position) for one in items]
+        if not items:
+            whole = Change.of("", (None if digest is None else f"digest {digest[:12]}" for digest in (before, after)))
+            found.append(Difference(name, "", whole.before, whole.after))
+    return tuple(found)
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (key.ORDER.index(name) if name in key.ORDER else len(key.ORDER)), name
+
+
+def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    if not (a and b) or name not in _COMPARE:
+        return []
+    try:
+        return _COMPARE[name](a, b)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, guards.UnknownGuardError, RecursionError):
+        return []  # of a version that writes it otherwise
+
+
+# ---------------------------------------------------------------- by component
+
+
+def _graph(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    if a["level"] != b["level"]:
+        return [Change("level", str(a["level"]), str(b["level"]))]
+    return changes(a["graph"], b["graph"])
+
+
+def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    (ours, more), (theirs, other_more) = _values(a), _values(b)
+    found: list[Change] = []
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        found += value_changes(f"input {name}", ours.get(name), theirs.get(name))
+    found = _essential(found)
+    if more != other_more:
+        found.append(Change.of("arguments of the compile", map(_shown, (more, other_more))))
+    if a["layout"] != b["layout"]:
+        found.append(Change.of("overlapping inputs", (_overlaps(one) for one in (a, b))))
+    if a["constraints"] != b["constraints"]:
+        found.append(Change.of("marks of dynamic sizes", (_shown(one["constraints"]) for one in (a, b))))
+    return found
+
+
+def _values(detail: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return a graph's inputs by name, and what else of a compile's arguments counts."""
+    values, more = detail["inputs"], None
+    if detail["level"] != "aot":  # `lowering.request.capture` puts more beside them
+        values, *more = values
+    names = [str(row[1]) for row in detail["graph"][1] if row[0] == "placeholder"]
+    if len(names) != len(values) or len(set(names)) != len(names):
+        names = [str(number) for number in range(len(values))]
+    return dict(zip(names, values, strict=True)), more
+
+
+def _essential(found: list[Change]) -> list[Change]:
+    """Leave out inputs that differ in a number of order only, if others differ in themselves."""
+    following = ("number ", "storage ")
+    own = [one for one in found if not (one.before or "").startswith(following)]
+    return own or found
+
+
+def _overlaps(detail: Mapping[str, Any]) -> str:
+    names = [str(row[1]) for row in detail["graph"][1] if row[0] == "placeholder"]
+    # Positions count lifted parameters first.
+    names = [str(row[0]) for row in detail["graph"][3]] + names
+    pairs = [
+        f"{_named(names, first)} and {_named(names, second)}, {distance} bytes apart"
+        for first, second, distance, *_ in detail["layout"]
+    ]
+    return "; ".join(pairs) or "none"
+
+
+def _named(names: Sequence[str], at: int) -> str:
+    return names[at] if at < len(names) else str(at)
+
+
+def _shapes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    return _mapping_changes(*({str(row[0]): _symbol(row) for row in one["shapes"]} for one in (a, b)))
+
+
+def _symbol(row: Sequence[Any]) -> str:
+    name, lower, upper, size_like, override, replacement = row
+    shown = f"{guards.render(lower)} <= {name} <= {guards.render(upper)}"
+    shown += ", like a size" if size_like else ""
+    shown += f", treated as {override!r}" if override is not None else ""
+    return shown + (f", = {guards.render(replacement)}" if replacement is not None else "")
+
+
+def _code(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    """The functions, values and variables that are the cause; else what the graph names, whose digest covers them."""
+    found: dict[str, Change] = {}
+    coarse: list[Change] = []
+    for change in _mapping_changes(a["code"], b["code"]):
+        owner = max((name for name in a["covered"] if change.item.startswith(name)), key=len, default="")
+        inner = _mapping_changes(a["covered"].get(owner, {}), b["covered"].get(owner, {}))
+        # What is in one only follows from a change of what refers to it.
+        inner = [one for one in inner if None not in (one.before, one.after)]
+        found |= {one.item: one for one in inner}
+        if not inner or _file_of(change.item):
+            coarse.append(change)
+    files = [name.partition(" (")[2].partition(")")[0] for name in found]
+    return [*found.values(), *(change for change in coarse if _file_of(change.item) not in files)]
+
+
+def _file_of(item: str) -> str:
+    """Return the file that an item of the code component is, by name; empty for another item."""
+    return item.rpartition("file ")[2] if "file " in item else ""
+
+
+def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    found = _mapping_changes(a["ambient"], b["ambient"])
+    if any(one.item == _PRECISION for one in found):  # torch sets these with it
+        found = [one for one in found if not (one.item.startswith("fp32_precision_") and one.item.endswith("_matmul"))]
+    return found
+
+
+_PRECISION = "float32_matmul_precision"
+
+
+def _mapping(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], list[Change]]:
+    return lambda a, b: _mapping_changes(a[name], b[name])
+
+
+def _mapping_changes(a: Mapping[str, str], b: Mapping[str, str]) -> list[Change]:
+    return [
+        Change.of(name, (None if value is None else str(value) for value in (a.get(name), b.get(name))))
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return encoded_values.shortened(encoded_values.text(value) if isinstance(value, list) else repr(value))
+
+
+_COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Change]]] = {
+    "graph": _graph,
+    "inputs": _inputs,
+    "shapes": _shapes,
+    "ambient": _ambient,
+    "configuration": _mapping("configuration"),
+    "code": _code,
+    "system": _mapping("system"),
+    "toolchain": _mapping("toolchain"),
+}
+
+
+# ---------------------------------------------------------------- for people
+
+
+def lines(found: Sequence[Difference]) -> list[str]:
+    """Return one line per difference; of a component with very many, the first and a count."""
+    shown: list[str] = []
+    counts: dict[str, int] = {}
+    for one in found:
+        counts[one.component] = counts.get(one.component, 0) + 1
+        if counts[one.component] <= _SHOWN:
+            shown.append(str(one))
+        elif counts[one.component] == _SHOWN + 1:
+            shown.append("")  # its place; the count is known at the end
+    more = [f"{name}: {count - _SHOWN} more" for name, count in counts.items() if count > _SHOWN]
+    rest = iter(more)
+    return [line or next(rest) for line in shown]

@@ -1,0 +1,141 @@
+"""Explains why a graph was not served: the nearest entry and what differs, the guard that did not hold, the damage.
+
+Miss          kept by the process that looked (`lowering.artifact.miss_records`): key, sizes, entries that were tried
+explained     the same against a store, as it is when it is asked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxpool.codecache.explain.nearest import Comparison, Side, compared, likeness, nearest
+from fxpool.codecache.guards import guards
+from fxpool.codecache.store.entry import Entry
+
+__all__ = [
+    "DAMAGED", "GUARDS", "INCOMPLETE", "NOT_LOADED", "FailedGuard", "Miss", "MissExplanation", "Rejected", "explained",
+    "failed_guards",
+]  # fmt: skip
+
+GUARDS, INCOMPLETE, NOT_LOADED, DAMAGED = "guards", "incomplete", "not_loaded", "damaged"
+
+#: Components that say nothing between two functions.
+OF_A_FUNCTION = ("graph", "inputs", "shapes")
+
+_WHY = {
+    INCOMPLETE: "an entry of this key lacks a blob, or has a damaged one; it is written again",
+    NOT_LOADED: "an entry of this key did not load; the log says why, and it is written again",
+    DAMAGED: "an entry of this key, or one beside it, was damaged and set aside",
+}
+
+
+@dataclass(frozen=True)
+class FailedGuard:
+    """A condition of an entry that did not hold for this call, with the call's values of its symbols."""
+
+    guard: str
+    values: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} = {value}" for name, value in self.values.items())
+        return f"{values}, and the entry needs {self.guard}" if values else f"the entry needs {self.guard}"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An entry under the graph's key that was not served, and why: one of the constants of this module."""
+
+    name: str
+    why: str
+    guards: tuple[FailedGuard, ...] = ()
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A graph that was not found. `kind` is ``miss`` or ``guard_miss``, `when` Unix time."""
+
+    side: Side
+    kind: str
+    when: float
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True)
+class MissExplanation:
+    """Why a graph was compiled: `why` in a sentence, with the details that belong to it.
+
+    `failed_guards` are those of entries under the same key, `nearest` compares with the nearest entry of another key
+    (from that entry to this graph); `same_function` is false if that is of another function, with which a graph and its
+    inputs are not compared for people.
+    """
+
+    label: str
+    key: str
+    graph_is: str
+    kind: str
+    when: float
+    why: str
+    failed_guards: tuple[FailedGuard, ...] = ()
+    nearest: Comparison | None = None
+    same_function: bool = True
+
+    def __str__(self) -> str:
+        text = [f"{self.label}{f', {self.graph_is}' if self.graph_is != self.label else ''}: {self.why}"]
+        text += [f"  {guard}" for guard in self.failed_guards]
+        if self.nearest is not None:
+            other = self.nearest if self.same_function else self.nearest.without(OF_A_FUNCTION)
+            text += [f"  {line}" for line in str(other).splitlines()]
+        return "\n".join(text)
+
+    @property
+    def first(self) -> str:
+        """The first reason, on one line."""
+        if self.failed_guards:
+            return str(self.failed_guards[0])
+        if self.nearest is not None and self.nearest.differences:
+            shown = self.nearest if self.same_function else self.nearest.without(OF_A_FUNCTION)
+            first, *more = shown.differences or self.nearest.differences
+            return f"{first}{f' (and {len(more)} more)' if more else ''}; the nearest entry is {self.nearest.a[:12]}"
+        return self.why
+
+
+def failed_guards(encoded: Sequence[Any], values: Mapping[str, Any]) -> tuple[FailedGuard, ...]:
+    """Return the guards that do not hold for these values, or of which that can't be told."""
+    failed = []
+    for guard in encoded:
+        try:
+            if guards.evaluate(guard, values):
+                continue
+        except guards.UnknownGuardError:
+            pass
+        try:
+            names = guards.free_symbol_names(guard)
+            failed.append(FailedGuard(guards.render(guard), {n: values[n] for n in sorted(names) if n in values}))
+        except guards.UnknownGuardError as error:
+            failed.append(FailedGuard(str(error), {}))
+    return tuple(failed)
+
+
+def explained(miss: Miss, entries: Iterable[Entry]) -> MissExplanation:
+    """Explain a miss against the entries of a store; those of its own key were compiled for it since."""
+    side = miss.side
+    failed = tuple(guard for one in miss.rejected for guard in one.guards)
+    other: Comparison | None = None
+    same_function = True
+    if failed:
+        why = "there are entries of this graph, and none is for these sizes"
+    elif miss.rejected:
+        why = "; ".join(dict.fromkeys(_WHY[one.why] for one in miss.rejected if one.why in _WHY)) or "not for this call"
+    else:
+        found = nearest(side, (entry for entry in entries if entry.key != side.key))
+        if found is None:
+            why = "the cache held no other graph"
+        else:
+            other = compared(found, side)
+            why = "the nearest entry of the cache differs"
+            same_function = likeness(found.origin, side.origin) > 0
+            if not same_function:
+                why = "no graph of this function was in the cache, and the nearest entry differs"
+    return MissExplanation(side.label, side.key, side.what, miss.kind, miss.when, why, failed, other, same_function)

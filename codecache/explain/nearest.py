@@ -1,0 +1,139 @@
+"""Finds the kept graph that is nearest to one that was not served: what the miss is best explained by.
+
+Graphs of the same function of the program come before others, then those with the most equal components, then those
+with the fewest differences within them, then the youngest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxpool.codecache.explain import comparison
+from fxpool.codecache.explain.comparison import Described, Difference
+from fxpool.codecache.guards import guards
+from fxpool.codecache.store.entry import Component, Entry, Origin
+
+__all__ = ["Comparison", "Side", "compared", "likeness", "nearest"]
+
+# Entries that are as near by their components are compared in detail, at most this many.
+_COMPARED = 6
+_COMPONENTS = 8
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two keys that are compared: of an entry, or of a graph that was a miss. `name` is the entry's name."""
+
+    key: str
+    components: tuple[Component, ...]
+    detail: bytes
+    origin: Origin | None = None
+    label: str = ""
+    created: float = 0.0
+    name: str = ""
+    guards: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, entry: Entry) -> Side:
+        meta = entry.metadata
+        return cls(
+            entry.key, tuple(entry.components), entry.detail, meta.origin, meta.label, meta.created, entry.name,
+            tuple(entry.guards),
+        )  # fmt: skip
+
+    @property
+    def what(self) -> str:
+        """The function and its place, or the label: ``GPT2.forward, gpt2.py:12``."""
+        if self.origin is None or not self.origin.name:
+            return self.label
+        return f"{self.origin.name}, {self.origin.place}" if self.origin.place else self.origin.name
+
+    def described(self) -> Described:
+        return Described.of(self.components, self.detail)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two keys: the components that are `equal`, by name, and the `differences` of the others.
+
+    Entries of one key differ in their guards: those are the differences then, of the component ``guards``. `a` and `b`
+    are keys, `a_is` and `b_is` the functions they are of.
+    """
+
+    a: str
+    b: str
+    a_is: str
+    b_is: str
+    equal: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    def without(self, components: Collection[str]) -> Comparison:
+        """Return the same without what differs in some components."""
+        kept = tuple(one for one in self.differences if one.component not in components)
+        return dataclasses.replace(self, differences=kept) if kept != self.differences else self
+
+    def __str__(self) -> str:
+        text = [f"{self.a[:12]}  {self.a_is}".rstrip(), f"{self.b[:12]}  {self.b_is}".rstrip()]
+        text += [f"  {line}" for line in comparison.lines(self.differences)] or [
+            "  nothing else differs" if len(self.equal) < _COMPONENTS else "  no difference"
+        ]
+        if self.equal and self.differences:
+            text.append(f"  equal: {', '.join(self.equal)}")
+        return "\n".join(text)
+
+
+def compared(a: Side, b: Side) -> Comparison:
+    """Compare two keys, or the guards of two entries of one key: from `a` to `b`."""
+    one, other = a.described(), b.described()
+    found = comparison.differences(one, other) if a.key != b.key else _guards(a, b)
+    return Comparison(a.key, b.key, a.what, b.what, tuple(comparison.equal_components(one, other)), found)
+
+
+def _guards(a: Side, b: Side) -> tuple[Difference, ...]:
+    ours, theirs = ({_rendered(guard) for guard in side.guards} for side in (a, b))
+    return tuple(
+        Difference("guards", "", guard if guard in ours else None, guard if guard in theirs else None)
+        for guard in sorted(ours ^ theirs)
+    )
+
+
+def _rendered(guard: Any) -> str:
+    try:
+        return guards.render(guard)
+    except guards.UnknownGuardError:
+        return repr(guard)
+
+
+def nearest(side: Side, entries: Iterable[Entry]) -> Side | None:
+    """Return the entry that is nearest to `side`, other than itself; None if there is none."""
+    digests = {one.name: one.digest for one in side.components}
+    others = (entry for entry in entries if (entry.key, entry.name) != (side.key, side.name))
+    best = heapq.nlargest(_COMPARED, others, key=lambda entry: (*_nearness(side, digests, entry), entry.key))
+    if not best:
+        return None
+    first = _nearness(side, digests, best[0])[:2]
+    equal = [entry for entry in best if _nearness(side, digests, entry)[:2] == first]
+    if len(equal) == 1:
+        return Side.of(equal[0])
+    own = side.described()
+
+    def differences(entry: Entry) -> int:
+        return len(comparison.differences(own, Described.of(entry.components, entry.detail)))
+
+    return Side.of(min(equal, key=lambda entry: (differences(entry), -entry.metadata.created, entry.key)))
+
+
+def _nearness(side: Side, digests: dict[str, str], entry: Entry) -> tuple[int, int, float]:
+    equal = sum(digests.get(one.name) == one.digest for one in entry.components)
+    return likeness(side.origin, entry.metadata.origin), equal, entry.metadata.created
+
+
+def likeness(a: Origin | None, b: Origin | None) -> int:
+    """Return how much two functions are the same one: 3 for the same part of it, 0 for different ones."""
+    if a is None or b is None or not a.name or (a.model, a.function) != (b.model, b.function) or a.part != b.part:
+        return 0
+    return 1 + (a.file == b.file) + ((a.line, a.resumed) == (b.line, b.resumed))

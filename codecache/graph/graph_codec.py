@@ -1,0 +1,534 @@
+"""A graph as plain data: the same bytes are hashed into its key and sent to a worker.
+
+    GraphModule ──▶ GraphEncoder.encode ──▶ lists, numbers, strings ──▶ msgpack bytes ──▶ key
+                                                                          │
+                               worker: graph_decoder.GraphDecoder ◀───────┘  + constants, + debug text
+
+Everything is a list that starts with a short tag; numbers, strings, booleans and None stand for
+themselves. Encoding is most of what a key costs, so types that occur often are looked up, and rows
+that occur often (a node, a function) are made once and shared: never change a row. Debug data that
+does not affect the compile (stack traces, module paths) is kept apart in `EncodedGraph.debug` and
+travels without being hashed. Tensors captured as constants are hashed by content and travel beside
+the description. Functions and operators are named; those from outside torch are listed in
+`EncodedGraph.dependencies`, for the key to hash and the worker to load.
+
+Raises `CannotTravelError` (with the counted reason) for anything without a name in another
+process. Encoding does not change the graph: Dynamo still needs it afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from fxpool.codecache.code import sources
+from fxpool.codecache.graph.target_names import comes_with_torch, name_of
+from fxpool.codecache.guards import guards
+from fxpool.errors import CannotTravelError
+from fxpool.torch_compat.cuda import attention
+from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
+from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.triton import user_kernels
+
+# Node metadata that tells where a node came from, or that compiling computes again.
+_DEBUG_META = frozenset(
+    ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
+     "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
+     "steal_arg", "unbacked_bindings", "desc", "output_stack_traces", "numeric_debug_handle", "arg_kwarg_vals",
+     "mod_stack", "dynamo_source", "autograd_backward")
+)  # fmt: skip
+
+# Of these, metadata that is kept in part.
+_PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
+
+_NO_ARGUMENTS, _NO_KEYWORDS = ("t",), ("d",)
+_NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
+
+
+@dataclasses.dataclass
+class EncodedGraph:
+    """The result of `GraphEncoder.encode`.
+
+    `description` is hashed and travels. `constants` are the tensors it names by number; `debug`
+    holds text for messages. `dependencies` maps a name to a function, operator, Triton kernel or
+    module from outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
+    devices, also of those that are named in a string.
+
+    Which of several equal devices a graph is for does not affect the compile: in the description they are numbered in
+    order of appearance, unless the graph has its `own_indices`. `indices` holds this process's index of each;
+    `current_named` says that the current device is meant somewhere, `attention_open` that only the device decides how
+    attention is computed.
+    Process groups are numbered as well: `groups` holds their names in this process, and how many ranks each has.
+    """
+
+    description: list[Any]
+    constants: list[torch.Tensor]
+    debug: list[Any]
+    dependencies: dict[str, Any]
+    symbols: set[str]
+    devices: set[str]
+    indices: list[int]
+    current_named: bool
+    attention_open: bool
+    groups: dict[str, int]
+    own_indices: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """A process group, in the place of its name."""
+
+    number: int
+
+
+class GraphEncoder:
+    """Encodes one graph and its inputs. Use one instance per request: identities are counted in it.
+
+    With `own_indices` CUDA devices keep the indices they have in this process, and those below them count as named.
+    """
+
+    def __init__(self, *, own_indices: bool = False) -> None:
+        self._own_indices = own_indices
+        self.describer = tensors.Describer()
+        self.constants: list[torch.Tensor] = []
+        self.dependencies: dict[str, Any] = {}
+        self.symbols: set[str] = set()
+        self.devices: set[str] = set()
+        self._indices: dict[int, int] = {}
+        self._current_named = False
+        self.groups: dict[str, int] = {}
+        self._group_at: dict[int, int] = {}  # by identity of operators
+        self._attentions: dict[str, int] = {}
+        self._attention_open = self._changes_switches = False
+        self._constant_ids: dict[int, int] = {}
+        self._regions: dict[Any, int] = {}
+        self._calls_kernels = False
+        self._kernels: dict[int, list[Any]] = {}
+        self._nodes: dict[torch.fx.Node, list[Any]] = {}
+        # By identity, since an operator's comparison may be arbitrary; kept, or its id could be reused.
+        self._functions: dict[int, tuple[Any, list[Any]]] = {}
+        # Combinations of metadata names that are left out: most nodes have the same few.
+        self._of_no_interest: set[tuple[str, ...]] = set()
+        self._debug: list[Any] = []
+
+    # --- the graph -----------------------------------------------------------------------
+
+    def encode(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor] | None = None) -> EncodedGraph:
+        """Encode `gm`. `lifted` maps names of parameters and buffers that the graph carries as attributes to their fake
+        twins; only their metadata travels. Other tensors are constants. Raises CannotTravelError."""
+        lifted = lifted or {}
+        description = self._module(gm, lifted)
+        is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
+        return EncodedGraph(
+            description, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
+            list(self._indices), self._current_named, is_open, self.groups, self._own_indices,
+        )  # fmt: skip
+
+    def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
+        if gm.meta.get("nested_region_config") is not None:
+            raise CannotTravelError("region_options", "a nested_compile_region has options of its own")
+        codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
+        if codegen is not torch.fx.graph.CodeGen:
+            raise CannotTravelError("calling_convention", codegen.__name__)
+        lifted_rows = [
+            [name, isinstance(gm_attribute(gm, name), torch.nn.Parameter), self.value(fake)]
+            for name, fake in lifted.items()
+        ]
+        attributes: dict[str, list[Any]] = {}
+        nodes: list[list[Any]] = []
+        for node in gm.graph.nodes:
+            op, target, args, kwargs, about = node.op, node.target, node.args, node.kwargs, node.meta
+            if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
+                attributes[target] = self._attribute(node, gm_attribute(gm, target))
+            called = target if isinstance(target, str) else self.function(target)
+            if self._group_at and id(target) in self._group_at:
+                args, kwargs = self._group_numbered(self._group_at[id(target)], args, kwargs)
+            if target is attention.FUNCTION:
+                called = self._attention(node, called)
+            self._nodes[node] = ["n", len(self._nodes)]
+            self._debug.append(about.get("stack_trace"))
+            nodes.append(
+                [
+                    op,
+                    node.name,
+                    called,
+                    ["t", *self._each(args)] if args else _NO_ARGUMENTS,
+                    # By name: the order of keyword arguments means nothing, that of a dict's items may.
+                    self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
+                    self._meta(about),
+                ]
+            )
+        kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
+        meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
+        if "_checkpoint_context_fn" in gm.meta:
+            meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
+        if self.groups:
+            meta.append(["fxpool_group_sizes", self.value(list(self.groups.values()))])
+        if self._calls_kernels:
+            rows = zip(gm.graph.nodes, nodes, strict=True)
+            nodes = [self._kernel_call(node, row) if user_kernels.is_call(node) else row for node, row in rows]
+        return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
+
+    def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
+        """Put a Triton kernel's data in place of its table numbers, in a call's row: tables differ by process."""
+        try:
+            constants = user_kernels.constants(node)
+            described = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
+        except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
+            raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
+        *before, (tag, *keywords), meta = row
+        return [*before, [tag, *([name, described.get(name, value)] for name, value in keywords)], meta]
+
+    def _kernel(self, node: torch.fx.Node) -> list[Any]:
+        """Return a kernel's row. Its digest travels too: imported elsewhere, the module may make another kernel."""
+        place = user_kernels.place(node)
+        if place not in self._kernels:
+            kernel = user_kernels.describe(node)
+            self.dependencies[f"kernel:{kernel.module}:{kernel.name}"] = kernel.function
+            self._kernels[place] = ["kernel", len(self._kernels), sources.digest_value(kernel.function), kernel.data]
+        return self._kernels[place]
+
+    def _group_numbered(self, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Put a group's number in the place of its name."""
+        name = args[at] if at < len(args) else kwargs.get("group_name")
+        if not isinstance(name, str):
+            return args, kwargs
+        if name not in self.groups:
+            try:
+                self.groups[name] = process_groups.size(name)
+            except LookupError as error:
+                raise CannotTravelError("process_group", f"there is no group {name} in this process") from error
+        group = _Group(list(self.groups).index(name))
+        if at < len(args):
+            return (*args[:at], group, *args[at + 1 :]), kwargs
+        return args, {**kwargs, "group_name": group}
+
+    def _attention(self, node: torch.fx.Node, called: Any) -> Any:
+        number = attention.implementation(node, self._attentions)
+        if number is None:
+            self._attention_open |= attention.is_on_cuda(node)
+            return called
+        return ["attention", number]
+
+    def _meta(self, about: dict[str, Any]) -> Sequence[Any]:
+        names = tuple(about)
+        if names in self._of_no_interest:
+            return ()
+        if _DEBUG_META.issuperset(names) and not _PARTLY_KEPT.intersection(names):
+            self._of_no_interest.add(names)
+            return ()
+        kept: list[Any] = []
+        for name, value in about.items():
+            if name in _DEBUG_META or value is None:
+                continue
+            if name == "ac_graph_id":  # numbers of a counter: which checkpointed region a node is of
+                kept.append([name, self._regions.setdefault(value, len(self._regions))])
+                continue
+            try:
+                kept.append([name, self.value(_by_name(value))])
+            except CannotTravelError as error:
+                raise CannotTravelError(f"node_metadata:{name}", error.detail) from error
+        kept.sort(key=lambda pair: str(pair[0]))
+        static = (about.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+        if static:
+            kept.append(["tensor_dict", ["d", ["_dynamo_static_input_type", static]]])
+        bindings = about.get("unbacked_bindings")
+        if bindings:
+            kept.append(["unbacked_bindings", self._bindings(bindings)])
+        return kept
+
+    def _bindings(self, bindings: dict[Any, Any]) -> list[Any]:
+        rows: list[Any] = []
+        for symbol, path in bindings.items():
+            self.symbols.add(symbol.name)
+            rows.append([guards.encode(symbol), [self.value_object(part) for part in path]])
+        return ["bindings", *rows]
+
+    def _attribute(self, node: torch.fx.Node, value: Any) -> list[Any]:
+        name = str(node.target)
+        if isinstance(value, torch.fx.GraphModule):
+            return self._module(value, {})
+        if isinstance(value, torch.Tensor):
+            return ["constant", *self.constant(value, opaque=operators.is_only_passed_on(node))]
+        if node.op == "call_module":
+            raise CannotTravelError("call_module", f"{name} is a {type(value).__name__}")
+        raise CannotTravelError("attribute", f"{name} is a {type(value).__name__}")
+
+    # --- values --------------------------------------------------------------------------
+
+    def value(self, value: Any) -> Any:
+        """Encode any argument of a node, or part of one."""
+        return self._each((value,))[0]
+
+    def _each(self, values: Iterable[Any]) -> list[Any]:
+        """Encode each of `values`. Most are nodes and numbers: those are handled without a call."""
+        nodes, encoders = self._nodes, _ENCODERS
+        encoded = []
+        for value in values:
+            kind = type(value)
+            if kind is _Node:
+                encoded.append(nodes[value])
+            elif kind in _THEMSELVES or (kind is int and _SMALLEST <= value <= _LARGEST):
+                encoded.append(value)
+            else:
+                encode = encoders.get(kind)
+                encoded.append(encode(self, value) if encode is not None else self._of_other_type(value))
+        return encoded
+
+    def _sequence(self, tag: str, values: Iterable[Any]) -> list[Any]:
+        return [tag, *self._each(values)]
+
+    def _dict(self, values: Mapping[Any, Any]) -> list[Any]:
+        return ["d", *map(self._each, values.items())]
+
+    def _text(self, value: str) -> str:
+        kind, _, index = value.partition(":")
+        if kind in _NAMES_OF_DEVICES:
+            self.devices.add(kind)
+            if kind == "cuda":
+                if index.isdigit():
+                    return f"cuda:{self._number(int(index))}"
+                self._current_named = True
+        return value
+
+    def device(self, device: torch.device) -> list[Any]:
+        """Encode a device; CUDA devices are renumbered in order of appearance, or keep their indices."""
+        kind, index = device.type, device.index
+        self.devices.add(kind)
+        if kind == "cuda":
+            if index is None:
+                self._current_named = True
+            else:
+                index = self._number(index)
+        return [kind, index]
+
+    def _number(self, index: int) -> int:
+        if self._own_indices:
+            self._indices.update((number, number) for number in range(len(self._indices), index + 1))
+        return self._indices.setdefault(index, len(self._indices))
+
+    def _of_other_type(self, value: Any) -> Any:
+        """Encode a value whose exact type is not in `_ENCODERS`: tensors, functions, and subclasses of those types."""
+        if isinstance(value, torch.Tensor):
+            return ["tensor", self.tensor(value)] if tensors.is_fake(value) else ["constant", *self.constant(value)]
+        if isinstance(value, torch.Size):
+            return self._sequence("size", value)
+        if isinstance(value, tuple):
+            if hasattr(value, "_fields"):
+                return ["nt", self.function(type(value)), *map(self.value, value)]
+            return self._sequence("t", value)
+        if isinstance(value, list):
+            return self._sequence("l", value)
+        if isinstance(value, dict):
+            return self._dict(value)
+        if isinstance(value, (set, frozenset)):
+            return ["set", *sorted(map(self.value, value), key=repr)]
+        if isinstance(value, enum.Enum):
+            return ["enum", self.function(type(value)), value.name]
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbolic(value)
+        if isinstance(value, functools.partial):
+            return ["partial", self.function(value.func), self.value(value.args), self.value(value.keywords)]
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or callable(value):
+            return ["fn", self.function(value)]
+        raise CannotTravelError("value", f"{type(value).__module__}.{type(value).__name__}")
+
+    def value_object(self, value: Any) -> Any:
+        """Encode a frozen dataclass of torch's (a key path of a binding) by class and fields."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [[f.name, self.value_object(getattr(value, f.name))] for f in dataclasses.fields(value)]
+            return ["dc", self.function(type(value)), *fields]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return ["nt", self.function(type(value)), *map(self.value_object, value)]
+        return self.value(value)
+
+    def symbolic(self, value: Any) -> list[Any]:
+        """Encode a SymInt, SymFloat or SymBool. Raises CannotTravelError."""
+        expr = shape_env.expression_of(value)
+        # The ragged size of a jagged tensor travels where it is an input that the graph does not compute with.
+        if shape_env.is_nested_int(value) and not isinstance(expr, sympy.Symbol):
+            raise CannotTravelError("nested_int")
+        return self._symbolic(value, expr)
+
+    def expression(self, expr: sympy.Basic) -> sympy.Basic:
+        """Return the expression that stands for a symbolic number; a subclass may call its symbols otherwise."""
+        return expr
+
+    def _symbolic(self, value: Any, expr: sympy.Basic) -> list[Any]:
+        kind = "int" if isinstance(value, torch.SymInt) else "float" if isinstance(value, torch.SymFloat) else "bool"
+        self.symbols.update(symbol.name for symbol in expr.free_symbols)
+        try:
+            return ["y", kind, guards.encode(self.expression(expr))]
+        except guards.UnknownGuardError as error:
+            raise CannotTravelError("symbolic_expression", str(error)) from error
+
+    def tensor(self, tensor: torch.Tensor) -> list[Any]:
+        """Encode a tensor by metadata only."""
+        try:
+            return self._facts(self.describer.describe(tensor))
+        except tensors.UnsupportedTensor as error:
+            raise CannotTravelError("tensor", str(error)) from error
+
+    def _facts(self, facts: tensors.TensorFacts) -> list[Any]:
+        """Return one row in the order of `TensorFacts`."""
+        return [
+            facts.identity,
+            facts.storage,
+            self.value(facts.nbytes),
+            dtype_name(facts.dtype),
+            self.device(facts.device),
+            self._each(facts.size),
+            self._each(facts.stride),
+            self.value(facts.offset),
+            facts.requires_grad,
+            facts.is_leaf,
+            facts.is_parameter,
+            facts.is_conj,
+            facts.is_neg,
+            facts.is_inference,
+            facts.creation_meta,
+            self._facts(facts.base) if facts.base is not None else None,
+            # By its symbol, even if its value is known: what torch does with a wrapped number asks for the symbol.
+            None if facts.item is None else self._symbolic(facts.item, shape_env.symbol_of(facts.item)),
+        ]
+
+    def constant(self, tensor: torch.Tensor, *, opaque: bool = False) -> list[Any]:
+        """Encode a tensor by value: its number among the constants, and a digest of metadata and content.
+
+        `opaque`: no compile looks into it, and its content is no function of the program's.
+        """
+        if tensors.is_fake(tensor):
+            raise CannotTravelError("fake_constant")
+        if not tensor.is_mkldnn:
+            try:
+                tensors.refuse_unusual(tensor)
+            except tensors.UnsupportedTensor as error:
+                raise CannotTravelError("tensor", str(error)) from error
+        number = self._constant_ids.get(id(tensor))
+        if number is None:
+            number = self._constant_ids[id(tensor)] = len(self.constants)
+            self.constants.append(tensor)
+        self.devices.add(tensor.device.type)
+        return [
+            number,
+            tensor_digest(tensor, content=not opaque),
+            isinstance(tensor, torch.nn.Parameter),
+            tensor.requires_grad,
+        ]
+
+    # --- functions -----------------------------------------------------------------------
+
+    def function(self, target: Any) -> list[Any]:
+        """Encode a function, operator or class by a name that finds the same object in another process."""
+        known = self._functions.get(id(target))
+        if known is None:
+            known = self._functions[id(target)] = target, self._function(target)
+        return known[1]
+
+    def _function(self, target: Any) -> list[Any]:
+        if (at := process_groups.position(target)) is not None:
+            self._group_at[id(target)] = at
+        if operators.is_overload(target):
+            if not operators.is_builtin(target):
+                self.dependencies[f"operator:{operators.overload_name(target)}"] = target
+            return ["op", operators.overload_name(target)]
+        if operators.is_packet(target):
+            if not operators.is_builtin(target):
+                self.dependencies[f"operator:{operators.packet_name(target)}"] = target
+            return ["packet", operators.packet_name(target)]
+        if operators.is_higher_order(target):
+            self._calls_kernels |= user_kernels.is_operator(target)
+            return ["hop", operators.higher_order_name(target), type(target).__module__]
+        wrapped = operators.numpy_wrapper(target)
+        if wrapped is not None:
+            return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]
+        self._changes_switches |= attention.changes_switches(target)
+        module, qualified = name_of(target)
+        if not comes_with_torch(module):
+            self.dependencies[f"function:{module}:{qualified}"] = target
+        return ["py", module, qualified]
+
+
+def _by_name(value: Any) -> Any:
+    """Return dicts with string keys sorted by key; anything else unchanged."""
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: _by_name(value[name]) for name in sorted(value)}
+    return value
+
+
+def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
+    """Return the attribute that a dotted target names."""
+    attribute: Any = gm
+    for part in path.split("."):
+        attribute = getattr(attribute, part)
+    return attribute
+
+
+def tensor_digest(tensor: torch.Tensor, *, content: bool = True) -> str:
+    """Return the digest of a real tensor's metadata and `content` (read to the CPU; sizes in elements)."""
+    strides = tensor.stride() if tensor.layout is torch.strided else str(tensor.layout)
+    meta = repr(
+        (dtype_name(tensor.dtype), tuple(tensor.shape), strides, tensor.device.type, tensor.is_conj(),
+         tensor.is_neg())
+    )  # fmt: skip
+    digest = hashlib.sha256(meta.encode())
+    if content:
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
+    """Return the elements of a real tensor in row-major order."""
+    with tensors.modes_disabled():
+        dense = tensor.to_dense() if tensor.is_mkldnn else tensor
+        flat = dense.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+        if flat.numel() == 0:
+            return b""
+        return memoryview(flat.view(torch.uint8).numpy())
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+_Node = torch.fx.Node
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of integers that stand for themselves
+_THEMSELVES = frozenset((bool, type(None)))
+_ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
+    int: lambda _, v: ["i", str(v)],
+    str: GraphEncoder._text,
+    float: lambda _, v: v if math.isfinite(v) else ["f", repr(v)],
+    tuple: lambda e, v: e._sequence("t", v),
+    list: lambda e, v: e._sequence("l", v),
+    # What torch compares with a node's arguments has to be of their types.
+    immutable_list: lambda e, v: e._sequence("il", v),
+    dict: GraphEncoder._dict,
+    immutable_dict: lambda e, v: ["id", *e._dict(v)[1:]],
+    torch.Size: lambda e, v: e._sequence("size", v),
+    torch.SymInt: GraphEncoder.symbolic,
+    torch.SymFloat: GraphEncoder.symbolic,
+    torch.SymBool: GraphEncoder.symbolic,
+    torch.dtype: lambda _, v: ["dtype", dtype_name(v)],
+    torch.device: lambda e, v: ["device", *e.device(v)],
+    torch.layout: lambda _, v: ["layout", str(v).removeprefix("torch.")],
+    torch.memory_format: lambda _, v: ["memory_format", str(v).removeprefix("torch.")],
+    type(...): lambda _, v: ["..."],
+    complex: lambda e, v: e._sequence("complex", (v.real, v.imag)),
+    slice: lambda e, v: e._sequence("slice", (v.start, v.stop, v.step)),
+    range: lambda _, v: ["range", v.start, v.stop, v.step],
+    bytes: lambda _, v: ["bytes", v],
+    _Group: lambda _, v: ["group", v.number],
+    opaque_inputs.Opaque: lambda _, v: ["opaque", v.class_name],
+}

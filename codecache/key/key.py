@@ -1,0 +1,123 @@
+"""The key of a graph: named components, their hashes, and the hash of those.
+
+    graph          nodes, targets, arguments, nested graphs, constants by content
+    inputs         tensors by metadata, views, shared storages, overlaps; plain numbers by value
+    shapes         what is proven about the symbols that occur, without hints
+    ambient        global switches: grad mode, autocast, SDPA backends, precision, threads, ...
+    configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
+    code           sources of functions and operators that are not torch's
+    system         torch, Python, CPU or device, fxpool
+    toolchain      the C++ compiler
+
+An entry keeps the digests of all components, and packed what is in them (`key_detail`), so that two keys can be
+compared (`comparison`) and a miss explained.
+Nothing in a key depends on the process, the host's name, a path or an insertion order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import marshal
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fxpool.codecache.store.entry import Component
+
+# Bump if the meaning of an entry changes in a way that the digest of fxpool's own sources does not show.
+KEY_VERSION = 1
+
+ORDER = ("graph", "inputs", "shapes", "ambient", "configuration", "code", "system", "toolchain")
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def canonical(data: Any) -> bytes:
+    """Encode plain data as bytes that depend on nothing but its value (mappings are sorted).
+
+    Raises:
+        TypeError: something in `data` is not plain.
+    """
+    return _ENCODER.encode(data)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphKey:
+    """`digest` is the key that entries are stored under; `components` are its parts, in `ORDER`.
+
+    `detail` has the parts themselves, packed (`key_detail`), once the key is `described`.
+    """
+
+    digest: str
+    components: tuple[Component, ...]
+    detail: bytes = b""
+
+    def __str__(self) -> str:
+        return self.digest
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any]) -> GraphKey:
+        """Return the key of plain data by component name; bytes are hashed as they are.
+
+        Raises:
+            ValueError: the components are not exactly those of `ORDER`.
+            TypeError: something is not plain.
+        """
+        if set(parts) != set(ORDER):
+            raise ValueError(f"components are {sorted(parts)}, not {sorted(ORDER)}")
+        components = tuple(Component(name, _digest(name, parts[name])) for name in ORDER)
+        total = hashlib.sha256(f"fxpool key {KEY_VERSION}".encode())
+        for component in components:
+            total.update(f"\n{component.name} {component.digest}".encode())
+        return cls(total.hexdigest(), components)
+
+    def holds(self, name: str, part: Any) -> bool:
+        """Return whether component `name` has the value `part`."""
+        return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
+
+    def described(self, parts: Mapping[str, Any], texts: Mapping[str, str], detail: bytes = b"") -> GraphKey:
+        """Return the same key with `detail`, and texts for people: from `texts`, or the component's values, shortened.
+
+        Needed only for an entry that is written; it takes longer than the key itself.
+        """
+        components = (
+            Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
+            for c in self.components
+        )
+        return GraphKey(self.digest, tuple(components), detail)
+
+
+# Last value of each component that seldom changes between graphs, as bytes that tell types apart, and its digest.
+_LAST: dict[str, tuple[bytes, str]] = {}
+_SELDOM_CHANGING = ("configuration", "system", "toolchain")
+
+
+def _digest(name: str, part: Any) -> str:
+    if isinstance(part, bytes):
+        return hashlib.sha256(part).hexdigest()
+    seen: bytes | None = None
+    if name in _SELDOM_CHANGING:
+        with contextlib.suppress(ValueError):  # a value that only `canonical` can encode
+            seen = marshal.dumps(part, 2)  # a version without references: equal bytes are equal values
+            last = _LAST.get(name)
+            if last is not None and last[0] == seen:
+                return last[1]
+    digest = hashlib.sha256(canonical(part)).hexdigest()
+    if seen is not None:
+        _LAST[name] = (seen, digest)
+    return digest
+
+
+def readable(data: Any, limit: int = 300) -> str:
+    """Return a component's values for people: one ``name = value`` per line for mappings."""
+    if isinstance(data, bytes):
+        return f"{len(data)} bytes"
+    if isinstance(data, Mapping):
+        lines = [f"{name} = {value!r}" for name, value in sorted(data.items(), key=lambda pair: str(pair[0]))]
+        text = "\n".join(lines)
+    else:
+        text = repr(data)
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text)} characters)"

@@ -1,0 +1,117 @@
+"""The parts of a key, packed, as an entry keeps them: enough to say later in which item two keys differ.
+
+    level, graph, inputs     as they were hashed (`graph_codec`)
+    layout, constraints      memory that inputs share; what the program said of their sizes
+    shapes                   a row per symbol
+    ambient, configuration, system, toolchain     name to value, long ones shortened
+    code                     digests by name, and of each function and variable that they cover
+
+Values of environment variables may be secrets: only digests of them are kept. Packed once per miss, and never unpacked
+by a hit.
+
+zstandard is imported inside functions: a hit does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fxpool.codecache.code.coverage import of_variables
+from fxpool.codecache.graph.encoded_values import shortened
+
+__all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
+
+#: Bytes; a packed detail that claims more is no detail of ours.
+MAX_UNPACKED = 256 << 20
+# Bytes; of a graph that is larger, the components' digests alone are kept. Some 100,000 nodes.
+_MOST = 8 << 20
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def packed(
+    parts: Mapping[str, Any],
+    *,
+    level: str,
+    graph: bytes,
+    inputs: bytes,
+    layout: Sequence[Any] = (),
+    constraints: Sequence[Any] = (),
+    covered: Mapping[str, Mapping[str, str]] | None = None,
+) -> bytes:
+    """Pack the parts of a key. `covered` has what each digest of the program's code covers (`program_code.Covered`).
+
+    Empty where the graph is too large to be kept twice.
+    """
+    if len(graph) + len(inputs) > _MOST:
+        return b""
+    detail = {
+        "level": level,
+        "graph": graph,
+        "inputs": inputs,
+        "layout": layout,
+        "constraints": constraints,
+        "shapes": parts["shapes"],
+        "ambient": {
+            **_flat({name: value for name, value in parts["ambient"].items() if name != "environment"}),
+            **of_variables(parts["ambient"].get("environment", {})),
+        },
+        "configuration": _flat(parts["configuration"]),
+        "code": {name: digest[:16] for name, digest in parts["code"].items()},
+        "covered": covered or {},
+        "system": _flat(parts["system"]),
+        "toolchain": _flat(parts["toolchain"]),
+    }
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=3).compress(_ENCODER.encode(detail))
+
+
+def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ambient component for people: with digests of environment variables instead of their values."""
+    return {**ambient, "environment": of_variables(ambient.get("environment", {}))}
+
+
+def unpacked(detail: bytes) -> dict[str, Any]:
+    """Return what `packed` was given, with graph and inputs decoded; empty for bytes that are no detail.
+
+    Raises nothing: an entry of another version may hold something else, and then less is said of it.
+    """
+    if not detail:
+        return {}
+    import zstandard
+
+    try:
+        # A frame carries its size.
+        if zstandard.frame_content_size(detail) > MAX_UNPACKED:
+            return {}
+        found = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(detail, max_output_size=MAX_UNPACKED))
+        if not isinstance(found, dict):
+            return {}
+        return {
+            **found,
+            "graph": msgspec.msgpack.decode(found["graph"]),
+            "inputs": msgspec.msgpack.decode(found["inputs"]),
+        }
+    except (zstandard.ZstdError, msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Return nested mappings as one, ``inductor.max_autotune`` to its value as text."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[f"{before}{name}"] = shortened(_stable(value))
+    return flat
+
+
+def _stable(value: Any) -> str:
+    """Return a value as text that does not depend on the order of a set."""
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_stable, value))) + "}"
+    return repr(value)

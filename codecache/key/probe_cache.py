@@ -1,0 +1,68 @@
+"""Caches probe answers beside the graphs: slow to find, valid while a file is unchanged.
+
+    <root>/toolchain/<digest of question and file>.json
+
+A file is unchanged while its real path, device, inode, size and times are. Answers hold no paths. An answer that can't
+be read is probed again, one that can't be written is probed again by the next process: neither is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+
+from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.errors import StoreError
+
+Identity = tuple["str | int", ...]
+
+
+def identity_of(path: str) -> Identity:
+    """Return facts that tell a file from any other, and from itself after a change. Raises OSError."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
+    """Return the answer to a question about a file; None if there is none, or the directory is not to be trusted."""
+    if root is None:
+        return None
+    try:
+        check_directory(root)
+        answer = json.loads(read_private(_place(root, question, identity))[0])
+    except (OSError, StoreError, ValueError):
+        return None
+    sound = isinstance(answer, dict) and all(isinstance(value, str) for value in answer.values())
+    return answer if sound else None
+
+
+def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
+    """Keep an answer for the next process; failures to write are ignored."""
+    if root is None:
+        return
+    try:
+        check_directory(root)
+        write_private(_place(root, question, identity), json.dumps(answer).encode())
+    except StoreError:
+        pass
+
+
+class Kept:
+    """The answers kept under `root`, as an object for modules that must not import this package."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+
+    def read(self, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
+        return read(self._root, question, identity)
+
+    def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
+        write(self._root, question, identity, answer)
+
+
+def _place(root: str, question: Sequence[str], identity: Identity) -> str:
+    digest = hashlib.sha256(json.dumps([list(question), list(identity)]).encode()).hexdigest()
+    return os.path.join(root, "toolchain", f"{digest}.json")

@@ -1,0 +1,294 @@
+"""Identifies by content what a compiler's command runs: the program, a script in its place, and what that script names.
+
+    script ──▶ its text ──▶ files and programs that it names, followed in turn
+                       └──▶ variables that it reads, by value
+    ccache, distcc, ... ──▶ their settings, and the compiler behind them
+    compiler ──▶ its file, and those of the passes that it starts (cc1plus, as, ld)
+
+A script is read, not run: what it names counts whether it uses it or not. A name that it computes as it runs is not
+seen; the version it reports still counts (`toolchain`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+from fxpool.codecache.key import probe_cache
+
+__all__ = ["FRONTS", "Program", "identify", "is_script"]
+
+#: Programs that run the next compiler of their own name on the path, and the prefix of their variables.
+FRONTS = {"ccache": "CCACHE_", "sccache": "SCCACHE_", "distcc": "DISTCC_", "icecc": "ICECC_"}
+# Variables about a front's storage and logs: they do not affect the code.
+_OF_THE_PLACE = re.compile(r"_(DIR|TEMPDIR|LOGFILE|LOG|DEBUG|DEBUGDIR|MAXSIZE|MAXFILES|STATS|STATSLOG|VERBOSE)$")
+_SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccache.conf")
+# Programs that may be asked for their passes: any other could take the question for an order.
+_COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
+_PASSES = ("cc1plus", "as", "collect2", "ld")
+_VARIABLES = re.compile(
+    r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
+    re.X,
+)
+# Set by every shell for itself, or passed to every process in another way.
+_OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
+_WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
+_COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
+# Files that a shell only writes to, such as logs: `>> "$log"` and `tee -a file`, and the assignment of the variable.
+_SHELL = re.compile(r"^#!.*\b(?:sh|bash|dash|ksh|zsh|ash)\b")
+_WRITTEN = re.compile(
+    r"""(?:(?:\d|&)?>>?\|?|\btee\s+(?:-\w+\s+)*)\s*(?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""",
+)
+_ONE_VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
+# A script that names more was not written by a person to run a compiler.
+_MOST_FILES = 200
+_LONGEST_TEXT = 256 << 10
+_TIMEOUT = 60.0
+# Seconds that a file must have been unchanged before its times can stand for its content.
+_SETTLED = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """`digest` covers everything that counts; `variables` are the environment variables that it may read.
+
+    `unknown` says why that is incomplete; empty if it is not.
+    """
+
+    digest: str
+    variables: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+def is_script(path: str) -> bool:
+    """Return whether a program is a script for an interpreter. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def identify(path: str, root: str | None) -> Program:
+    """Identify the program at `path` and all it runs; digests of files are kept under `root`."""
+    looked = _Look(root)
+    looked.at(path, ())
+    names = tuple(sorted(looked.variables))
+    whole = hashlib.sha256("\n".join(sorted(looked.found)).encode()).hexdigest()
+    return Program(whole, names, looked.unknown)
+
+
+class _Look:
+    """One walk from a program to all it runs."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+        self._seen: set[tuple[str, str]] = set()
+        self.found: set[str] = set()  # a line each: name and digest of content
+        self.variables: set[str] = set()
+        self.unknown = ""
+
+    def at(self, path: str, places: tuple[str, ...]) -> None:
+        """Add a file; `places` are directories named by the scripts that lead to it."""
+        real = os.path.realpath(path)
+        called = (os.path.basename(path), real)  # the name counts: fronts and compilers look at it
+        if called in self._seen or self.unknown:
+            return
+        self._seen.add(called)
+        if len(self._seen) > _MOST_FILES:
+            self.unknown = f"a script names more than {_MOST_FILES} files"
+            return
+        try:
+            text = _text(real)
+            content = hashlib.sha256(text).hexdigest() if text is not None else _digest(real, self._root)
+        except OSError as error:
+            if os.path.exists(path):  # executable, but not readable
+                self.unknown = f"{os.path.basename(path)}: {error.strerror}"
+            return
+        self.found.add(f"{os.path.basename(path)} {content}")
+        if text is not None:
+            self._script(path, real, text.decode("utf-8", "surrogateescape"), places)
+        elif os.path.basename(real) in FRONTS:
+            self._front(path, os.path.basename(real), places)
+        elif _COMPILER.search(os.path.basename(real)):
+            for place in _passes(real, self._root):
+                self.at(place, places)
+
+    def _script(self, path: str, real: str, text: str, places: tuple[str, ...]) -> None:
+        if len(text) >= _LONGEST_TEXT:
+            self.unknown = f"{os.path.basename(path)} is too long to be read"
+        text = _COMMENT.sub("", text)
+        if _SHELL.match(text):
+            text = _without_what_it_writes(text)
+        named = {name for groups in _VARIABLES.findall(text) for name in groups if name}
+        self.variables |= named - _OF_THE_SHELL
+        words = {os.path.expandvars(os.path.expanduser(word)) for word in _words(text)}
+        beside = tuple(dict.fromkeys((os.path.dirname(path), os.path.dirname(real))))
+        words |= {part for word in words if ":" in word for part in word.split(":")}
+        further = tuple(word for word in sorted(words) if word.startswith("/") and word != "/" and os.path.isdir(word))
+        places = (*further, *places)
+        for word in sorted(words):
+            for candidate in _candidates(word, beside, places):
+                if os.path.isfile(candidate):
+                    self.at(candidate, places)
+
+    def _front(self, path: str, front: str, places: tuple[str, ...]) -> None:
+        begins = FRONTS[front]
+        settings = {name for name in os.environ if name.startswith(begins)}
+        self.variables |= {name for name in settings if not _OF_THE_PLACE.search(name)}
+        files = [os.path.expanduser(name) for name in _SETTINGS] if front == "ccache" else []
+        for name in sorted(settings):  # CCACHE_CONFIGPATH, CCACHE_COMPILER, CCACHE_PREFIX, ...
+            for word in (os.environ[name], *os.environ[name].split()):
+                files.append(word if os.path.isabs(word) else shutil.which(word) or "")
+        directory = os.environ.get(f"{begins}DIR", "")
+        for file in (*files, os.path.join(directory, "ccache.conf") if directory else ""):
+            if os.path.isfile(file):
+                self.at(file, places)
+        # A front runs the next program of its own name on the path that is not a front.
+        wanted = os.path.basename(path)
+        search = [*os.environ.get(f"{begins}PATH", "").split(os.pathsep), *_search_path()]
+        for place in filter(None, (*search, *places)):
+            candidate = os.path.join(place, wanted)
+            if os.access(candidate, os.X_OK) and os.path.basename(os.path.realpath(candidate)) not in FRONTS:
+                self.at(candidate, places)
+                return
+
+
+def _without_what_it_writes(text: str) -> str:
+    """Remove the names of output files from a shell script's text: they change each time it runs."""
+    logs = {variable[1] for one in _WRITTEN.finditer(text) if (variable := _ONE_VARIABLE.match(one["to"]))}
+    text = _WRITTEN.sub(" ", text)
+    for name in logs:
+        if not re.search(rf"\$\{{?{name}\b", text):
+            text = re.sub(rf"""(^|[\s;&(]){name}=("[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]*)""", r"\1", text)
+    return text
+
+
+def _words(text: str) -> Iterator[str]:
+    for match in _WORDS.finditer(text):
+        word = next((group for group in match.groups() if group is not None), match[0])
+        yield re.sub(r"\\(.)", r"\1", word)
+        yield from re.findall(r"[^\s;|&()<>`'\"=:,{}\[\]]+", word)
+
+
+def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> Iterator[str]:
+    """Yield the paths that a word of a script may stand for."""
+    if not word or len(word) > 4096 or "\0" in word:
+        return
+    if "/" in word:
+        yield word[word.index("/") :]  # itself, or what follows -B, -include, @, ...
+        for place in beside:  # "$(dirname "$0")/g++-12"
+            yield os.path.join(place, word[word.index("/") :].lstrip("/"))
+            yield os.path.join(place, word)
+        return
+    for place in (*beside, *places):
+        yield os.path.join(place, word.lstrip("@"))
+    for place in _search_path():
+        candidate = os.path.join(place, word)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            yield candidate
+            # A script may run the next program of its own name.
+            if os.path.basename(os.path.realpath(candidate)) not in FRONTS and not _runs_others(candidate):
+                return
+
+
+def _runs_others(path: str) -> bool:
+    try:
+        return is_script(path)
+    except OSError:
+        return False
+
+
+def _search_path() -> list[str]:
+    return [place for place in os.environ.get("PATH", os.defpath).split(os.pathsep) if place]
+
+
+def _text(path: str) -> bytes | None:
+    """Return the content of a file that a shell may read; None for a binary."""
+    with open(path, "rb") as file:
+        start = file.read(4096)
+        if b"\0" in start or (not start.startswith(b"#!") and os.fstat(file.fileno()).st_size > _LONGEST_TEXT):
+            return None
+        return start + file.read(_LONGEST_TEXT)
+
+
+def _digest(path: str, root: str | None) -> str:
+    """Return the digest of a program's content, kept while the file is unchanged. Raises OSError."""
+    identity = probe_cache.identity_of(path)
+    known = _digests.get(identity) or (probe_cache.read(root, ["content"], identity) or {}).get("digest")
+    if known is None:
+        whole = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                whole.update(block)
+        known = whole.hexdigest()
+        if os.stat(path).st_ctime > time.time() - _SETTLED or probe_cache.identity_of(path) != identity:
+            return known
+        probe_cache.write(root, ["content"], identity, {"digest": known})
+    _digests[identity] = known
+    return known
+
+
+_digests: dict[probe_cache.Identity, str] = {}
+_asked: dict[probe_cache.Identity, dict[str, str]] = {}
+
+
+def _passes(compiler: str, root: str | None) -> list[str]:
+    """Return the programs that a compiler starts and its own libraries: a rebuilt one may report the same version.
+
+    Where the compiler looks for them is cached. The files there are checked each time: another assembler put there, or
+    into a directory earlier on the path, leaves the compiler's own file unchanged.
+    """
+    identity = probe_cache.identity_of(compiler)
+    question = ["where passes are", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
+    kept = _asked.get((*question, *identity)) or probe_cache.read(root, question, identity)
+    if kept is None:
+        kept = {name: _said([compiler, f"-print-prog-name={name}"]).strip() for name in _PASSES}
+        kept["places"] = os.pathsep.join(_places_of_passes(compiler))
+        for library in _own_libraries(compiler):
+            kept[os.path.basename(library)] = library
+        probe_cache.write(root, question, identity, kept)
+    _asked[(*question, *identity)] = kept
+    paths = {said for said in kept.values() if os.path.isabs(said)}
+    paths.update(_as_a_compiler_finds(name, kept.get("places", "").split(os.pathsep)) for name in _PASSES)
+    return sorted(place for place in paths if place and os.path.isfile(place))
+
+
+def _places_of_passes(compiler: str) -> list[str]:
+    """Return the directories in which a compiler looks for its passes before the path."""
+    said = re.search(r"^programs: =(.*)$", _said([compiler, "-print-search-dirs"]), re.M)
+    places = said[1].split(os.pathsep) if said is not None else []
+    return list(dict.fromkeys(os.path.realpath(place) for place in places if place))
+
+
+def _as_a_compiler_finds(name: str, places: list[str]) -> str:
+    for place in filter(None, places):
+        candidate = os.path.join(place, name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return shutil.which(name) or ""
+
+
+def _own_libraries(compiler: str) -> list[str]:
+    """Return the shared libraries that hold a compiler's passes, as clang's do."""
+    linked = re.findall(r"=> (/\S*/lib(?:clang|LLVM)\S*)", _said(["ldd", compiler]))
+    return [os.path.realpath(path) for path in linked]
+
+
+def _said(command: list[str]) -> str:
+    try:
+        run = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return run.stdout.decode("utf-8", "surrogateescape")

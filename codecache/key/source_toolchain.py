@@ -1,0 +1,131 @@
+"""Facts for keys about the compilers of CUDA, ROCm and Halide sources.
+
+As `toolchain` has them of the C++ compiler: the version that a compiler reports, and the content of the program and of
+what stands in its place. Asked for only where the configuration lets Inductor make such sources. The headers of a
+template library (CUTLASS, CK) count by content, whatever directory they are in.
+
+Inductor's configuration is imported inside functions: where keys are made it is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+from typing import Any
+
+from fxpool.codecache.key import cacheable, probe_cache, programs, toolchain
+from fxpool.errors import NoHalideError
+
+__all__ = ["SOURCES", "compiler_facts", "key_facts", "require"]
+
+#: The name of these facts in a key's component.
+SOURCES = "sources"
+
+_TIMEOUT = 60.0
+# Programs of the CUDA toolkit that nvcc runs, beside it and in the directory of its compiler.
+_OF_NVCC = ("cicc", "ptxas", "fatbinary", "nvlink", "cudafe++")
+
+
+def require(devices: set[str]) -> None:
+    """Raises NoHalideError: the configuration asks for Halide, which is not installed."""
+    from fxpool.torch_compat.cpp import source_compilers, source_kernels
+
+    kinds = source_compilers.in_use(devices)
+    if source_kernels.HALIDE in kinds and importlib.util.find_spec("halide") is None:
+        raise NoHalideError()
+
+
+def key_facts(root: str | None = None) -> dict[str, Any]:
+    """Return `toolchain.key_facts`, and under `SOURCES` the facts about compilers of other sources, if any are made.
+
+    Raises Bypass: a compiler's programs can't be identified.
+    """
+    from fxpool.torch_compat.cpp import source_compilers, source_kernels
+
+    found: dict[str, Any] = dict(toolchain.key_facts(root))
+    sources: dict[str, dict[str, str]] = {}
+    for kind in source_compilers.in_use():
+        sources[kind] = _halide() if kind == source_kernels.HALIDE else compiler_facts(kind, root)
+        if "unknown" in sources[kind]:
+            raise cacheable.Bypass("compiler_unknown", sources[kind]["unknown"])
+    if sources:
+        found[SOURCES] = sources
+    return found
+
+
+def compiler_facts(kind: str, root: str | None = None) -> dict[str, str]:
+    """Return `compiler` (what nvcc or ROCm's clang says of itself, `none` if there is none), its `files`, `headers`.
+
+    `unknown` says why its programs can't be identified, if so.
+    """
+    from fxpool.torch_compat.cpp import source_compilers
+
+    path = source_compilers.compiler(kind)
+    if path is None:
+        return {"compiler": "none"}
+    program = programs.identify(path, root)
+    digests = [program.digest, *(programs.identify(one, root).digest for one in _run_by(path))]
+    headers = [_tree(directory) for directory in source_compilers.header_directories(kind)]
+    found = {
+        "compiler": _version(path, probe_cache.identity_of(path)),
+        "files": " ".join(digests),
+        "headers": " ".join(headers),
+    }
+    return {**found, "unknown": program.unknown} if program.unknown else found
+
+
+def _run_by(path: str) -> list[str]:
+    """The programs beside a compiler that it runs, wherever a script in its place leads."""
+    top = os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    places = (os.path.join(top, "bin"), os.path.join(top, "nvvm", "bin"))
+    candidates = [os.path.join(place, name) for place in places for name in _OF_NVCC]
+    return [one for one in candidates if os.path.isfile(one)]
+
+
+@functools.lru_cache(maxsize=16)
+def _version(path: str, identity: probe_cache.Identity) -> str:
+    """What a compiler says of its version, all of it: nvcc's first line has none."""
+    try:
+        run = subprocess.run(
+            [path, "--version"],
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    # Paths do not count: clang's has the directory that it is installed in.
+    return "\n".join(line for line in run.stdout.strip().splitlines() if not line.startswith("InstalledDir"))
+
+
+@functools.lru_cache(maxsize=4)
+def _tree(directory: str) -> str:
+    """The digest of all files below a directory, once per process: CUTLASS's headers take 0.1 s."""
+    whole = hashlib.sha256()
+    for place, directories, names in os.walk(directory):
+        directories.sort()
+        for name in sorted(names):
+            path = os.path.join(place, name)
+            try:
+                with open(path, "rb") as file:
+                    digest = hashlib.sha256(file.read()).hexdigest()
+            except OSError:
+                continue
+            whole.update(f"{os.path.relpath(path, directory)} {digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _halide() -> dict[str, str]:
+    try:
+        return {"version": importlib.metadata.version("halide")}
+    except importlib.metadata.PackageNotFoundError:  # built from source
+        spec = importlib.util.find_spec("halide")
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        return {"files": " ".join(map(_tree, places))}

@@ -1,0 +1,234 @@
+"""Facts about this installation and machine that compiled code depends on, as plain data for the key.
+
+Two machines with equal facts may share entries, so nothing here is a path, a host's name or a process's number.
+Facts about devices are collected separately, and only for the devices that a graph uses: a graph on the CPU must not
+create a CUDA context.
+
+torch is imported inside functions: the command line asks for the host's facts without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+from fxpool import installed
+from fxpool.codecache.key import probe_cache, programs
+
+Facts = dict[str, "str | int"]
+
+# Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this package does not import it.
+_OWN_PACKAGES = ("fxpool.torch_compat", "fxpool.lowering", "fxpool.codecache")
+# Inductor compiles with -march=native, so every extension that compilers use counts, not only vectors.
+_X86_EXTENSIONS = re.compile(
+    r"(sse|ssse|avx|amx|fma|f16c|bmi|abm$|popcnt|movbe|adx|aes$|vaes|pclmulqdq|vpclmulqdq|gfni|sha|cx16|xop|tbm|lzcnt)"
+)
+
+
+#: Facts that do not matter to code for another device.
+OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
+
+_GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH",
+                    "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH")  # fmt: skip
+
+_found: Facts = {}
+_installed: dict[str, str] = {}
+
+
+def system_facts(root: str | None = None) -> Facts:
+    """Identify torch, Triton, Python, fxpool and the CPU: once per process, but for files that the environment names.
+
+    `root` is the store's directory, where digests of installed packages are kept for the next process.
+    """
+    if not _found:
+        _found.update(_system_facts(root))
+    return {**_found, **_assemblers(root)}
+
+
+def _system_facts(root: str | None) -> Facts:
+    import torch
+
+    version: Any = torch.version
+    facts: Facts = {
+        **installed_facts(root),
+        "torch": str(torch.__version__),
+        "torch_git": str(version.git_version),
+        "python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}",
+        "machine": platform.machine(),
+        "libc": _libc(),
+        "fxpool": installed.version("fxpool"),
+        "fxpool_files": own_source_digest(),
+        "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
+        "cpu_extensions": " ".join(cpu_extensions()),
+    }
+    return facts
+
+
+def _assemblers(root: str | None) -> dict[str, str]:
+    """Identify by content the files the environment sets for Triton; one in torch's own tree counts with that."""
+    digests = {}
+    for name in _GIVEN_TO_TRITON:
+        paths = os.environ.get(name, "").split(os.pathsep)
+        if found := list(filter(None, (file_given_to_triton(path, root) for path in paths))):
+            digests[name.lower()] = " ".join(found)
+    return digests
+
+
+def file_given_to_triton(path: str, root: str | None = None) -> str:
+    """Identify a file that Triton is told to use; empty where there is none, or where it is torch's own."""
+    if not os.path.isfile(path) or os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
+        return ""
+    program = programs.identify(path, root)
+    return program.unknown or program.digest
+
+
+def _torch_file() -> str:
+    import torch
+
+    return os.path.realpath(str(torch.__file__))
+
+
+def installed_facts(root: str | None = None) -> dict[str, str]:
+    """Identify the installed code that compiles. Computed once for a process and the children that it forks."""
+    if not _installed:
+        _installed.update(installed.facts(probe_cache.Kept(root)))
+    return dict(_installed)
+
+
+def device_facts(device_types: set[str], *, named: bool = False) -> Facts:
+    """Return facts that code for these kinds of devices depends on, about the devices this process sees.
+
+    Only kinds in `device_types` are queried. `cpu` and `meta` have no facts, nor has `cuda` if the graph's own devices
+    are `named` elsewhere in the key.
+    """
+    facts: Facts = {}
+    for kind in sorted(device_types - {"cpu", "meta"} - ({"cuda"} if named else set())):
+        facts.update(_cuda_facts() if kind == "cuda" else _other_device_facts(kind))
+    return facts
+
+
+def _cuda_facts() -> Facts:
+    import torch
+
+    version: Any = torch.version
+    facts: Facts = {"cuda": str(version.cuda), "hip": str(version.hip)}
+    if not torch.cuda.is_available():
+        facts["cuda_devices"] = "none"
+        return facts
+    described, targets = set(), set()
+    # Deduplicated: a rank that sees one of eight equal devices shares entries with a rank that sees all of them.
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        sizes = " ".join(
+            f"{name}={getattr(properties, name)}"
+            for name in (
+                "multi_processor_count",
+                "warp_size",
+                "regs_per_multiprocessor",
+                "shared_memory_per_block_optin",
+            )
+            if hasattr(properties, name)
+        )
+        architecture = str(getattr(properties, "gcnArchName", "")) if version.hip else ""
+        described.add(f"{properties.name} {properties.major}.{properties.minor} {sizes} {architecture}".strip())
+        targets.add(architecture or f"sm_{properties.major}{properties.minor}")
+    facts["cuda_devices"] = "; ".join(sorted(described))
+    facts["cuda_targets"] = " ".join(sorted(targets))
+    return facts
+
+
+def _other_device_facts(kind: str) -> Facts:
+    import torch
+
+    module: Any = getattr(torch, kind, None)
+    describe = getattr(module, "get_device_properties", None)
+    count = getattr(module, "device_count", None)
+    if describe is None or count is None:
+        return {f"{kind}_devices": "unknown"}
+    return {f"{kind}_devices": "; ".join(sorted({str(describe(index)) for index in range(count())}))}
+
+
+# ---------------------------------------------------------------- fxpool's own source
+
+
+@functools.cache
+def own_source_digest() -> str:
+    """Return the digest of names and contents of fxpool's sources that shape entries; changes during development."""
+    whole = hashlib.sha256()
+    for package in _OWN_PACKAGES:
+        for name, path in sorted(_sources_of(package)):
+            try:
+                with open(path, "rb") as file:
+                    content = file.read()
+            except OSError:
+                continue
+            whole.update(f"{package}/{name} {len(content)}\n".encode() + content)
+    return whole.hexdigest()
+
+
+def _sources_of(package: str) -> list[tuple[str, str]]:
+    """Return (name below the package, path) of a package's Python files."""
+    sources = []
+    spec = importlib.util.find_spec(package)
+    for top in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for directory, _, names in os.walk(top):
+            for name in names:
+                if name.endswith(".py"):
+                    path = os.path.join(directory, name)
+                    sources.append((os.path.relpath(path, top), path))
+    return sources
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def cpu_extensions() -> list[str]:
+    """Return the CPU's instruction set extensions that compilers use, sorted; empty if /proc/cpuinfo lists none."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return []
+    return _extensions_in(text)
+
+
+def processor() -> dict[str, str | int]:
+    """Return what the times of computations on the CPU depend on: its model, caches, and the cores that may be used.
+
+    Not a part of keys: code does not depend on it.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        text = ""
+    facts: dict[str, str | int] = {"cores": len(os.sched_getaffinity(0)), "extensions": " ".join(_extensions_in(text))}
+    for name in ("model name", "cache size", "CPU implementer", "CPU part"):
+        found = re.search(rf"^{name}\s*: *(.*)$", text, re.MULTILINE)
+        if found:
+            facts[name] = found[1].strip()
+    return facts
+
+
+def _extensions_in(cpuinfo: str) -> list[str]:
+    """Return the extensions that all CPUs described have: code may run on any of them."""
+    lists = re.findall(r"^(flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    if not lists:
+        return []
+    common = set.intersection(*(set(words.split()) for _, words in lists))
+    if lists[0][0] == "Features":  # ARM lists little but extensions
+        return sorted(common)
+    return sorted(word for word in common if _X86_EXTENSIONS.match(word))
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return "".join(platform.libc_ver())

@@ -1,0 +1,265 @@
+"""Facts for the key about the C++ compiler that Inductor would use.
+
+Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
+next one (see `probe_cache`). The file of a script or a `ccache` in the compiler's place does not tell what it will run,
+so these are asked in every process. A version is only what a program reports: the programs it consists of and runs also
+count by content (`programs`).
+
+Facts hold no paths: values from the environment are digests.
+
+Inductor's builder is imported inside functions: where the answers are kept nobody needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxpool import forks
+from fxpool.codecache.key import cacheable, probe_cache, programs
+from fxpool.errors import NoCompilerError
+
+#: Variables that lead the compiler to other headers, libraries or programs, or change its output.
+ENVIRONMENT = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
+    "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
+)  # fmt: skip
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A working compiler: its path, the first line of its `--version`, the machine it compiles for, and what comes
+    before all other arguments (``g++`` behind a front, an option)."""
+
+    path: str
+    version: str
+    target: str
+    arguments: tuple[str, ...] = ()
+
+
+_known: dict[tuple[Any, ...], tuple[str, str]] = {}
+_known_lock = forks.lock(__name__, "_known_lock")
+
+
+def toolchain_facts(root: str | None = None) -> dict[str, str]:
+    """Return the facts for the key about the C++ compiler; `compiler` is `none` if there is no working one.
+
+    `compiler_unknown` says why its programs can't be identified; its output may not be kept then. `root` is the store's
+    directory, where answers are kept between processes; None keeps them in this one only.
+    """
+    compiler = find_compiler(root)
+    names: tuple[str, ...] = ENVIRONMENT
+    if compiler is None:
+        facts = {"compiler": "none"}
+    else:
+        program = programs.identify(compiler.path, root)
+        facts = {"compiler": compiler.version, "compiler_target": compiler.target, "compiler_files": program.digest}
+        if compiler.arguments:
+            behind = [programs.identify(path, root) for path in filter(None, map(_found, compiler.arguments))]
+            facts["compiler_arguments"] = " ".join((*compiler.arguments, *(other.digest for other in behind)))
+            reasons = filter(None, (program.unknown, *(other.unknown for other in behind)))
+            names = tuple(name for other in (program, *behind) for name in other.variables)
+            program = programs.Program(program.digest, names, "; ".join(reasons))
+        if program.unknown:
+            facts["compiler_unknown"] = program.unknown
+        names = tuple(dict.fromkeys((*ENVIRONMENT, *program.variables)))
+    for name in names:
+        if value := os.environ.get(name):
+            facts[f"env_{name}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return facts
+
+
+def key_facts(root: str | None = None) -> dict[str, str]:
+    """Return `toolchain_facts` for a key. Raises Bypass if the compiler's programs can't be identified."""
+    facts = toolchain_facts(root)
+    if "compiler_unknown" in facts:
+        raise cacheable.Bypass("compiler_unknown", facts["compiler_unknown"])
+    return facts
+
+
+def variables_read(root: str | None = None) -> tuple[str, ...]:
+    """Return the names of further variables read by scripts in the place of a compiler, or of what it runs.
+
+    Workers need them, too.
+    """
+    for first, *arguments in filter(None, map(_words, _candidates())):
+        if (path := _found(first)) is not None:
+            places = [path, *filter(None, map(_found, arguments))]
+            return tuple(name for place in places for name in programs.identify(place, root).variables)
+    return ()
+
+
+def require_compiler(root: str | None = None) -> Compiler:
+    """Return the compiler that Inductor would use. Raises NoCompilerError, which says what was tried."""
+    compiler = find_compiler(root)
+    if compiler is None:
+        raise _no_compiler()
+    return compiler
+
+
+def _no_compiler() -> NoCompilerError:
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    return NoCompilerError(_candidates(), arguments=cpp_toolchain.takes_arguments())
+
+
+@contextlib.contextmanager
+def failures_explained(root: str | None = None) -> Iterator[None]:
+    """Turn a failure for lack of a compiler into NoCompilerError.
+
+    Inductor looks for its compiler in many places, each with an error of its own (2.13: an OSError of `subprocess` if
+    CXX is empty).
+    """
+    try:
+        yield
+    except NoCompilerError:
+        raise
+    except Exception as error:
+        if _wanted_a_compiler(error) and find_compiler(root) is None:
+            raise _no_compiler() from error
+        raise
+
+
+def _wanted_a_compiler(error: BaseException) -> bool:
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, OSError) or type(cause).__name__ == "InvalidCxxCompiler":
+            return True
+        seen.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+    return False
+
+
+def settle(root: str | None = None) -> Compiler | None:
+    """Return `find_compiler`'s result, and make Inductor forget what it remembers of another compiler.
+
+    Call before Inductor compiles: the compiler may change between a process's compiles, and has changed in a worker
+    whose zygote warmed up with its own.
+    """
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    compiler = find_compiler(root)
+    facts = toolchain_facts(root) if compiler is not None else {}
+    # With the path: Inductor tells kinds of compilers by their names.
+    names = (*_candidates(), *((compiler.path, *compiler.arguments) if compiler is not None else ()))
+    cpp_toolchain.settle((names, tuple(sorted(facts.items()))))
+    return compiler
+
+
+def find_compiler(root: str | None = None) -> Compiler | None:
+    """Return the first of Inductor's compilers that exists and runs, or None."""
+    for first, *arguments in filter(None, map(_words, _candidates())):
+        path = _found(first)
+        if path is None:
+            continue
+        answer = _ask(path, tuple(arguments), root)
+        if answer is not None:
+            return Compiler(path, *answer, tuple(arguments))
+    return None
+
+
+def _words(candidate: str) -> list[str]:
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    return cpp_toolchain.words(candidate)
+
+
+def _found(candidate: str) -> str | None:
+    """Return a command's absolute path: the search path may name directories relative to the working directory."""
+    path = shutil.which(candidate)
+    return os.path.abspath(path) if path is not None else None
+
+
+def _candidates() -> list[str]:
+    from fxpool.torch_compat.cpp import cpp_toolchain
+
+    return cpp_toolchain.compiler_candidates()
+
+
+def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, str] | None:
+    """Return (version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
+    try:
+        identity = probe_cache.identity_of(path)
+        # What is behind it may change while it stays the same.
+        followed = bool(arguments) or _is_followed(path)
+    except OSError:
+        return None
+    name = os.path.basename(path)  # counts, as some compilers look at the name they are called by
+    known = (name, identity, *map(_identity_of_argument, arguments))
+    with _known_lock:
+        if known in _known:
+            return _known[known]
+    kept = None if followed else root
+    answer = _read(kept, name, identity)
+    if answer is None:
+        answer = _run([path, *arguments])
+        if answer is not None:
+            probe_cache.write(kept, ["compiler", name], identity, {"version": answer[0], "target": answer[1]})
+    if answer is not None:
+        with _known_lock:
+            _known[known] = answer
+    return answer
+
+
+def _identity_of_argument(argument: str) -> tuple[str, Any]:
+    """An argument, and the file that it may name: it is the compiler behind a front."""
+    path = _found(argument)
+    try:
+        return argument, probe_cache.identity_of(path) if path is not None else None
+    except OSError:
+        return argument, None
+
+
+def _is_followed(path: str) -> bool:
+    """Return whether a program is a front or script that runs another compiler."""
+    try:
+        return _is_such(probe_cache.identity_of(path))
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=64)
+def _is_such(identity: probe_cache.Identity) -> bool:
+    real = str(identity[0])
+    return os.path.basename(real) in programs.FRONTS or programs.is_script(real)
+
+
+def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[str, str] | None:
+    answer = probe_cache.read(root, ["compiler", name], identity)
+    return (answer["version"], answer["target"]) if answer and answer.keys() >= {"version", "target"} else None
+
+
+def _run(command: Sequence[str]) -> tuple[str, str] | None:
+    environment = {**os.environ, "LC_ALL": "C"}  # versions are translated otherwise
+
+    def output(argument: str) -> str:
+        run = subprocess.run(
+            [*command, argument],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            check=True,
+        )
+        return run.stdout.decode("utf-8", "replace")
+
+    try:
+        version = output("--version").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    try:
+        target = output("-dumpmachine").strip()
+    except (OSError, subprocess.SubprocessError):
+        target = ""  # an option that not every compiler has
+    # The first line has name and version; clang's other lines name its installation directory.
+    return (version.splitlines() or [""])[0].strip(), target

@@ -1,0 +1,91 @@
+"""A store that was filled before: read and never written to.
+
+For images: a cache that root filled when the image was made lies below the one of the user who runs it. Its contents
+are run as code, so it must belong to root or to the user, be writable by nobody else, and nobody else may be able to
+put another directory in its place. The user may have no right to write to it, so its files are not set aside when they
+are damaged, nor marked when they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from fxpool.codecache.store.blobs import BlobRef, check_directory
+from fxpool.codecache.store.entry import Entry
+from fxpool.codecache.store.store import LocalStore
+from fxpool.errors import StoreError
+
+__all__ = ["BaseStore"]
+
+_SETTING = "FXPOOL_CACHE_BASE"
+
+
+class BaseStore(LocalStore):
+    """A cache directory of root's or our own, read-only: methods that write raise StoreError or do nothing."""
+
+    def __init__(self, root: str) -> None:
+        """Raises UnsafeDirectoryError if others could have written to `root`, StoreError if it can't be read."""
+        self.owners = tuple(dict.fromkeys((os.geteuid(), 0)))
+        super().__init__(root)
+        unreadable = _unreadable(self.root)
+        if unreadable is not None:
+            raise StoreError(f"the cache base {self.root} can't be used: {unreadable}", remedy=_remedy(self.root))
+
+    def check(self) -> None:
+        """Raise UnsafeDirectoryError if anyone but root and the user could have written to the directory."""
+        check_directory(self.root, self.owners, "cache base", _SETTING)
+
+    def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:
+        raise self._refusal()
+
+    def put_blob(self, content: bytes) -> BlobRef:
+        raise self._refusal()
+
+    def remove(self, key: str, name: str | None = None) -> int:
+        raise self._refusal()
+
+    def remove_blob(self, ref: BlobRef) -> bool:
+        raise self._refusal()
+
+    def clear(self) -> None:
+        raise self._refusal()
+
+    def mark_used(self, entry: Entry) -> None:
+        pass
+
+    def sweep(self) -> int:
+        return 0
+
+    def _set_aside(self, path: str) -> None:
+        pass
+
+    def _refusal(self) -> StoreError:
+        return StoreError(f"the cache base {self.root} is only read")
+
+
+def _unreadable(root: str) -> str | None:
+    """Return why a store can't be read, judging by its first entry and first blob; None if it can."""
+    for top, depth in (("", 0), ("entries", 3), ("blobs", 2)):
+        path = os.path.join(root, top) if top else root
+        for level in range(depth + 1):
+            try:
+                if level == depth and depth:
+                    with open(path, "rb"):
+                        pass
+                    break
+                names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+            except FileNotFoundError:
+                if top:
+                    break  # no entry or blob has been kept yet
+                return f"there is no directory {root}"
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+            if not names:
+                break
+            path = os.path.join(path, names[0])
+    return None
+
+
+def _remedy(root: str) -> str:
+    return f"fill it and let others read it (chmod -R go+rX {root}), or take {_SETTING} away"

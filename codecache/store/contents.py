@@ -1,0 +1,290 @@
+"""Measures a cache directory by kind of content, with its size on the disk, and clears it, or parts of it.
+
+    entries, blobs                           see `store.py`
+    toolchain/headers                        precompiled headers, 150 MB each
+    toolchain/..., slower, failed            facts about compilers, CPUs and GPUs of hosts; about stages, levels
+    stats                                    what the host's processes counted, by day
+    quarantine                               graphs that killed workers, with the end of their workers' output
+    aside                                    files that failed verification
+    index                                    how much there is of all this, see `index.py`
+    pending                                  names of entries to upload, see `remote/pending.py`
+
+Anything else is not fxpool's: it is counted, and left alone. A header that a process compiles, or includes now,
+stays. Sizes are those of `du`: blocks, with those of directories, and a file with several names once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import filelock
+
+from fxpool.codecache.store.blobs import TEMPORARY_PREFIX, check_directory, write_error
+from fxpool.codecache.store.eviction import OtherFiles, Size
+
+__all__ = ["CLAIM", "FOREIGN", "HEADERS", "KINDS", "Cleared", "Share", "clear", "measure", "others", "remove_other"]
+
+ENTRIES, BLOBS, HEADERS = "entries", "blobs", "precompiled headers"
+FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set aside", "index", "not fxpool's"
+#: In the order of display.
+KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
+
+#: The file of who evicts.
+CLAIM = ".evicting"
+_TOP = {
+    "entries": ENTRIES,
+    "pending": FACTS,
+    "slower": FACTS,
+    "failed": FACTS,
+    "blobs": BLOBS,
+    "toolchain": FACTS,
+    "quarantine": QUARANTINE,
+    "stats": FACTS,
+    "aside": ASIDE,
+    "index": INDEX,
+    ".swept": FACTS,
+    CLAIM: FACTS,
+}
+_HEADERS = os.path.join("toolchain", "headers")
+# Entries first, so that readers meet as few entries without blobs as possible.
+_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "stats", "toolchain", "index",
+          ".swept", CLAIM)  # fmt: skip
+# Their files are removed one by one when the cache is over its bounds. Those set aside serve nobody: they go first.
+_RECORDS = {"failed": None, "slower": None, "aside": 0.0}
+_BUILDING = "building-"
+#: Seconds in which a compile that was given a header's name may yet include it.
+_LATELY = 3600.0
+
+
+@dataclass
+class Share:
+    """Number of `files` of one kind, and the `bytes` of disk they take with their directories."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Cleared:
+    """Result of `clear`: what was removed, by kind; paths of headers `in_use` that stay; what is `left`, by kind."""
+
+    removed: dict[str, Share] = field(default_factory=dict)
+    in_use: list[str] = field(default_factory=list)
+    left: dict[str, Share] = field(default_factory=dict)
+
+
+def measure(root: str) -> dict[str, Share]:
+    """Return the share of every kind; the directory itself counts as host facts. Raises OSError."""
+    shares = {kind: Share() for kind in KINDS}
+    seen: set[tuple[int, int]] = set()
+    with contextlib.suppress(FileNotFoundError):
+        shares[FACTS].bytes += _blocks(os.lstat(root))
+        for name in os.listdir(root):
+            for path, status in _walk(os.path.join(root, name)):
+                if (status.st_dev, status.st_ino) in seen:
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                share = shares[_kind(os.path.relpath(path, root))]
+                share.bytes += _blocks(status)
+                share.files += not stat.S_ISDIR(status.st_mode)
+    return shares
+
+
+def clear(root: str) -> Cleared:
+    """Remove all that is fxpool's from a cache directory, except headers in use. Raises StoreError.
+
+    Concurrent publishers are not disturbed; what they write stays. Graphs are let out of quarantine.
+    """
+    check_directory(root)
+    cleared = Cleared()
+    try:
+        before = measure(root)
+        headers = os.path.join(root, _HEADERS)
+        if not any(map(os.path.islink, (headers, os.path.dirname(headers)))):  # a link's target is not in `root`
+            cleared.in_use = _clear_headers(headers)
+        names = [name for name in os.listdir(root) if name.startswith(TEMPORARY_PREFIX)]
+        for name in [*_ORDER, *names]:
+            _remove(os.path.join(root, name), spared=headers)
+        after = measure(root)
+    except OSError as error:
+        raise write_error(f"can't clear {root}", error) from error
+    for kind, share in before.items():
+        rest = after[kind]
+        cleared.removed[kind] = Share(max(0, share.files - rest.files), max(0, share.bytes - rest.bytes))
+    cleared.left = after
+    return cleared
+
+
+def others(root: str) -> tuple[list[OtherFiles], Size]:
+    """Return what may be evicted besides entries and blobs, and the size of all of fxpool's but those two.
+
+    Headers that are being built, and files that vanish meanwhile, are not listed.
+    """
+    found: list[OtherFiles] = []
+    files = size = 0
+    for name in _names(root):
+        kind = _kind(name)
+        if kind == FOREIGN or name == CLAIM:  # that is there only while somebody evicts
+            continue
+        within = _walk(os.path.join(root, name)) if kind not in (ENTRIES, BLOBS) else _itself(os.path.join(root, name))
+        for path, status in within:
+            is_file = not stat.S_ISDIR(status.st_mode)
+            files += is_file
+            size += _blocks(status)
+            if name in _RECORDS and is_file:
+                first = _RECORDS[name]
+                used = status.st_mtime if first is None else first
+                found.append(OtherFiles(os.path.relpath(path, root), Size(1, _blocks(status)), used))
+    found += _headers(root)
+    return found, Size(files, size + sum(_blocks(status) for _, status in _itself(root)))
+
+
+def _headers(root: str) -> Iterator[OtherFiles]:
+    directory = os.path.join(root, _HEADERS)
+    if any(map(os.path.islink, (directory, os.path.dirname(directory)))):  # a link's target is not in `root`
+        return
+    for stem, group in _groups(_names(directory)).items():
+        if stem.startswith(_BUILDING):
+            continue
+        statuses = [one for name in group for one in _itself(os.path.join(directory, name))]
+        # The lock's file stays, and so does the text that includes a header used lately.
+        sizes = [_blocks(one) for path, one in statuses if path.endswith((".gch", ".json"))]
+        used = max((one.st_mtime for path, one in statuses if path.endswith(".json")), default=0.0)
+        if sizes:
+            yield OtherFiles(os.path.join(_HEADERS, stem), Size(len(sizes), sum(sizes)), used)
+
+
+def remove_other(root: str, one: OtherFiles) -> bool:
+    """Remove what `others` listed; return whether it is gone. A header in use, or used since then, stays."""
+    path = os.path.join(root, one.path)
+    if os.path.dirname(one.path) == _HEADERS:
+        status = dict(_itself(path + ".json")).get(path + ".json")
+        if status is not None and status.st_mtime != one.used:
+            return False
+        try:
+            return not _clear_headers(os.path.join(root, _HEADERS), only=os.path.basename(path))
+        except OSError:
+            return False
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _itself(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield a path with its status, nothing if it is missing."""
+    with contextlib.suppress(OSError):
+        yield path, os.lstat(path)
+
+
+def _kind(relative: str) -> str:
+    top = relative.split(os.sep, 1)[0]
+    if relative == _HEADERS or relative.startswith(_HEADERS + os.sep):
+        return HEADERS
+    return _TOP.get(top, FACTS if top.startswith(TEMPORARY_PREFIX) else FOREIGN)
+
+
+def _blocks(status: os.stat_result) -> int:
+    return status.st_blocks * 512
+
+
+def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield `path` and all below it with their status; links are not followed, files that vanish are skipped."""
+    try:
+        status = os.lstat(path)
+        names = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
+    except FileNotFoundError:
+        return
+    yield path, status
+    for name in names:
+        yield from _walk(os.path.join(path, name))
+
+
+def _remove(path: str, spared: str) -> None:
+    """Remove what is still there of a tree, without `spared`. Raises OSError."""
+    if path == spared and os.path.isdir(path):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # succeeds if it is empty
+        return
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for name in os.listdir(path):
+            _remove(os.path.join(path, name), spared)
+    except FileNotFoundError:
+        return
+    # Published into meanwhile, or spared: both are fine.
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def _groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of files that belong to one precompiled header, by its stem."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name if name.startswith(_BUILDING) else name.split(".")[0], []).append(name)
+    return groups
+
+
+def _clear_headers(directory: str, only: str | None = None) -> list[str]:
+    """Remove precompiled headers that no process compiles or includes; return the paths of those that stay.
+
+    With `only`, the stem of one, others are left alone.
+
+    For one used within `_LATELY` the one-line text file that includes it stays: a worker may have been given its name,
+    and then takes the header as text.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    directory = os.path.realpath(directory)
+    running, now = _command_lines(), time.time()
+    kept = []
+    for stem, group in _groups(names).items():
+        if only is not None and stem != only:
+            continue
+        path = os.path.join(directory, stem)
+        with contextlib.ExitStack() as stack:
+            used = any(path in line for line in running)
+            if not used and f"{stem}.lock" in group:
+                try:
+                    stack.enter_context(filelock.FileLock(f"{path}.lock", timeout=0, mode=0o600))
+                except filelock.Timeout:
+                    used = True
+            if used:
+                kept.append(path)
+                continue
+            try:
+                lately = now - os.stat(f"{path}.json").st_mtime < _LATELY
+            except OSError:
+                lately = False
+            for name in sorted(group, key=lambda name: name.endswith(".lock")):
+                if not (lately and name.endswith(".h")):
+                    _remove(os.path.join(directory, name), spared="")
+    return kept
+
+
+def _command_lines() -> list[str]:
+    """Return the command lines of all processes that this one may read."""
+    lines = []
+    for number in filter(str.isdigit, _names("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
+            lines.append(os.fsdecode(file.read()))
+    return lines
+
+
+def _names(directory: str) -> Iterable[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -1,0 +1,40 @@
+"""Compiled graphs that were measured slower than others of the same graph.
+
+    <root>/slower/<key>    the key of the faster one
+
+Read only by callers that compile one graph in several ways; an entry under `key` itself stays valid.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.errors import StoreError
+
+__all__ = ["add", "find"]
+
+_DIRECTORY = "slower"
+
+
+def find(root: str, key: str) -> str | None:
+    """Return the key of the graph that is faster than that of `key`, or None."""
+    path = os.path.join(root, _DIRECTORY, key)
+    if not os.path.exists(path):  # the usual case, before anything that costs more
+        return None
+    try:
+        check_directory(root)
+        text = read_private(path)[0].decode("ascii")
+    except (OSError, StoreError, UnicodeDecodeError):
+        return None
+    return text if is_hex_digest(text) else None
+
+
+def add(root: str, key: str, faster: str) -> None:
+    """Record that `faster`'s graph is faster than `key`'s. Raises StoreError; ValueError for an invalid key."""
+    for one in (key, faster):
+        if not is_hex_digest(one):
+            raise ValueError(f"{one!r} is no key: a lower-case sha256 is")
+    check_directory(root)
+    write_private(os.path.join(root, _DIRECTORY, key), faster.encode("ascii"))

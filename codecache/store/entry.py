@@ -1,0 +1,179 @@
+"""The record of one compiled graph, and its byte format.
+
+    fxpool-entry 1\\n          magic line with the format's version
+    32 bytes                  sha256 of the magic line and of all that follows the digest
+    1 byte                    the body's packing: 0 none, 1 zstandard
+    body                      msgpack of `Entry`
+
+The digest is checked before anything is decoded. This frame stays the same in later versions, so that a program can
+tell an entry of another version (to be ignored) from a damaged one. Nothing in an entry is a path or names a host, so a
+cache directory can be copied anywhere.
+
+zstandard is imported inside functions: small entries are not compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from fxpool.codecache.guards.guards import digest as guards_digest
+from fxpool.codecache.store.blobs import BlobRef
+from fxpool.errors import CorruptEntryError, StoreError
+
+FORMAT_VERSION = 2
+
+_MAGIC = re.compile(rb"fxpool-entry ([0-9]{1,9})\n")
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_PLAIN, _ZSTD = 0, 1
+# Bytes; below this, compressing costs more than the file system block it saves.
+_COMPRESS_FROM = 4096
+_MAX_BODY = 1 << 30
+_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Component(msgspec.Struct, frozen=True, array_like=True):
+    """One named part of a key: its digest, and a short text that describes it to a person."""
+
+    name: str
+    digest: str
+    text: str = ""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The function of the program that a graph comes from.
+
+    `model` is the class of the module whose method `function` is, or empty. `file` is relative to the directory it was
+    imported from. `line` is where the function begins, or, if it was `resumed`, where it continues after a graph break.
+    `part` is ``forward`` or ``backward`` if the two were compiled apart. `inputs` has dtype and sizes of inputs that
+    are neither parameters nor buffers; `parameters` counts those.
+    """
+
+    model: str = ""
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    resumed: bool = False
+    part: str = ""
+    inputs: list[str] = msgspec.field(default_factory=list)
+    parameters: int = 0
+
+    @property
+    def name(self) -> str:
+        """``GPT2LMHeadModel.forward``; empty if no function is known."""
+        name = f"{self.model}.{self.function.rpartition('.')[2]}" if self.model else self.function
+        return f"{name} ({self.part})" if self.part else name
+
+    @property
+    def place(self) -> str:
+        """``train.py:12``, ``train.py:17 on`` after a graph break at line 17."""
+        return f"{self.file}:{self.line}{' on' if self.resumed else ''}" if self.file else ""
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """Facts for people and statistics; nothing is decided by them. `created` is Unix time, seconds.
+
+    Every field added later has a default: older entries can be read without it, and older programs ignore it.
+    """
+
+    label: str = ""
+    created: float = 0.0
+    compile_seconds: float = 0.0
+    torch_version: str = ""
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    origin: Origin | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph compiled under one set of guards.
+
+    `guards` is a list of encoded guards (`codecache.guards.encode`), `content` is plain data that only its writer
+    understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it. `detail` is what is in the
+    components (`key_detail`): packed, as only comparisons of keys look into it.
+    """
+
+    key: str
+    components: list[Component] = msgspec.field(default_factory=list)
+    detail: bytes = b""
+    guards: list[Any] = msgspec.field(default_factory=list)
+    content: Any = None
+    blobs: dict[str, BlobRef] = msgspec.field(default_factory=dict)
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def name(self) -> str:
+        """The digest of its guards, which tells it from other entries of the same key."""
+        return guards_digest(self.guards)
+
+
+class OtherVersionError(StoreError):
+    """An undamaged entry in a format that this program does not read; the store ignores and keeps it."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def is_hex_digest(text: str) -> bool:
+    """Return whether `text` is a lower-case sha256."""
+    return _HEX64.match(text) is not None
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return the bytes of an entry. Raises StoreError if its guards, content or metadata are not plain data."""
+    try:
+        body = _encoder.encode(entry)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(f"the entry {entry.metadata.label or entry.key} can't be written: {error}") from error
+    packing = _PLAIN
+    if len(body) > _COMPRESS_FROM:
+        import zstandard
+
+        packing, body = _ZSTD, zstandard.ZstdCompressor(level=3).compress(body)
+    magic = b"fxpool-entry %d\n" % entry.format_version
+    rest = bytes([packing]) + body
+    return magic + hashlib.sha256(magic + rest).digest() + rest
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Return the entry that `data` encodes.
+
+    Raises CorruptEntryError if the bytes are damaged, OtherVersionError if they are intact but of another format.
+    """
+    match = _MAGIC.match(data)
+    if match is None:
+        raise CorruptEntryError("no entry: the magic line is missing")
+    magic, digest, rest = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
+    if hashlib.sha256(magic + rest).digest() != digest:
+        raise CorruptEntryError("the digest of the entry does not hold")
+    if int(match[1]) != FORMAT_VERSION:
+        raise OtherVersionError(f"entry of format {int(match[1])}, this program reads {FORMAT_VERSION}")
+    try:
+        entry = _decoder.decode(_unpack(rest))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptEntryError(f"the entry does not decode: {error}") from error
+    if not is_hex_digest(entry.key):
+        raise CorruptEntryError("the entry's key is no digest")
+    for ref in entry.blobs.values():
+        ref.relative_path()  # raises CorruptEntryError for an invalid reference
+    return entry
+
+
+def _unpack(rest: bytes) -> bytes:
+    if not rest or rest[0] not in (_PLAIN, _ZSTD):
+        raise CorruptEntryError("the entry is packed in an unknown way")
+    if rest[0] == _PLAIN:
+        return rest[1:]
+    import zstandard
+
+    try:
+        # Frames carry their size; one that claims more than any real entry is not unpacked.
+        if zstandard.frame_content_size(rest[1:]) > _MAX_BODY:
+            raise CorruptEntryError("the entry claims to be larger than any entry")
+        return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=_MAX_BODY)
+    except zstandard.ZstdError as error:
+        raise CorruptEntryError(f"the entry does not unpack: {error}") from error

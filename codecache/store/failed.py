@@ -1,0 +1,44 @@
+"""Levels at which a graph can't be compiled for the cache: later processes don't try them again.
+
+    <root>/failed/<key>    the reason
+
+Each level has a key of its own. The key includes torch and fxpool: another version of either gets another chance. A
+compiler's failure may have had a passing cause (a full disk, a killed process), so it counts for a day only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.errors import StoreError
+
+__all__ = ["COMPILE_ERROR", "add", "find"]
+
+#: Prefix of a reason that came from a compiler.
+COMPILE_ERROR = "compile_error:"
+_DIRECTORY = "failed"
+_BELIEVED = 24 * 3600.0
+_LONGEST = 200
+
+
+def find(root: str, key: str) -> str:
+    """Return why the graph of a key is not to be tried at its level; empty if it may be."""
+    path = os.path.join(root, _DIRECTORY, key)
+    try:
+        modified = os.stat(path).st_mtime  # usually missing: checked before anything that costs more
+        check_directory(root)
+        reason = read_private(path)[0].decode("utf-8")
+    except (OSError, StoreError, UnicodeDecodeError):
+        return ""
+    return "" if reason.startswith(COMPILE_ERROR) and time.time() - modified > _BELIEVED else reason
+
+
+def add(root: str, key: str, reason: str) -> None:
+    """Record why a graph can't be compiled at a level. Raises StoreError; ValueError for an invalid key."""
+    if not is_hex_digest(key):
+        raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+    check_directory(root)
+    write_private(os.path.join(root, _DIRECTORY, key), reason[:_LONGEST].encode())

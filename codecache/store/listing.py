@@ -1,0 +1,220 @@
+"""The entries of a store for who looks again and again: only files that are new or replaced are read.
+
+Kept of each entry is a row of some hundred bytes, not the entry. Every change gets a number, so that a reader asks for
+what changed after the number it has.
+
+An entry was a miss once, or it would not be there. `why_made` names what kept the nearest earlier entry of the same
+function from being served instead: the components in which their keys differ, or the guards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from fxpool.codecache.store.blobs import UnsafeFileError, read_private
+from fxpool.codecache.store.entry import Component, Entry, OtherVersionError, decode_entry, is_hex_digest
+from fxpool.errors import CorruptEntryError
+
+__all__ = ["Listing", "Row", "Seen", "load", "why_made"]
+
+_SUFFIX = ".entry"
+#: A component of `why_made` for entries of one key.
+GUARDS = "guards"
+
+
+# A file's inode and size: an entry is replaced by a rename, and its time is that of its last use.
+_Identity = tuple[int, int]
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """What is listed of an entry. Times are Unix time; `bytes` has its blobs, which others may share.
+
+    `change` numbers its latest change. `used` is when it was last served, or written; `uses` counts the uses that were
+    seen since the listing was made: one where several came between two looks. An entry that can't be read is not
+    `readable`, and little is known of it. `digests` has the digest of each component, shortened.
+    """
+
+    key: str
+    name: str
+    change: int = 0
+    readable: bool = True
+    label: str = ""
+    function: str = ""
+    place: str = ""
+    inputs: list[str] = []
+    parameters: int = 0
+    torch: str = ""
+    created: float = 0.0
+    used: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0
+    guards: int = 0
+    uses: int = 0
+    digests: dict[str, str] = {}
+
+    @property
+    def graph(self) -> str:
+        """What entries of one piece of a program have in common."""
+        return f"{self.function}\n{self.place}" if self.function else self.label
+
+
+class Seen(NamedTuple):
+    """A file of a store at one look; `row` is None if it is the file that was seen before."""
+
+    key: str
+    name: str
+    identity: _Identity
+    used: float
+    row: Row | None
+
+
+class Listing:
+    """The rows of one store. Not thread-safe, but that `read`, which takes long, may run beside what only looks up."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.latest = 0
+        self.uses = 0  # of all entries, seen since the listing was made
+        self.seconds_saved = 0.0  # by those
+        self.rows: dict[tuple[str, str], Row] = {}
+        self._files: dict[tuple[str, str], tuple[_Identity, float]] = {}
+        self._removed: dict[tuple[str, str], int] = {}
+
+    def look(self) -> bool:
+        """Bring the rows up to date; return whether anything changed. A directory that is not there has no entries."""
+        return self.take(self.read())
+
+    def read(self) -> list[Seen]:
+        """Look at all files, and read those that are new; changes nothing here. Then `take` what was seen."""
+        found = []
+        for key, name, path, status in _files(os.path.join(self.root, "entries")):
+            identity = (status.st_ino, status.st_size)
+            known = self._files.get((key, name))
+            same = known is not None and known[0] == identity
+            row = None if same else _read(key, name, path, status)
+            found.append(Seen(key, name, identity, status.st_mtime, row))
+        return found
+
+    def take(self, found: list[Seen]) -> bool:
+        """Bring the rows up to date with the latest `read`; return whether anything changed."""
+        before = self.latest
+        for seen in found:
+            which = (seen.key, seen.name)
+            if seen.row is None:
+                self._touched(self.rows[which], self._files[which][1], seen.used)
+            else:
+                seen.row.change = self._next()
+                self._removed.pop(which, None)
+                self.rows[which] = seen.row
+            self._files[which] = (seen.identity, seen.used)
+        for which in self.rows.keys() - {(seen.key, seen.name) for seen in found}:
+            del self.rows[which], self._files[which]
+            self._removed[which] = self._next()
+        return self.latest != before
+
+    def since(self, change: int) -> tuple[list[Row], list[tuple[str, str]]]:
+        """Return (rows that changed after `change`, (key, name) of entries that were removed after it)."""
+        rows = [row for row in self.rows.values() if row.change > change]
+        return rows, [which for which, number in self._removed.items() if number > change]
+
+    def _touched(self, row: Row, before: float, now: float) -> None:
+        if now > before:
+            row.used, row.uses, row.change = now, row.uses + 1, self._next()
+            self.uses += 1
+            self.seconds_saved += row.seconds
+
+    def _next(self) -> int:
+        self.latest += 1
+        return self.latest
+
+
+def load(root: str, key: str, name: str) -> Entry | None:
+    """Return an entry whole; None if it is not there or can't be read. Raises ValueError for invalid names."""
+    if not is_hex_digest(key) or not is_hex_digest(name):
+        raise ValueError("keys and names of entries are lower-case sha256")
+    try:
+        entry = decode_entry(read_private(os.path.join(root, "entries", key[:2], key, name + _SUFFIX))[0])
+    except (OSError, CorruptEntryError, UnsafeFileError, OtherVersionError):
+        return None
+    return entry if (entry.key, entry.name) == (key, name) else None
+
+
+def why_made(row: Row, others: Sequence[Row]) -> tuple[Row, list[str]] | None:
+    """Return (the nearest earlier row of the same graph, what differs from it), or None if `row` is the first.
+
+    What differs are names of components, or "guards" where the keys are equal. The nearest is the one with the fewest
+    differences, of these the latest.
+    """
+    earlier = [other for other in others if other.readable and other.graph == row.graph and other.created < row.created]
+    if not row.readable or not earlier:
+        return None
+    near = min(earlier, key=lambda other: (len(differing(row, other)), -other.created))
+    return near, differing(row, near) or [GUARDS]
+
+
+def differing(one: Row, other: Row) -> list[str]:
+    """Return the components in which two rows' keys differ."""
+    names = [*one.digests, *(name for name in other.digests if name not in one.digests)]
+    return [name for name in names if one.digests.get(name) != other.digests.get(name)]
+
+
+def _read(key: str, name: str, path: str, status: os.stat_result) -> Row:
+    try:
+        entry = decode_entry(read_private(path)[0])
+    except (OSError, CorruptEntryError, UnsafeFileError, OtherVersionError):
+        entry = None
+    if entry is not None and (entry.key, entry.name) == (key, name):
+        return _row(entry, status)
+    return Row(key=key, name=name, readable=False, used=status.st_mtime, bytes=status.st_size)
+
+
+def _row(entry: Entry, status: os.stat_result) -> Row:
+    meta, origin = entry.metadata, entry.metadata.origin
+    return Row(
+        key=entry.key,
+        name=entry.name,
+        label=meta.label,
+        function=origin.name if origin is not None else "",
+        place=origin.place if origin is not None else "",
+        inputs=list(origin.inputs) if origin is not None else [],
+        parameters=origin.parameters if origin is not None else 0,
+        torch=meta.torch_version,
+        created=meta.created,
+        used=status.st_mtime,
+        seconds=meta.compile_seconds,
+        bytes=status.st_size + sum(ref.size for ref in entry.blobs.values()),
+        guards=len(entry.guards),
+        digests=_digests(entry.components),
+    )
+
+
+def _digests(components: Sequence[Component]) -> dict[str, str]:
+    return {component.name: component.digest[:16] for component in components}
+
+
+def _files(directory: str) -> Iterator[tuple[str, str, str, os.stat_result]]:
+    """Yield (key, name, path, status) of every entry's file."""
+    for key in (key for part in _listed(directory) for key in _listed(os.path.join(directory, part))):
+        if not is_hex_digest(key):
+            continue
+        with_key = os.path.join(directory, key[:2], key)
+        for file in _listed(with_key):
+            name = file.removesuffix(_SUFFIX)
+            if name == file or not is_hex_digest(name):
+                continue
+            path = os.path.join(with_key, file)
+            try:
+                yield key, name, path, os.lstat(path)
+            except OSError:
+                continue  # removed meanwhile
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

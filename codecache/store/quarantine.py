@@ -1,0 +1,106 @@
+"""Quarantine: graphs that killed the workers that compiled them are not compiled again until a user releases them.
+
+If a limit ended the worker, they are compiled again once a higher limit is allowed.
+
+    <root>/quarantine/<key>.json    which graph, how it ended
+    <root>/quarantine/<key>.log     the end of its last worker's output
+
+The key includes everything a compile depends on, so another torch, compiler or processor is another chance. Records are
+data, nothing of them is run; an unreadable one is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.entry import is_hex_digest
+from fxpool.errors import StoreError
+
+__all__ = ["Record", "add", "find", "release", "scan"]
+
+_DIRECTORY = "quarantine"
+_LOG_KEPT = 64 << 10
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """`when` is Unix time; `log` is the path of the output, or empty if it could not be kept.
+
+    `limit` is ``timeout`` or ``memory`` for a graph that exceeded one, and `value` that limit (seconds, bytes).
+    """
+
+    key: str
+    label: str
+    error: str
+    when: float
+    log: str = ""
+    limit: str = ""
+    value: float = 0.0
+
+    def holds_under(self, limits: Mapping[str, float]) -> bool:
+        """Return whether the graph stays quarantined under `limits` (by the names of `limit`; seconds, bytes)."""
+        return not self.limit or limits.get(self.limit, 0.0) <= self.value
+
+
+def find(root: str, key: str) -> Record | None:
+    """Return the record of a graph, or None."""
+    path = _path(root, key, "json")
+    if not os.path.exists(path):  # the usual case, before anything that costs more
+        return None
+    try:
+        check_directory(root)
+        return msgspec.json.decode(read_private(path)[0], type=Record)
+    except (OSError, StoreError, msgspec.MsgspecError):
+        return None
+
+
+def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
+    """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError, ValueError (key).
+
+    Replaces an earlier record, unless that one is stricter: without a limit, or with a larger one.
+    """
+    check_directory(root)
+    before = find(root, key)
+    if before is not None and limit and (not before.limit or (before.limit == limit and before.value > value)):
+        return before
+    kept = ""
+    if log is not None:
+        with contextlib.suppress(OSError), open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_KEPT))
+            write_private(_path(root, key, "log"), file.read())
+            kept = _path(root, key, "log")
+    record = Record(key, label, error, time.time(), kept, limit, value)
+    write_private(_path(root, key, "json"), msgspec.json.encode(record))
+    return record
+
+
+def scan(root: str) -> Iterator[Record]:
+    """Yield all readable records, oldest first."""
+    try:
+        names = os.listdir(os.path.join(root, _DIRECTORY))
+    except OSError:
+        return
+    records = [find(root, name[: -len(".json")]) for name in names if name.endswith(".json")]
+    yield from sorted((record for record in records if record is not None), key=lambda record: record.when)
+
+
+def release(root: str, key: str) -> bool:
+    """Release a graph from quarantine; return whether it was in it. Raises ValueError for an invalid key, OSError."""
+    try:
+        os.unlink(_path(root, key, "json"))
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_path(root, key, "log"))
+    return True
+
+
+def _path(root: str, key: str, kind: str) -> str:
+    if not is_hex_digest(key):
+        raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+    return os.path.join(root, _DIRECTORY, f"{key}.{kind}")

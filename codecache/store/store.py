@@ -1,0 +1,437 @@
+"""The local store: a directory of entries and the blobs they need.
+
+    <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry     records, see `entry.py`
+    <root>/blobs/<digest[:2]>/<digest>-<size>                       immutable content, shared between entries
+    <root>/aside/                                                   files that failed verification, for inspection
+    <root>/quarantine/                                              see `quarantine.py`
+    <root>/pending/                                                 see `remote/pending.py`
+
+Nothing here takes a lock or asks an index: a record is complete or absent (write, fsync, rename), its blobs are written
+before it, and names are digests, so publishers of the same content can't harm one another. The digest of every byte is
+checked before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
+`StoreError`, which callers count and tolerate.
+
+A store that is given `bounds` keeps within them after each publication: see `collector.py`. An entry that is evicted
+between `entries` and `blob_path` is a miss, like one that another process clears.
+
+What this does not do: fetch from elsewhere, or evaluate guards.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fxpool import forks, notices
+from fxpool.codecache.store import layout
+from fxpool.codecache.store.blobs import (
+    BlobRef,
+    StoreWriteError,
+    UnsafeFileError,
+    check_directory,
+    make_private_directory,
+    read_blob_file,
+    read_private,
+    sweep_temporaries,
+    verify_blob_file,
+    write_error,
+    write_private,
+)
+from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry, encode_entry, is_hex_digest
+from fxpool.codecache.store.layout import ENTRY_SUFFIX
+from fxpool.errors import CorruptEntryError, StoreError, UnsafeDirectoryError
+
+if TYPE_CHECKING:
+    from fxpool.codecache.store.bounds import Bounds
+
+log = notices.logger(__name__)
+
+_SWEEP_INTERVAL = 3600.0
+# Damaged files are kept for inspection, but a disk that damages everything must not fill up with them.
+_MAX_ASIDE = 64
+#: Name of a store in a scratch directory of torch's, which is not made again once that is gone.
+FRESH = "fxpool-fresh-cache"
+# Entries first, so that readers meet as few entries without blobs as possible.
+_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "index")
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One entry record as `scan` finds it. `entry` is None if it could not be decoded; `used` is Unix time."""
+
+    key: str
+    name: str
+    path: str
+    size: int
+    used: float
+    entry: Entry | None
+
+
+@dataclass(frozen=True)
+class StoredBlob:
+    """One blob as `scan_blobs` finds it, not verified. `written` is Unix time of its last publication."""
+
+    ref: BlobRef
+    path: str
+    written: float
+
+
+class LocalStore:
+    """A cache directory. Cheap to make; safe to use from many threads and processes at once."""
+
+    #: Users besides ourselves whose files are trusted.
+    owners: tuple[int, ...] = ()
+
+    def __init__(self, root: str, bounds: Bounds | None = None) -> None:
+        """Raises UnsafeDirectoryError if the directory, or one above it, is writable by others."""
+        self.root = os.path.abspath(os.path.expanduser(root))
+        #: Limits to keep within when something is published; None: none, and no index either.
+        self.bounds = bounds
+        self._lock = forks.lock(self, "_lock")
+        self._counts: Counter[str] = Counter()
+        self._write_failures: Counter[str] = Counter()
+        self._checked: tuple[int, ...] | None = None
+        self._next_sweep = 0.0
+        self._check_root()
+
+    # ---------------------------------------------------------------- writing
+
+    def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:
+        """Store `blobs` (role to content) and then `entry`, which names them; return the stored entry.
+
+        References that `entry` already has are kept, for blobs that are in the store. An entry of the same key and
+        guards is replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError), and then stores no entry;
+        ValueError for an invalid key.
+        """
+        if not is_hex_digest(entry.key):
+            raise ValueError(f"{entry.key!r} is no key: a lower-case sha256 is")
+        try:
+            self._prepare_root()
+            references = {role: self._put_blob(content) for role, content in blobs.items()}
+            entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
+            write_private(layout.entry_path(self.root, entry.key, entry.name), encode_entry(entry))
+            # One that was there already may have been evicted before the entry named it.
+            for role, content in blobs.items():
+                if not os.path.exists(layout.blob_path(self.root, references[role])):
+                    self._put_blob(content)
+        except StoreError as error:
+            with self._lock:
+                self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
+            raise
+        self._count("published")
+        self._sweep_now_and_then()
+        if self.bounds is not None:
+            self._keep_within(self.bounds, entry)
+        return entry
+
+    def _keep_within(self, bounds: Bounds, entry: Entry) -> None:
+        """Evict what is over the bounds. The entry is published whatever happens here."""
+        from fxpool.codecache.store import collector  # with sqlite3, which only publishers need
+
+        try:
+            collected = collector.after_publication(self.root, entry, bounds)
+        except (OSError, StoreError) as error:
+            self._count("eviction_failed")
+            log.info("%s is not kept within its bounds for now: %s", self.root, error)
+            return
+        if collected is not None:
+            with self._lock:
+                self._counts["evicted"] += collected.entries
+
+    def put_blob(self, content: bytes) -> BlobRef:
+        """Store one blob, for an entry that will name it. Raises StoreError."""
+        try:
+            self._prepare_root()
+            return self._put_blob(content)
+        except StoreError as error:
+            with self._lock:
+                self._write_failures[getattr(error, "reason", type(error).__name__)] += 1
+            raise
+
+    def _put_blob(self, content: bytes) -> BlobRef:
+        ref = BlobRef.of(content)
+        path = layout.blob_path(self.root, ref)
+        try:
+            verify_blob_file(path, ref)
+            # Its time is that of the last publication (`StoredBlob.written`).
+            os.utime(path)
+        except (OSError, CorruptEntryError, UnsafeFileError):
+            write_private(path, content)
+            self._count("blobs_written")
+        else:
+            self._count("blobs_shared")
+        return ref
+
+    def mark_used(self, entry: Entry) -> None:
+        """Record that an entry was served, so that `entries` lists it first. Never raises."""
+        try:
+            os.utime(layout.entry_path(self.root, entry.key, entry.name))
+        except OSError:
+            pass
+
+    # ---------------------------------------------------------------- reading
+
+    def entries(self, key: str) -> list[Entry]:
+        """Return every well-formed entry under a key, most recently used first. Raises ValueError for an invalid key.
+
+        Neither its guards nor its blobs are checked. Damaged files are set aside and counted.
+        """
+        if not is_hex_digest(key):
+            raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+        if not self._root_is_safe():
+            return []
+        directory = layout.key_directory(self.root, key)
+        dated = []
+        for name in layout.names(directory):
+            if name.endswith(ENTRY_SUFFIX):
+                loaded = self._load(key, os.path.join(directory, name))
+                if loaded is not None:
+                    dated.append(loaded)
+        dated.sort(key=lambda pair: pair[0], reverse=True)
+        return [entry for _, entry in dated]
+
+    def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
+        """Return (time of last use, entry) of a sound record, else None; count failures, set damaged files aside."""
+
+        def read() -> tuple[int, Entry]:
+            data, status = read_private(path, owners=self.owners)
+            entry = decode_entry(data)
+            if entry.key != key or entry.name + ENTRY_SUFFIX != os.path.basename(path):
+                raise CorruptEntryError(f"{path} holds the entry of another key or other guards")
+            return status.st_mtime_ns, entry
+
+        try:
+            return self._guarded(path, read)
+        except OtherVersionError:
+            self._count("other_version")
+            return None
+
+    def read_blob(self, ref: BlobRef) -> bytes | None:
+        """Return a blob's content, its digest verified; None if it is missing or damaged."""
+        try:
+            path = layout.blob_path(self.root, ref)
+        except CorruptEntryError:
+            return None
+        if not self._root_is_safe():
+            return None
+        return self._guarded(path, lambda: read_blob_file(path, ref, self.owners))
+
+    def blob_path(self, ref: BlobRef) -> str | None:
+        """Return a blob's path, for `dlopen`; None if it is missing or damaged.
+
+        Its digest is verified once per process and version of the file.
+        """
+        try:
+            path = layout.blob_path(self.root, ref)
+        except CorruptEntryError:
+            return None
+        if not self._root_is_safe():
+            return None
+
+        def verify() -> str:
+            verify_blob_file(path, ref, self.owners)
+            return path
+
+        return self._guarded(path, verify)
+
+    def complete(self, entry: Entry) -> bool:
+        """Return whether all blobs of an entry are there and sound; an incomplete entry is a miss."""
+        return all(self.blob_path(ref) is not None for ref in entry.blobs.values())
+
+    def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
+        """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable."""
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except CorruptEntryError:
+            self._count("corrupt")
+            self._set_aside(path)
+        except UnsafeFileError:
+            self._count("unsafe")
+        except OSError:
+            self._count("unreadable")
+        return None
+
+    def _set_aside(self, path: str) -> None:
+        """Move a damaged file to `aside`; delete it if that fails. Never raises."""
+        aside = os.path.join(self.root, "aside")
+        try:
+            make_private_directory(aside)
+            if len(os.listdir(aside)) < _MAX_ASIDE:
+                os.rename(path, os.path.join(aside, f"{os.path.basename(path)}.{secrets.token_hex(4)}"))
+                return
+        except OSError:
+            pass
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+    # ---------------------------------------------------------------- maintenance
+
+    def counters(self) -> dict[str, Any]:
+        """Return what this object has counted: events by name, and `write_failed` by the errno's name."""
+        names = (
+            "published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version", "evicted",
+            "eviction_failed",
+        )  # fmt: skip
+        with self._lock:
+            return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
+
+    def is_empty(self) -> bool:
+        """Return whether there is no entry at all: every graph will be a miss."""
+        return next(layout.entry_paths(self.root), None) is None
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of `entries` and `blobs`, and their `bytes` together."""
+        counts = {"entries": 0, "blobs": 0, "bytes": 0}
+        for kind, paths in (("entries", layout.entry_paths(self.root)), ("blobs", layout.blob_paths(self.root))):
+            for path in paths:
+                try:
+                    counts["bytes"] += os.lstat(path).st_size
+                    counts[kind] += 1
+                except OSError:
+                    pass
+        return counts
+
+    def scan(self) -> Iterator[StoredEntry]:
+        """Yield every entry record, in no order; damaged ones with `entry=None`, left in place."""
+        for path in layout.entry_paths(self.root):
+            key = os.path.basename(os.path.dirname(path))
+            name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
+            entry: Entry | None = None
+            try:
+                data, status = read_private(path)
+                entry = decode_entry(data)
+                if entry.key != key or entry.name != name:
+                    entry = None
+            except (CorruptEntryError, UnsafeFileError, OtherVersionError):
+                try:
+                    status = os.lstat(path)
+                except OSError:
+                    continue
+            except OSError:
+                continue
+            yield StoredEntry(key, name, path, status.st_size, status.st_mtime, entry)
+
+    def scan_blobs(self) -> Iterator[StoredBlob]:
+        """Yield every blob, in no order, not verified."""
+        for path in layout.blob_paths(self.root):
+            ref = BlobRef.from_name(os.path.basename(path))
+            try:
+                written = os.lstat(path).st_mtime
+            except OSError:
+                continue
+            if ref is not None:
+                yield StoredBlob(ref, path, written)
+
+    def remove(self, key: str, name: str | None = None) -> int:
+        """Remove the entries of a key (or the one called `name`), not their blobs; return how many.
+
+        Raises StoreError; ValueError for an invalid key or name.
+        """
+        if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
+            raise ValueError("keys and names of entries are lower-case sha256")
+        directory = layout.key_directory(self.root, key)
+        names = [entry for entry in layout.names(directory) if entry.endswith(ENTRY_SUFFIX)]
+        removed = sum(
+            layout.unlink(os.path.join(directory, entry))
+            for entry in names
+            if name is None or entry == name + ENTRY_SUFFIX
+        )
+        layout.remove_empty(directory)
+        return removed
+
+    def remove_blob(self, ref: BlobRef) -> bool:
+        """Remove a blob; return whether it was there. Entries that need it become misses. Raises StoreError."""
+        return layout.unlink(layout.blob_path(self.root, ref))
+
+    def clear(self) -> None:
+        """Remove all entries and blobs, and release every graph from quarantine. Raises StoreError.
+
+        Concurrent publishers are not disturbed.
+        """
+        self._check_root()
+        failures = [error for part in _CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
+        if failures:
+            raise write_error(f"can't clear {self.root}", failures[0])
+
+    def _sweep_now_and_then(self) -> None:
+        """Remove temporary files of dead writers, at most once an hour for all processes together."""
+        now = time.time()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_INTERVAL
+        stamp = os.path.join(self.root, ".swept")
+        try:
+            if now - os.lstat(stamp).st_mtime < _SWEEP_INTERVAL:
+                return
+        except OSError:
+            pass
+        try:
+            write_private(stamp, b"")
+        except StoreWriteError:
+            return
+        self.sweep()
+
+    def sweep(self) -> int:
+        """Remove temporary files of dead writers; return how many."""
+        removed = sweep_temporaries(self.root)
+        for top in layout.names(os.path.join(self.root, "blobs")):
+            removed += sweep_temporaries(os.path.join(self.root, "blobs", top))
+        for top in layout.names(os.path.join(self.root, "entries")):
+            for key in layout.names(os.path.join(self.root, "entries", top)):
+                removed += sweep_temporaries(os.path.join(self.root, "entries", top, key))
+        return removed
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    # ---------------------------------------------------------------- safety
+
+    def is_over(self) -> bool:
+        """Return whether this was a store in a scratch directory that is gone."""
+        return os.path.basename(self.root) == FRESH and not os.path.isdir(os.path.dirname(self.root))
+
+    def _prepare_root(self) -> None:
+        if self.is_over():
+            raise StoreError(f"the scratch directory above {self.root} is gone")
+        try:
+            make_private_directory(self.root)
+        except OSError as error:
+            raise write_error(f"can't create {self.root}", error) from error
+        self._check_root()
+
+    def _root_is_safe(self) -> bool:
+        try:
+            self._check_root()
+        except UnsafeDirectoryError:
+            self._count("unsafe")
+            return False
+        return True
+
+    def _check_root(self) -> None:
+        """Check the directory, unless it is unchanged since it was last checked. Raises UnsafeDirectoryError."""
+        try:
+            status = os.stat(self.root)
+        except OSError:
+            state = None
+        else:
+            state = (status.st_dev, status.st_ino, status.st_uid, status.st_mode)
+            if state == self._checked:
+                return
+        self.check()
+        self._checked = state
+
+    def check(self) -> None:
+        """Raise UnsafeDirectoryError for a directory whose content others could have written."""
+        check_directory(self.root)
