@@ -92,7 +92,8 @@ def _at_once(count: int, what: str, size: str, backend: str) -> tuple[float, lis
 
 def _until_no_server() -> None:
     from fxpool import config
-    from fxpool.pool import hosts, runtime_dir
+    from fxpool.pool.client import hosts
+    from fxpool.pool.host import runtime_dir
 
     root = runtime_dir.runtime_root(str(config.current().runtime_dir))
     end = time.monotonic() + 30
@@ -157,7 +158,7 @@ def footprint(size: str) -> dict[str, Any]:
     import psutil
 
     from fxpool.lowering.core.runtime import runtime
-    from fxpool.pool import memory
+    from fxpool.pool.host import memory
 
     pool = runtime.pool()
     _settle(pool)

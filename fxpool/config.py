@@ -75,15 +75,15 @@ class Settings:
     """Seconds that one attempt to compile a graph may take."""
     job_memory: int | None
     """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
-    memory (see `fxpool.pool.memory` for small ones)."""
+    memory (see `fxpool.pool.host.memory` for small ones)."""
     memory_high_watermark: float
     """Part of the host's (the cgroup's) memory in use above which no compile begins beside those that run."""
     idle_timeout: float
     """Seconds without a client after which the host's server ends."""
     runtime_dir: Path | None
     """Directory of sockets and logs. A socket's path may have no more than about 100 bytes: with a longer name, those
-    of the directory are under ``/tmp``. None: a directory that `fxpool.pool.runtime_dir` chooses, after checking who
-    owns it."""
+    of the directory are under ``/tmp``. None: a directory that `fxpool.pool.host.runtime_dir` chooses, after checking
+    who owns it."""
     mode: str
     """How graphs are compiled: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]

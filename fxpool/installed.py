@@ -1,7 +1,7 @@
 """Digests of the installed code that compiles: torch, Triton and sympy, by content.
 
 Used twice: in every graph's key (`codecache.key.system`), and to name the server whose workers have exactly this code
-(`pool.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
+(`pool.client.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
 differ in it. Whatever differs from the RECORD now counts by its own content: a file edited in place, added or removed,
 a tree earlier on the path than the installed one, an editable or develop install, which has no such lines at all. A
 file that was only touched, or copied back, does not.

@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import fxpool
 from fxpool import config, counters
-from fxpool.pool import hosts
+from fxpool.pool.client import hosts
 
 # A server needs a moment to see that its client is gone; a loaded machine needs more of it.
 GRACE = 30.0

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from fxpool.benchmarks import suite as suites
 from fxpool.benchmarks.case import Case
-from fxpool.pool import processes
+from fxpool.pool.host import processes
 
 __all__ = ["main"]
 

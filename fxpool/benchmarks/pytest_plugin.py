@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fxpool.pool.bystanders import Bystanders
-    from fxpool.pool.guard import Guard
+    from fxpool.pool.host.bystanders import Bystanders
+    from fxpool.pool.host.guard import Guard
 
 __all__: list[str] = []
 
@@ -97,7 +97,7 @@ class _Controller:
         self._bystanders: Bystanders | None = None
         self._guard: Guard | None = None
         self._mark = uuid.uuid4().hex
-        from fxpool.pool import marks
+        from fxpool.pool.host import marks
 
         # Before they start: one that is stopped when this process is killed would be so for ever.
         os.environ[marks.VARIABLE] = self._mark
@@ -105,8 +105,8 @@ class _Controller:
     def pytest_sessionstart(self) -> None:
         from fxpool import config
         from fxpool.errors import FxpoolError
-        from fxpool.pool import runtime_dir
-        from fxpool.pool.bystanders import Bystanders
+        from fxpool.pool.host import runtime_dir
+        from fxpool.pool.host.bystanders import Bystanders
 
         with contextlib.suppress(FxpoolError, OSError):  # then tests that measure are not quite alone, and say so
             configured = config.current().runtime_dir
@@ -115,7 +115,7 @@ class _Controller:
 
     def _changed(self, pid: int, stopped: bool) -> None:
         if stopped and self._guard is None:
-            from fxpool.pool.guard import Guard
+            from fxpool.pool.host.guard import Guard
 
             self._guard = Guard(self._mark)
 
@@ -132,6 +132,6 @@ class _Controller:
 
 
 def _children() -> list[int]:
-    from fxpool.pool import processes
+    from fxpool.pool.host import processes
 
     return processes.children()

@@ -29,9 +29,9 @@ from fxpool.benchmarks import plan
 from fxpool.benchmarks.case import Case, Run
 from fxpool.benchmarks.results import Record
 from fxpool.benchmarks.suite import Suite
-from fxpool.pool import marks, runtime_dir
-from fxpool.pool.bystanders import Bystanders, signal_tree, tree
-from fxpool.pool.guard import Guard
+from fxpool.pool.host import marks, runtime_dir
+from fxpool.pool.host.bystanders import Bystanders, signal_tree, tree
+from fxpool.pool.host.guard import Guard
 
 __all__ = ["Live", "Runner", "Settings"]
 

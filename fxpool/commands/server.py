@@ -50,7 +50,8 @@ def serve(detach: bool, listen: tuple[str, int] | None) -> None:
 
 def _serve(detach: bool) -> None:
     from fxpool.lowering.core.runtime import runtime
-    from fxpool.pool import hosts, runtime_dir
+    from fxpool.pool.client import hosts
+    from fxpool.pool.host import runtime_dir
 
     ended = forks.event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,14 +102,15 @@ def status(as_json: bool, watch: bool, interval: float) -> None:
 
 
 def _print_json(root: Path) -> None:
-    from fxpool.pool import hosts
+    from fxpool.pool.client import hosts
 
     for link in hosts.links(root):
         click.echo(json.dumps({"link": str(link), **hosts.status(link)}))
 
 
 def _shown(root: Path) -> Group:
-    from fxpool.pool import hosts, turns
+    from fxpool.pool.client import hosts
+    from fxpool.pool.host import turns
 
     lines: list[str] = []
     for link in hosts.links(root):
@@ -183,7 +185,7 @@ def _mb(size: float) -> str:
 @click.command()
 def stop() -> None:
     """End this host's servers: what they were asked for is done first. One that hangs is killed."""
-    from fxpool.pool import ending, hosts
+    from fxpool.pool.client import ending, hosts
 
     ended = [ending.end(link) for link in hosts.links(runtime_root())]
     for one in ended:
@@ -197,7 +199,7 @@ def stop() -> None:
 
 def runtime_root() -> Path:
     """Return the directory where this host's servers are found. Raises PoolUnavailableError if it is unsafe."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     configured = config.current().runtime_dir
     return runtime_dir.runtime_root(str(configured) if configured is not None else None)

@@ -15,8 +15,9 @@ from typing import Any
 
 from fxpool.dashboard import waits
 from fxpool.errors import ProtocolError
-from fxpool.pool import hosts, turns
-from fxpool.pool import messages as m
+from fxpool.pool.client import hosts
+from fxpool.pool.host import turns
+from fxpool.pool.wire import messages as m
 
 __all__ = ["Jobs", "Look", "PoolView"]
 

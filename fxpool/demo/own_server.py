@@ -29,7 +29,7 @@ def environment() -> Mapping[str, str]:
 @contextlib.contextmanager
 def own_server(runtime: Path) -> Iterator[None]:
     """End the servers under the runtime directory `runtime` on leaving, and wait until their processes are gone."""
-    from fxpool.pool import ending, hosts
+    from fxpool.pool.client import ending, hosts
 
     try:
         yield
@@ -64,7 +64,7 @@ def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
 
 def _processes(runtime: Path) -> list[psutil.Process]:
     """Return the servers under `runtime` and all processes that they started."""
-    from fxpool.pool import hosts
+    from fxpool.pool.client import hosts
 
     processes: list[psutil.Process] = []
     for link in hosts.links(runtime):

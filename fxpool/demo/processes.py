@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fxpool.errors import FxpoolError
-from fxpool.pool.processes import die_with_parent
+from fxpool.pool.host.processes import die_with_parent
 
 __all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child", "serve"]
 

@@ -27,7 +27,7 @@ from fxpool import config
 from fxpool.demo.processes import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
-from fxpool.pool import causes
+from fxpool.pool.host import causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
 
@@ -90,7 +90,7 @@ class Trial:
 
 def _environment(directory: Path) -> dict[str, str]:
     """Return the user's settings, without caches and whatever changes how a graph gets to a worker."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     extra = {}
     try:

@@ -226,7 +226,7 @@ def cache_directory() -> Iterator[Finding]:
 
 def runtime_directory() -> Iterator[Finding]:
     """Check the directory of sockets and logs. A socket's path has at most 107 bytes, so one is made for a test."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     configured = config.current().runtime_dir
     remedy = "set FXPOOL_RUNTIME_DIR to another directory"
@@ -297,7 +297,7 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
 
 def processors() -> Iterator[Finding]:
     """Check how many workers would run, and which limit sets that."""
-    from fxpool.pool import limits
+    from fxpool.pool.host import limits
 
     count, rule = limits.default_workers()
     wanted = config.current().workers
@@ -307,7 +307,7 @@ def processors() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Check the memory limit, its use, and the limit of a job."""
-    from fxpool.pool import memory as looked
+    from fxpool.pool.host import memory as looked
 
     host = looked.Host.look()
     total, rule = host.total()

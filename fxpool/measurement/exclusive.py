@@ -15,8 +15,9 @@ from fxpool import config
 from fxpool.errors import MeasurementBusyError, PoolUnavailableError
 from fxpool.measurement import clocks, surroundings
 from fxpool.measurement.surroundings import Surroundings
-from fxpool.pool import pausing, turns
-from fxpool.pool import runtime_dir as runtime_dirs
+from fxpool.pool.client import pausing
+from fxpool.pool.host import runtime_dir as runtime_dirs
+from fxpool.pool.host import turns
 
 __all__ = ["Exclusive", "beside", "measuring"]
 

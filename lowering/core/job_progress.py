@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxpool.pool import PoolClient
-from fxpool.pool import messages as m
+from fxpool.pool.wire import messages as m
 from fxpool.watch import events
 from fxpool.watch.events import Span
 

@@ -94,7 +94,8 @@ class Runtime:
         # A background thread may be the first to come here, and the program may fork meanwhile.
         with forks.held_off():
             # Only a miss needs a pool: 0.05 s that a hit does without.
-            from fxpool.pool import PoolClient, PoolConfig, identity
+            from fxpool.pool import PoolClient, PoolConfig
+            from fxpool.pool.client import identity
 
         shared = settings.pool == "host"
         environment = pool_environment.zygote_environment()
@@ -119,7 +120,7 @@ class Runtime:
 
     def limits(self) -> dict[str, float]:
         """The limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
-        from fxpool.pool import memory  # 0.02 s with psutil, and a hit asks for no limit
+        from fxpool.pool.host import memory  # 0.02 s with psutil, and a hit asks for no limit
 
         settings = config.current()
         bytes_of_memory = settings.job_memory or memory.default_limit(memory.Host.look())[0]

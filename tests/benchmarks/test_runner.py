@@ -18,7 +18,7 @@ import pytest
 from fxpool.benchmarks import results, runner, suite
 from fxpool.benchmarks.case import Run, runs
 from fxpool.benchmarks.results import Record
-from fxpool.pool import bystanders
+from fxpool.pool.host import bystanders
 
 _SUITE = """
 import os, pathlib, subprocess, sys, time

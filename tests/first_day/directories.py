@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fxpool.errors import PoolError
-from fxpool.pool.runtime_dir import runtime_root
+from fxpool.pool.host.runtime_dir import runtime_root
 
 from .environment import Place
 from .needs import NOBODY, mounts, no_root, root, two_users

@@ -29,7 +29,7 @@ from fxpool.watch import events, trace
 
 #: What else waits, and may stay as it is.
 ALLOWED = {
-    "fxpool/pool/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
+    "fxpool/pool/client/job.py:Job._wait.waiter": "made to be held by who waits, who is in no child",
 }
 #: Ends a broken test.
 SECONDS = 20.0
@@ -202,7 +202,7 @@ def _client(directory: Path) -> Any:
 
 
 def _job(_: Path) -> Any:
-    from fxpool.pool.job import Job
+    from fxpool.pool.client.job import Job
 
     job = Job(None, 1, "job", None)  # type: ignore[arg-type]
     job._value = b"x"
@@ -211,8 +211,8 @@ def _job(_: Path) -> Any:
 
 def _session(_: Path) -> Any:
     """One whose server is not there; what is asked of it in a child is not the child's either."""
-    from fxpool.pool.protocol import Outbox
-    from fxpool.pool.session import Session
+    from fxpool.pool.client.session import Session
+    from fxpool.pool.wire.protocol import Outbox
 
     session = Session.__new__(Session)
     session.pid, session.error, session._outbox = os.getpid(), None, Outbox()
@@ -224,20 +224,20 @@ def _session(_: Path) -> Any:
 
 
 def _reply(_: Path) -> Any:
-    from fxpool.pool.session import _Reply
+    from fxpool.pool.client.session import _Reply
 
     return _Reply()
 
 
 def _channel(_: Path) -> Any:
-    from fxpool.pool import messages as m
-    from fxpool.pool.protocol import Channel
+    from fxpool.pool.wire import messages as m
+    from fxpool.pool.wire.protocol import Channel
 
     return Channel(_socket(), m.ToClient)
 
 
 def _link(_: Path) -> Any:
-    from fxpool.pool.worker import _Link
+    from fxpool.pool.worker.worker import _Link
 
     link = _Link(_socket())
     link._reader = threading.current_thread()
@@ -418,7 +418,7 @@ def _entered_and_left() -> None:
 
 
 def _bystanders(_: Path) -> Any:
-    from fxpool.pool.bystanders import Bystanders
+    from fxpool.pool.host.bystanders import Bystanders
 
     made = Bystanders(Path(tempfile.mkdtemp(prefix="fxpb-", dir="/tmp")), list)  # a socket's path has to be short
     _to_end.append(made)
@@ -535,17 +535,17 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/lowering/standalone.py:StandaloneGraph._finishing": _of_object(
         _standalone, "_finishing", lambda one: one.wait()
     ),
-    "fxpool/pool/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
-    "fxpool/pool/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
-    "fxpool/pool/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
-    "fxpool/pool/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
-    "fxpool/pool/session.py:Session._lock": _of_object(_session, "_lock", lambda one: _raises(one.send, None)),
-    "fxpool/pool/session.py:Session.over": _of_object(_session, "over", lambda one: one.over.set()),
-    "fxpool/pool/session.py:Session.zygote_known": _of_object(
+    "fxpool/pool/host/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
+    "fxpool/pool/client/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
+    "fxpool/pool/client/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
+    "fxpool/pool/wire/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),
+    "fxpool/pool/client/session.py:Session._lock": _of_object(_session, "_lock", lambda one: _raises(one.send, None)),
+    "fxpool/pool/client/session.py:Session.over": _of_object(_session, "over", lambda one: one.over.set()),
+    "fxpool/pool/client/session.py:Session.zygote_known": _of_object(
         _session, "zygote_known", lambda one: one.zygote_known.set()
     ),
-    "fxpool/pool/session.py:_Reply.event": _of_object(_reply, "event", lambda one: one.event.set()),
-    "fxpool/pool/worker.py:_Link.lock": _of_object(_link, "lock", lambda one: one.listen()),
+    "fxpool/pool/client/session.py:_Reply.event": _of_object(_reply, "event", lambda one: one.event.set()),
+    "fxpool/pool/worker/worker.py:_Link.lock": _of_object(_link, "lock", lambda one: one.listen()),
 }
 
 

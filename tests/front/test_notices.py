@@ -16,10 +16,11 @@ from sources import ROOT, sources
 from fxpool import notices
 
 # Warnings of workers are replayed as what they were; a server's log is its own.
-REPLAYED = "fxpool/pool/logs.py"
+REPLAYED = "fxpool/pool/wire/logs.py"
 # Where nobody but the server's own log listens.
 OF_THE_SERVER = {
-    f"fxpool/pool/{name}.py" for name in ("dispatcher", "pauses", "predecessor", "records", "server", "watch")
+    "fxpool/pool/host/predecessor.py",
+    *(f"fxpool/pool/server/{name}.py" for name in ("dispatcher", "pauses", "records", "server", "watch")),
 }
 
 

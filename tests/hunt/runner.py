@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fxpool.demo.processes import ChildError, Loader, run_child
-from fxpool.pool import hosts
+from fxpool.pool.client import hosts
 
 from .program import Case, Step, write_files
 
@@ -35,7 +35,7 @@ LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
     "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
-    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.key.toolchain"
+    "fxpool.lowering.core.runtime fxpool.pool.client.client fxpool.codecache.key.toolchain"
 )
 _CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"

@@ -17,7 +17,7 @@ import torch
 import fxpool
 from fxpool.errors import MeasurementBusyError
 from fxpool.measurement import exclusive, inputs, surroundings
-from fxpool.pool import turns
+from fxpool.pool.host import turns
 
 _HOLDER = """
 import sys, time

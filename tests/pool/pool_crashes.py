@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fxpool.errors import ServerLostError
-from fxpool.pool import Job, JobSpec, PoolClient, PoolConfig, current_job, hosts
+from fxpool.pool import Job, JobSpec, PoolClient, PoolConfig, current_job
+from fxpool.pool.client import hosts
 
 __all__ = ["KINDS", "RETRIES", "Asker", "Chaos", "Client", "Plan", "Sour", "compile_like", "crash", "kernel", "small"]
 

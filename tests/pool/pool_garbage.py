@@ -11,7 +11,7 @@ import time
 import warnings
 
 from fxpool.pool import current_job
-from fxpool.pool.worker import JobContext
+from fxpool.pool.worker.worker import JobContext
 
 
 class _Tap:

@@ -15,7 +15,8 @@ import threading
 import time
 import warnings
 
-from fxpool.pool import current_job, pausing
+from fxpool.pool import current_job
+from fxpool.pool.client import pausing
 
 
 class Holder:

@@ -20,9 +20,10 @@ import msgspec
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import JobSpec, PoolClient, hosts
-from fxpool.pool import messages as m
-from fxpool.pool.protocol import HEADER, MAGIC, META_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, encode
+from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool.client import hosts
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import HEADER, MAGIC, META_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, encode
 
 __all__ = ["LENGTHS", "frames_of", "largest_claim", "mutate", "record", "reference", "resized"]
 

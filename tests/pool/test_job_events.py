@@ -11,7 +11,7 @@ from pool_place import Place, until
 
 from fxpool.errors import WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
-from fxpool.pool import messages as m
+from fxpool.pool.wire import messages as m
 
 Make = Callable[..., PoolClient]
 

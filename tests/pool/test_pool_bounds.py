@@ -12,8 +12,9 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import JobMemoryError, JobTimeoutError, WorkerDiedError
-from fxpool.pool import Job, JobSpec, PoolClient, memory
-from fxpool.pool.limits import MemoryGroup
+from fxpool.pool import Job, JobSpec, PoolClient
+from fxpool.pool.host import memory
+from fxpool.pool.host.limits import MemoryGroup
 
 Make = Callable[..., PoolClient]
 MB = 1 << 20

@@ -13,22 +13,24 @@ import psutil
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import JobSpec, PoolClient, marks, pausing
-from fxpool.pool.bystanders import Bystanders, signal_tree, tree
+from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool.client import pausing
+from fxpool.pool.host import marks
+from fxpool.pool.host.bystanders import Bystanders, signal_tree, tree
 
 _BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'], start_new_session=True)\n"
 _SPIN = "while True: pass"
 _MEASURES = """
 import pathlib, sys, time
-from fxpool.pool import pausing
+from fxpool.pool.client import pausing
 paused = pausing.pause(pathlib.Path(sys.argv[1]), float(sys.argv[2]), 20.0)
 print(paused.workers, flush=True)
 time.sleep(60)
 """
 _WATCHED = """
 import os, signal, subprocess, sys, time
-from fxpool.pool import marks
-from fxpool.pool.guard import Guard
+from fxpool.pool.host import marks
+from fxpool.pool.host.guard import Guard
 guard = Guard("a-mark")
 environment = {**os.environ, marks.VARIABLE: "a-mark"}
 child = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=environment, start_new_session=True)

@@ -41,7 +41,7 @@ def test_a_killed_worker_costs_one_retry(client: PoolClient, caplog: pytest.LogC
     job = run(client, "die_once", label="graph 5")
     assert job.result() == b"attempt 2"
     assert job.attempts == 2
-    (record,) = [r for r in caplog.records if r.name == "fxpool.pool.job"]
+    (record,) = [r for r in caplog.records if r.name == "fxpool.pool.client.job"]
     assert record.levelno == logging.WARNING
     assert "graph 5" in record.getMessage()
     assert "signal 9" in record.getMessage()

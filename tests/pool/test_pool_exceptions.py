@@ -11,8 +11,9 @@ import pool_jobs
 import pytest
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, PoolUnavailableError, WorkerDiedError
-from fxpool.pool import RemoteError, exceptions
-from fxpool.pool import messages as m
+from fxpool.pool import RemoteError
+from fxpool.pool.wire import exceptions
+from fxpool.pool.wire import messages as m
 
 
 def raised(function: Callable[[bytes], object], data: bytes = b"x") -> BaseException:

@@ -13,10 +13,10 @@ from pool_place import Place, until
 
 from fxpool.errors import JobCancelledError, JobTimeoutError, WorkerDiedError
 from fxpool.pool import Job, JobSpec, PoolClient
-from fxpool.pool import messages as m
-from fxpool.pool.bounds import Bounds
-from fxpool.pool.outcomes import Exceeded, Work, Worker
-from fxpool.pool.watch import Limits
+from fxpool.pool.server.bounds import Bounds
+from fxpool.pool.server.outcomes import Exceeded, Work, Worker
+from fxpool.pool.server.watch import Limits
+from fxpool.pool.wire import messages as m
 
 
 def ask(client: PoolClient, function: str, data: bytes = b"", flight: str = "f", **settings: Any) -> Job:

@@ -36,9 +36,10 @@ from pool_sessions import LENGTHS, frames_of, largest_claim, mutate, record, ref
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError, WorkerDiedError
-from fxpool.pool import JobSpec, PoolClient, protocol
-from fxpool.pool import messages as m
-from fxpool.pool.protocol import (
+from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire import protocol
+from fxpool.pool.wire.protocol import (
     HANDSHAKE_CAP,
     HEADER,
     MAGIC,

@@ -12,9 +12,11 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import ProtocolError, WorkerDiedError
-from fxpool.pool import JobSpec, PoolClient, hosts, runtime_dir
-from fxpool.pool import messages as m
-from fxpool.pool.history import BUCKETS, History
+from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool.client import hosts
+from fxpool.pool.host import runtime_dir
+from fxpool.pool.server.history import BUCKETS, History
+from fxpool.pool.wire import messages as m
 
 
 def test_a_job_from_its_first_ask_to_its_last_answer() -> None:

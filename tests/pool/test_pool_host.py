@@ -23,7 +23,9 @@ from pool_place import HERE, Place, until
 
 from fxpool.errors import JobCancelledError
 from fxpool.installed import PACKAGES, Package
-from fxpool.pool import JobSpec, PoolClient, PoolConfig, ending, hosts, identity, runtime_dir
+from fxpool.pool import JobSpec, PoolClient, PoolConfig
+from fxpool.pool.client import ending, hosts, identity
+from fxpool.pool.host import runtime_dir
 
 Make = Callable[..., PoolClient]
 
@@ -205,7 +207,7 @@ def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> 
 
 
 def test_the_number_of_another_process_is_not_killed(tmp_path: Path) -> None:
-    from fxpool.pool import predecessor
+    from fxpool.pool.host import predecessor
 
     with subprocess.Popen(["sleep", "60"]) as innocent:
         lock = runtime_dir.hold(tmp_path)
@@ -495,7 +497,7 @@ def test_one_that_takes_no_notice_is_killed_with_all_that_is_its(join: Make, pla
     modules = place.mark("mark-modules")
     modules.mkdir()
     # As a loop that never comes back would: nothing that arrives on the socket or as a signal is looked at.
-    (modules / "sitecustomize.py").write_text("import sys\nif 'fxpool.pool.server' in sys.orig_argv:" + HANGING)
+    (modules / "sitecustomize.py").write_text("import sys\nif 'fxpool.pool.server.server' in sys.orig_argv:" + HANGING)
     client = join(extra={"PYTHONPATH": str(modules)})
     pid = pid_of(client)
     directory = (place.runtime / os.readlink(link(place))).parent

@@ -173,7 +173,7 @@ BROKEN = {
         """,
     "a worker that dies on its way": """
         import os
-        from fxpool.pool import worker
+        from fxpool.pool.worker import worker
         real = worker._settle
         def settle(run):
             if os.path.exists({mark!r}):

@@ -298,7 +298,7 @@ def test_big_payloads_both_ways(client: PoolClient) -> None:
 
 
 def test_payloads_over_the_cap(client: PoolClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxpool.pool import protocol
+    from fxpool.pool.wire import protocol
 
     monkeypatch.setattr(protocol, "PAYLOAD_CAP", 1000)
     with pytest.raises(ProtocolError, match="cap"):

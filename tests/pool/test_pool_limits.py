@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.pool.limits import cpu_quota, default_workers, memory_groups
+from fxpool.pool.host.limits import cpu_quota, default_workers, memory_groups
 
 
 def proc(tmp_path: Path, groups: str, *mounts: tuple[str, str, str, str]) -> Path:

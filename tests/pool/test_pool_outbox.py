@@ -15,9 +15,9 @@ from pool_place import until
 from fxpool import __version__
 from fxpool.errors import ProtocolError
 from fxpool.pool import JobSpec, PoolClient
-from fxpool.pool import messages as m
-from fxpool.pool.connection import Connection, PeerNotReadingError
-from fxpool.pool.protocol import PROTOCOL_VERSION, Channel, encode
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.connection import Connection, PeerNotReadingError
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, encode
 
 MB = 1 << 20
 CAP = 1 << 16

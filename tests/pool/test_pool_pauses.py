@@ -13,13 +13,14 @@ import psutil
 import pytest
 from pool_place import Place, until
 
-from fxpool.pool import Job, JobSpec, PoolClient, pausing
+from fxpool.pool import Job, JobSpec, PoolClient
+from fxpool.pool.client import pausing
 
 Make = Callable[..., PoolClient]
 
 _MEASURES = """
 import pathlib, sys, time
-from fxpool.pool import pausing
+from fxpool.pool.client import pausing
 paused = pausing.pause(pathlib.Path(sys.argv[1]), float(sys.argv[2]), 20.0)
 print(paused.workers, flush=True)
 time.sleep(60)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpool.errors import ProtocolError
-from fxpool.pool import messages as m
-from fxpool.pool.protocol import (
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import (
     HANDSHAKE_CAP,
     HEADER,
     MAGIC,

@@ -14,7 +14,7 @@ from pool_place import Place
 
 from fxpool import directories
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool import runtime_dir
+from fxpool.pool.host import runtime_dir
 
 
 def mode(path: Path) -> int:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fxpool.pool.decisions import (
+from fxpool.pool.server.decisions import (
     Action,
     Answered,
     Assign,
@@ -23,8 +23,8 @@ from fxpool.pool.decisions import (
     Park,
     Unavailable,
 )
-from fxpool.pool.scheduler import Scheduler
-from fxpool.pool.scheduler_state import Wishes
+from fxpool.pool.server.scheduler import Scheduler
+from fxpool.pool.server.scheduler_state import Wishes
 
 
 def ready(slots: int = 1) -> Scheduler:

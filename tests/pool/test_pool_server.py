@@ -13,9 +13,10 @@ from pool_place import Place, until
 
 from fxpool import __version__
 from fxpool.errors import ProtocolError
-from fxpool.pool import JobSpec, PoolClient, launch
-from fxpool.pool import messages as m
-from fxpool.pool.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
+from fxpool.pool import JobSpec, PoolClient
+from fxpool.pool.client import launch
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import HEADER, MAGIC, PROTOCOL_VERSION, Channel, encode
 
 
 @pytest.fixture

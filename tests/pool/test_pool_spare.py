@@ -8,9 +8,10 @@ import pytest
 from pool_place import Place, until
 from test_pool_scheduler import ready, start
 
-from fxpool.pool import Job, JobSpec, PoolClient, hosts
-from fxpool.pool.decisions import Answered, Deliver, Fork
-from fxpool.pool.scheduler_state import Wishes
+from fxpool.pool import Job, JobSpec, PoolClient
+from fxpool.pool.client import hosts
+from fxpool.pool.server.decisions import Answered, Deliver, Fork
+from fxpool.pool.server.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
 

@@ -14,7 +14,7 @@ from pool_place import HERE, Place
 _PROGRAM = """
 import json, os, sys
 from fxpool.pool import JobSpec, PoolClient, PoolConfig
-from fxpool.pool import inherited
+from fxpool.pool.host import inherited
 
 settings = json.loads(sys.argv[1])
 with PoolClient(PoolConfig(sys_path=(sys.argv[2],), **settings)) as pool:

@@ -25,7 +25,8 @@ from pool_crashes import KINDS, Asker, Plan
 from pool_place import Place, until
 
 from fxpool.errors import JobMemoryError, JobTimeoutError, ServerLostError, WorkerDiedError
-from fxpool.pool import Job, JobSpec, PoolClient, RemoteError, runtime_dir
+from fxpool.pool import Job, JobSpec, PoolClient, RemoteError
+from fxpool.pool.host import runtime_dir
 
 MB = 1 << 20
 WHENS = ("queued", "lowering", "kernels", "publishing", "loading")

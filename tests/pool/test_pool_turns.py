@@ -13,12 +13,12 @@ import pytest
 from pool_place import Place, until
 
 from fxpool.errors import PoolUnavailableError
-from fxpool.pool import turns
-from fxpool.pool.turns import Turn
+from fxpool.pool.host import turns
+from fxpool.pool.host.turns import Turn
 
 _CHILD = """
 import pathlib, sys, time
-from fxpool.pool.turns import Turn
+from fxpool.pool.host.turns import Turn
 root, device, mark, do = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4]
 turn = Turn(root, device)
 mark.with_name(mark.name + "-asked").touch()

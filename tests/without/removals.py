@@ -81,7 +81,7 @@ REMOVALS = (
             "            package = None",
             ["lowering/test_packages.py::test_a_package_is_built_once_and_loaded_by_torch"]),
     # Nobody hears that a job is done; torch keeps its own pool.
-    Removal(17, "pool/job.py", "                self._callbacks.append(function)", "                pass",
+    Removal(17, "pool/client/job.py", "                self._callbacks.append(function)", "                pass",
             ["pool/test_pool_jobs.py"]),
     Removal(17, "fxpool/torch_compat/inductor/hooks.py",
             '    _replace(AsyncCompile, "process_pool", staticmethod(process_pool))\n', "",
@@ -135,7 +135,7 @@ REMOVALS = (
             ["lowering/artifact/test_graph_forms.py::test_graphs_that_a_back_end_changes",
              "lowering/test_standalone.py::test_pieces_compile_side_by_side_and_are_found_again"]),
     # What a worker says stays there.
-    Removal(28, "pool/job.py", "        raised = logs.replay(records)", "        raised = None",
+    Removal(28, "pool/client/job.py", "        raised = logs.replay(records)", "        raised = None",
             ["lowering/artifact/test_warnings.py::test_a_warning_of_lowering"]),
     Removal(29, "lowering/core/runtime.py", '    directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")\n',
             '    directory = ""\n',

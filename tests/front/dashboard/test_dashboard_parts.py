@@ -13,7 +13,7 @@ from fxpool.dashboard.failures import failures
 from fxpool.dashboard.pool_view import Jobs
 from fxpool.dashboard.requests import Refused, Request, parse
 from fxpool.dashboard.samples import Samples
-from fxpool.pool import messages as m
+from fxpool.pool.wire import messages as m
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_the_header(tmp_path: Path) -> None:
 
 
 def test_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxpool.pool import memory
+    from fxpool.pool.host import memory
 
     assert found(host.memory).state in (OK, WARN)  # of the machine that tests
     monkeypatch.setattr(memory.Host, "total", lambda self: (1200 << 20, "the memory limit in /g/memory.max"))

@@ -12,7 +12,7 @@ import pytest
 from processes import run_python
 
 from fxpool.lowering.cpp import kernels, precompiled_header
-from fxpool.pool import runtime_dir
+from fxpool.pool.host import runtime_dir
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
 ODD = "a b 'c\" %d é:$HOME #x;"

@@ -25,7 +25,8 @@ import fxpool
 from fxpool.codecache.store import quarantine
 from fxpool.errors import ServerLostError
 from fxpool.lowering.core.runtime import runtime
-from fxpool.pool import JobSpec, hosts
+from fxpool.pool import JobSpec
+from fxpool.pool.client import hosts
 
 SECONDS = 120.0  # ends a broken test
 

@@ -24,7 +24,7 @@ import fxpool
 from fxpool import torch_release
 from fxpool.errors import ConfigurationError, NoCompilerError, UnknownNameError, UnsupportedTorchError
 from fxpool.lowering.core.runtime import runtime
-from fxpool.pool import hosts
+from fxpool.pool.client import hosts
 from fxpool.torch_compat import versions
 
 

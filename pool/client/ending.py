@@ -1,0 +1,111 @@
+"""Ends a server of this host, whether it answers or not, for `fxpool stop`.
+
+A server that answers is told, and ends when its jobs are done. One that does not may be stopped or hang: it gets
+SIGTERM, which it takes as being told, and SIGCONT if it was stopped. If it does not react it is killed, and its zygote
+and workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fxpool.pool.client import hosts
+from fxpool.pool.host import predecessor, processes, runtime_dir
+
+__all__ = ["PATIENCE", "Ended", "end"]
+
+# Seconds that a server which does not answer has to react to a signal, and the kernel to end it.
+PATIENCE = 10.0
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Result of `end`: `how` is ``told``, ``killed``, ``gone`` (it was before) or ``failed``.
+
+    `detail` is a sentence to show; empty if the server answered.
+    """
+
+    how: str
+    pid: int | None = None
+    detail: str = ""
+
+
+def end(link: Path, patience: float = PATIENCE) -> Ended:
+    """End the server that a link leads to. Takes up to twice `patience` (seconds) if the server does not answer."""
+    # Told only if it answers: a server that has been told twice ends at once, jobs and all.
+    if hosts.status(link)["state"] == "running" and hosts.stop(link):
+        return Ended("told")
+    try:
+        directory = link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return Ended("gone")  # the server has just removed its link
+    pid = runtime_dir.holder(directory)
+    if pid is None:
+        return _of_nobody(link, directory)
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer, and is out of reach: {error.strerror}")
+    try:
+        if runtime_dir.holder(directory) != pid or not predecessor.is_server_of(pid, directory):
+            said = (
+                f"the server of {directory} does not answer, and may run in another container: process {pid} is not it"
+            )
+            return Ended("failed", pid, said)
+        return _by_signals(link, directory, pid, process, patience)
+    except OSError as error:
+        return Ended("failed", pid, f"server {pid} does not answer, and can't be ended: {error.strerror}")
+    finally:
+        os.close(process)
+
+
+def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: float) -> Ended:
+    stopped = processes.is_stopped(pid)
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    if stopped:
+        signal.pidfd_send_signal(process, signal.SIGCONT)
+
+    def is_gone() -> bool:
+        return runtime_dir.holder(directory) is None
+
+    if _until(lambda: is_gone() or (directory / predecessor.LEAVING).exists(), patience):
+        was = "was stopped" if stopped else "did not answer"
+        return Ended("told", pid, f"server {pid} {was}; it took SIGTERM, and ends when what it was asked for is done")
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    if not _until(is_gone, patience):
+        return Ended("failed", pid, f"server {pid} does not answer, and the kernel has not ended it since SIGKILL")
+    _of_nobody(link, directory)
+    return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed, with its workers")
+
+
+def _of_nobody(link: Path, directory: Path) -> Ended:
+    """Remove what a killed server left, unless another is being started in its place."""
+    try:
+        lock = runtime_dir.hold(directory)
+    except FileNotFoundError:
+        lock = -1  # the directory is gone, too
+    except OSError:
+        return Ended("gone")
+    with contextlib.suppress(OSError):
+        if os.path.dirname(os.readlink(link)) == directory.name:
+            os.unlink(link)
+    if lock >= 0:
+        runtime_dir.remove(directory)
+        os.close(lock)
+    return Ended("gone")
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True

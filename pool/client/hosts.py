@@ -1,0 +1,119 @@
+"""Lists this host's servers from outside, asks for their status and tells them to end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fxpool.errors import ProtocolError
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer
+from fxpool.version import __version__
+
+__all__ = ["Visit", "links", "status", "stop"]
+
+_SILENCE = 2.0
+
+
+def links(root: Path) -> list[Path]:
+    """Return the links to the sockets of this host's servers, under the runtime directory `root`."""
+    return sorted(root.glob("host-*.socket"))
+
+
+def status(link: Path) -> dict[str, Any]:
+    """Return a server's status facts; {"state": "gone"} if it is not there, {"state": "silent"} if it hangs."""
+    try:
+        for message in _said(link, m.StatusQuery(number=1)):
+            if isinstance(message, m.Status):
+                return message.facts
+            if isinstance(message, m.Refused):
+                return {"state": "refused", "reason": message.reason}
+    except TimeoutError:
+        return {"state": "silent"}
+    except (OSError, ProtocolError):
+        pass
+    return {"state": "gone"}
+
+
+def stop(link: Path) -> bool:
+    """Tell a server to end: it takes no new client, and ends when its jobs are done. Return whether it was there."""
+    try:
+        # Its Status reply proves that it has read the message before.
+        return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(number=1)))
+    except (OSError, ProtocolError):
+        return False
+
+
+class Visit:
+    """A connection to a server from one that only looks: the server does not stay for it. For one thread at a time.
+
+    Every method raises TimeoutError if the server is silent, OSError or ProtocolError if it is gone or refuses.
+    """
+
+    def __init__(self, link: Path) -> None:
+        self._sock = _connect(link)
+        try:
+            self._channel: Channel[m.ToClient] = Channel(self._sock, m.ToClient)
+            self._channel.send(_hello())
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def status(self) -> dict[str, Any]:
+        """Return the server's status facts."""
+        self._channel.send(m.StatusQuery(number=1))
+        while True:
+            if isinstance(message := self._received(), m.Status):
+                return message.facts
+
+    def history(self, since: int = 0) -> m.History:
+        """Return the jobs that changed after the change numbered `since`."""
+        self._channel.send(m.HistoryQuery(number=1, since=since))
+        while True:
+            if isinstance(message := self._received(), m.History):
+                return message
+
+    def _received(self) -> m.ToClient:
+        frame = self._channel.receive()
+        if frame is None:
+            raise ConnectionResetError("the server ended")
+        if isinstance(frame[0], m.Refused):
+            raise ProtocolError(frame[0].reason)
+        return frame[0]
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _hello() -> m.Hello:
+    """Introduce a visitor, who only looks or tells a server to end: it does not stay for one."""
+    return m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=True)
+
+
+def _connect(link: Path) -> socket.socket:
+    """Connect to a server of this user. Raises OSError, ProtocolError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_SILENCE)
+        # Not by the link: its own path may be too long for a socket address.
+        sock.connect(os.path.join(link.parent, os.readlink(link)))
+        check_peer(sock, os.getuid())
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
+    """Yield a server's messages after Hello and `messages`. Raises TimeoutError (silence), OSError, ProtocolError."""
+    with _connect(link) as sock:
+        channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
+        for message in (_hello(), *messages):
+            channel.send(message)
+        while (frame := channel.receive()) is not None:
+            yield frame[0]

@@ -1,0 +1,62 @@
+"""Names the environment that a host's server belongs to: what its workers would run.
+
+Clients of one environment share a server, clients of another get another: every rank runs the same compiler by
+construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`; every key includes
+it, too), and the variables that server and zygote see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from fxpool import installed
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION
+from fxpool.version import __version__
+
+__all__ = ["digest"]
+
+# Variables that change what an interpreter imports. Those that change what a job does travel with the job.
+_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
+
+
+def digest(
+    environment: Mapping[str, str],
+    preload: Sequence[str],
+    packages: Sequence[installed.Package] = installed.PACKAGES,
+    kept: installed.Kept | None = None,
+) -> str:
+    """Return 32 hexadecimal digits that name an environment. Looks at some thousand files, which a compile can afford.
+
+    `kept` stores answers of earlier processes: it saves time and does not change the digest.
+    """
+    facts = {
+        "protocol": PROTOCOL_VERSION,
+        "fxpool": __version__,
+        "python": [sys.implementation.name, list(sys.version_info[:3]), os.path.realpath(sys.executable)],
+        "fxpool_files": _own_sources(),
+        "environment": {name: environment.get(name, "") for name in _VARIABLES},
+        "preload": list(preload),
+        "installed": installed.facts(kept, packages),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _own_sources() -> str:
+    """Digest fxpool's own source, which changes without a version during development."""
+    whole = hashlib.sha256()
+    spec = importlib.util.find_spec("fxpool")
+    for top in (spec.submodule_search_locations or ()) if spec is not None else ():
+        # In a checkout pool/, lowering/ and codecache/ are links.
+        for directory, below, names in os.walk(top, followlinks=True):
+            below.sort()
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    path = os.path.join(directory, name)
+                    with open(path, "rb") as file:
+                        whole.update(f"{os.path.relpath(path, top)}\n".encode() + file.read())
+    return whole.hexdigest()

@@ -1,0 +1,195 @@
+"""A submitted job on the caller's side: wait, result, exception, and what the worker logged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from fxpool import forks, notices
+from fxpool.errors import JobCancelledError, PoolUnavailableError
+from fxpool.pool.wire import exceptions, logs
+from fxpool.pool.wire import messages as m
+
+__all__ = ["Job"]
+
+log = notices.logger(__name__)
+
+
+class Job:
+    """A submitted job.
+
+    `worker_pid` and `attempts` are known once it runs. When it is done, `seconds` is its time in the worker, and
+    `joined` says whether it shared another caller's job.
+    """
+
+    def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
+        self.id = number
+        self.label = label
+        self.worker_pid: int | None = None
+        self.attempts = 0
+        self.seconds: float | None = None
+        self.joined = False
+        self._withdraw = withdraw
+        self._client = client  # a caller that drops the client but keeps the job still wants its result
+        self._pid = os.getpid()
+        self._lock = forks.lock(self, "_lock")
+        self._waiters: list[threading.Lock] = []
+        self._value: bytes | None = None
+        self._error: Callable[[], BaseException] | None = None
+        self._records: list[m.LogRecord | m.WarningRecord] = []
+        self._callbacks: list[Callable[[Job], object]] = []
+        self.on_event: Callable[[m.JobEvent], object] | None = None
+        self.on_ask: Callable[[bytes], bytes | None] | None = None
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done() else "failed" if self._error is not None else "done"
+        return f"<Job {self.id} {self.label!r} {state}>"
+
+    def done(self) -> bool:
+        """Return whether `result` would return or raise at once."""
+        return self._value is not None or self._error is not None
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """Return what the job's function returned, waiting at most `timeout` seconds for it.
+
+        The worker's logs and warnings are replayed first, by this thread. KeyboardInterrupt while waiting cancels the
+        job.
+
+        Raises:
+            WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was ended at a limit.
+            JobCancelledError, PoolUnavailableError: the job was cancelled, or the pool can't run it.
+            TimeoutError: `timeout` passed first; the job goes on.
+            Exception: what the job's function raised, with the worker's frames; or a warning of the worker that this
+                process's filters make an error, once, unless the job failed anyway.
+        """
+        try:
+            over = self.done() or self._wait(timeout)
+        except BaseException:
+            self.cancel()
+            raise
+        if not over:
+            raise TimeoutError(f"job {self.label!r} is not done after {timeout:g} s")
+        with self._lock:
+            records, self._records = self._records, []
+        raised = logs.replay(records)
+        if self._error is not None:
+            # Made anew for each caller: a raised exception collects the frames it passes.
+            raise self._error()
+        if raised is not None:
+            raise raised
+        assert self._value is not None
+        return self._value
+
+    def add_done_callback(self, function: Callable[[Job], object]) -> None:
+        """Call `function(job)` when the job is done: at once if it is, else in the connection's thread."""
+        with self._lock:
+            if not self.done():
+                self._callbacks.append(function)
+                return
+        self._call(function)
+
+    def cancel(self) -> None:
+        """Withdraw the job; its worker is killed with all that it started, unless others want it. No-op if done."""
+        if self._pid != os.getpid():
+            return
+        if self.finish(None, lambda: JobCancelledError(f"job {self.label!r} was cancelled")):
+            self._withdraw(self.id)
+
+    # -- called by the session
+
+    def started(self, message: m.Started) -> None:
+        """Record the worker and attempt; log a retry with its reason."""
+        self.worker_pid, self.attempts = message.worker, message.attempt
+        if message.reason:
+            text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
+            text += f"{message.reason} in the attempt before"
+            self.add(
+                m.LogRecord(
+                    job=0,
+                    name=log.name,
+                    level=logging.WARNING,
+                    message=text,
+                    pathname=__file__,
+                    lineno=0,
+                    function="",
+                    process=os.getpid(),
+                    thread="",
+                    created=time.time(),
+                    exc_text=None,
+                )
+            )
+
+    def on_job_event(self, message: m.JobEvent) -> None:
+        """Pass an event to `on_event`; an exception of that is logged."""
+        if self.on_event is not None:
+            try:
+                self.on_event(message)
+            except Exception:
+                log.exception("who watches %r raised", self)
+
+    def answer(self, question: bytes) -> bytes | None:
+        """Return what `on_ask` says to a worker's question; an exception of that is logged."""
+        if self.on_ask is None:
+            return None
+        try:
+            return self.on_ask(question)
+        except Exception:
+            log.exception("a question of %r has no answer", self)
+            return None
+
+    def add(self, record: m.LogRecord | m.WarningRecord) -> None:
+        """Keep a record or warning of the worker for `result`."""
+        with self._lock:
+            self._records.append(record)
+
+    def completed(self, message: m.Done, payload: memoryview) -> None:
+        """Finish the job with its result."""
+        self.worker_pid, self.attempts, self.seconds = message.worker, message.attempts, message.seconds
+        self.joined = message.joined
+        self.finish(bytes(payload), None)
+
+    def failed(self, message: m.Failed, payload: memoryview) -> None:
+        """Finish the job with the error of `message`."""
+        self.worker_pid = message.worker or self.worker_pid
+        self.attempts, self.seconds = message.attempts, message.seconds
+        data = bytes(payload)
+        self.finish(None, lambda: exceptions.error_of(message, data, self.label))
+
+    def finish(self, value: bytes | None, error: Callable[[], BaseException] | None) -> bool:
+        """Finish the job once, with a value or an error factory; return False if it was done already."""
+        with self._lock:
+            if self.done():
+                return False
+            self._value, self._error = value, error
+            callbacks, self._callbacks = self._callbacks, []
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
+        for function in callbacks:
+            self._call(function)
+        return True
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._pid != os.getpid():
+            raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
+        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held forever.
+        waiter = threading.Lock()
+        waiter.acquire()
+        with self._lock:
+            if self.done():
+                return True
+            self._waiters.append(waiter)
+        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return self.done()
+
+    def _call(self, function: Callable[[Job], object]) -> None:
+        try:
+            function(self)
+        except Exception:
+            log.exception("a callback of %r raised", self)

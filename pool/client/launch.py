@@ -1,0 +1,238 @@
+"""Connects a client to a server: starts one of its own, or finds the host's, or starts that.
+
+    <root>/pool-XXXXXXXX/              a server's private directory: socket, lock, logs
+    <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
+    <root>/host.lock                   held by the process that starts such a server
+
+A server of the host's is found by its link alone. If its socket refuses, or it says nothing for a second, it is
+replaced: another server is started, and the link renamed over. The old one sees that and leaves, or is killed
+(see `predecessor`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fxpool import forks
+from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool.host import inherited, marks, runtime_dir
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.config import CONFIG, PoolConfig, ServerConfig
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, check_peer, encode
+from fxpool.version import __version__
+
+__all__ = ["Found", "find_or_start", "start"]
+
+# Seconds; a server that has been ready once and is silent for so long hangs.
+_SILENCE = 1.0
+_ATTEMPTS = 5
+
+
+@dataclass
+class Found:
+    """A server, and a connection to it on which Hello was sent.
+
+    `process` is our child: the server itself, or the process that starts the host's (`shared`) and then ends.
+    """
+
+    sock: socket.socket
+    directory: Path
+    process: subprocess.Popen[bytes] | None
+    shared: bool
+
+
+def start(config: PoolConfig) -> Found:
+    """Start a server of this process's own. Raises OSError and PoolUnavailableError."""
+    return _start(config, runtime_dir.runtime_root(config.runtime_dir), None)
+
+
+def find_or_start(config: PoolConfig) -> Found:
+    """Return a connection to this host's server for `config.host`, starting one if none answers.
+
+    Raises OSError and PoolUnavailableError.
+    """
+    root = runtime_dir.runtime_root(config.runtime_dir)
+    link = runtime_dir.link_of(root, config.host)
+    for _ in range(_ATTEMPTS):
+        server = _find(link, config)
+        if server is not None:
+            return server
+        with _alone(root, config):
+            # Another process may have started one while we waited.
+            server = _find(link, config)
+            if server is not None:
+                return server
+            before = _directory_of(link)
+            started = _start(config, root, link, before)
+            _point(link, started.directory)
+            if before is not None:
+                _remove_if_dead(before)
+            return started
+    raise PoolUnavailableError("the host's server ended as often as it was found")
+
+
+def _find(link: Path, config: PoolConfig) -> Found | None:
+    """Return a server that answers, or None if there is none, or it hangs or is about to leave."""
+    directory = _directory_of(link)
+    if directory is None:
+        return None
+    sock = inherited.unix_socket()
+    try:
+        sock.settimeout(_SILENCE)  # the accept queue of a server that hangs may be full
+        # Not by the link: its own path may be too long for a socket address.
+        sock.connect(str(directory / runtime_dir.SOCKET))
+        check_peer(sock, os.getuid())
+        _hello(sock)
+        # A server that is still starting may be slow.
+        patience = _SILENCE if (directory / runtime_dir.READY).exists() else config.start_timeout
+        if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
+            sock.setblocking(False)
+            inherited.sockets.add(sock)
+            return Found(sock, directory, None, True)
+    except (OSError, ProtocolError):
+        pass
+    sock.close()
+    return None
+
+
+def _directory_of(link: Path) -> Path | None:
+    try:
+        return link.parent / os.path.dirname(os.readlink(link))
+    except OSError:
+        return None
+
+
+def _remove_if_dead(directory: Path) -> None:
+    """Remove what a killed server left. A server that only hangs still holds its lock and is left alone."""
+    try:
+        lock = runtime_dir.hold(directory)
+    except OSError:
+        return
+    try:
+        runtime_dir.remove(directory)
+    finally:
+        os.close(lock)
+
+
+def _hello(sock: socket.socket) -> None:
+    for part in encode(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid())):
+        sock.sendall(part)
+
+
+@contextmanager
+def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
+    """Let only one process at a time start a server of the host's."""
+    path = root / "host.lock"
+    deadline = time.monotonic() + config.start_timeout
+    with forks.held_off():
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        inherited.descriptors.add(descriptor)
+    try:
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise PoolUnavailableError(
+                    f"another process has been starting the host's server for {config.start_timeout:g} s",
+                    remedy=f"see who holds {path}",
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        with forks.held_off():
+            inherited.descriptors.discard(descriptor)
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file unless another process has; return whether this one has it now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _point(link: Path, directory: Path) -> None:
+    """Point `link` at a server's socket, atomically."""
+    fresh = link.with_name(f".{link.name}-{secrets.token_hex(4)}")
+    os.symlink(f"{directory.name}/{runtime_dir.SOCKET}", fresh)
+    os.replace(fresh, link)
+
+
+def _start(config: PoolConfig, root: Path, link: Path | None, before: Path | None = None) -> Found:
+    directory = runtime_dir.make_private(root)
+    try:
+        with forks.held_off():
+            return _spawn(config, directory, link, before)
+    except BaseException:
+        runtime_dir.remove(directory)
+        raise
+
+
+def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path | None) -> Found:
+    facts = ServerConfig(
+        config.workers,
+        list(config.preload),
+        config.idle,
+        list(config.sys_path),
+        config.start_timeout,
+        config.job_timeout,
+        config.job_memory,
+        config.memory_high_watermark,
+        str(directory.parent),
+        link=str(link) if link is not None else "",
+        idle_timeout=config.idle_timeout,
+        predecessor=str(before) if before is not None else "",
+        client=os.getpid(),
+    )
+    (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
+    path = str(directory / runtime_dir.SOCKET)
+    # Listen and connect first, then start the server that will accept: nobody has to poll, and if this process dies at
+    # any moment from here on, the server finds a connection that has ended.
+    listener, sock = inherited.unix_socket(), inherited.unix_socket()
+    inherited.sockets.update((listener, sock))
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+        sock.connect(path)
+        check_peer(sock, os.getuid())
+        _hello(sock)
+        sock.setblocking(False)
+        arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
+        environment = dict(config.environment)
+        if link is not None:
+            environment.pop(marks.VARIABLE, None)  # it is the host's, and outlives who starts it
+        with open(directory / runtime_dir.LOG, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fxpool.pool.server.server", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A file in the user's working directory must not shadow a module.
+                cwd=directory,
+                env=environment,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for the client alone
+            )
+        inherited.processes.add(process)
+    except BaseException:
+        inherited.sockets.discard(sock)
+        sock.close()
+        raise
+    finally:
+        inherited.sockets.discard(listener)
+        listener.close()  # our copy would hide the end of a server that never accepted
+    return Found(sock, directory, process, link is not None)

@@ -1,0 +1,125 @@
+"""Has this host's servers stand still while this process measures: the client's end of `pauses`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fxpool.errors import ProtocolError
+from fxpool.pool.host import inherited, runtime_dir
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION, Channel, check_peer
+from fxpool.version import __version__
+
+__all__ = ["Pause", "give_up_ours", "pause"]
+
+# Pauses of this process, for `give_up_ours`.
+_ours: set[Pause] = set()
+
+
+@dataclass(eq=False)
+class Pause:
+    """A pause of all servers, from `pause` to `end`. `remarks` say what did not stand still, or not for so long."""
+
+    workers: int = 0
+    remarks: list[str] = field(default_factory=list)
+    _channels: list[Channel[m.ToClient]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Let all go on. Idempotent."""
+        _ours.discard(self)
+        for channel in self._channels:
+            if _has_gone_on(channel):
+                self.remarks.append("the pause was over before the measurement: what compiles went on")
+            _close(channel)
+        self._channels = []
+
+
+def pause(root: Path, seconds: float, patience: float) -> Pause:
+    """Have all servers under the runtime directory `root` stand still for `seconds` at most, and wait until they do.
+
+    Waits `patience` seconds at most: a zygote that is starting or warming up finishes that first. What does not answer
+    is among the remarks.
+    """
+    made = Pause()
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        stack.callback(made.end)
+        asked = [channel for directory in _directories(root) if (channel := _ask(directory, seconds)) is not None]
+        made._channels = asked
+        for channel in asked:
+            answer = _answer(channel, deadline)
+            if answer is None:
+                made.remarks.append("a server did not pause its jobs")
+            else:
+                made.workers += answer.workers
+        stack.pop_all()
+    _ours.add(made)
+    return made
+
+
+def give_up_ours(why: str) -> None:
+    """End this process's pauses: it wants something done by a server, and would wait for itself."""
+    for one in list(_ours):
+        one.remarks.append(why)
+        one.end()
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    """Yield the private directories of living servers, of whichever environment."""
+    for directory in root.glob(f"{runtime_dir.PREFIX}*"):
+        if runtime_dir.holder(directory) is not None:
+            yield directory
+
+
+def _ask(directory: Path, seconds: float) -> Channel[m.ToClient] | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    inherited.sockets.add(sock)
+    channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
+    try:
+        sock.settimeout(1.0)
+        sock.connect(os.fspath(directory / runtime_dir.SOCKET))
+        check_peer(sock, os.getuid())
+        channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=True))
+        channel.send(m.Pause(seconds=seconds))
+    except (OSError, ProtocolError):
+        _close(channel)
+        return None
+    return channel
+
+
+def _answer(channel: Channel[m.ToClient], deadline: float) -> m.Paused | None:
+    with contextlib.suppress(OSError, ProtocolError):
+        while (left := deadline - time.monotonic()) > 0:
+            channel.sock.settimeout(left)
+            frame = channel.receive()
+            if frame is None:
+                return m.Paused(workers=0)  # it has ended, and all its workers
+            if isinstance(frame[0], m.Paused):
+                return frame[0]
+            if isinstance(frame[0], m.Refused):
+                return None
+    return None
+
+
+def _has_gone_on(channel: Channel[m.ToClient]) -> bool:
+    """Return whether a server says that the pause is over. Reads what has arrived, and waits for nothing."""
+    with contextlib.suppress(OSError, ValueError, ProtocolError):
+        while select.select([channel.sock], [], [], 0)[0]:
+            frame = channel.receive()
+            if frame is None:
+                return False  # it ended
+            if isinstance(frame[0], m.GoneOn):
+                return True
+    return False
+
+
+def _close(channel: Channel[m.ToClient]) -> None:
+    inherited.sockets.discard(channel.sock)
+    channel.close()

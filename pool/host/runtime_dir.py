@@ -1,0 +1,244 @@
+"""Private directories for a server's socket and logs, under a root that nobody else can write to.
+
+A process that can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
+anything is put there, and links are refused; directories above it are checked as the cache directory's are.
+
+A socket's path may have 107 bytes, and goes to other processes as text. If the root's path is too long or not UTF-8, a
+directory with a short name stands in for it (`_SHORT`): the same one for all of a user's processes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from fxpool import directories
+from fxpool.errors import PoolUnavailableError, UnsafeRuntimeDirectoryError
+from fxpool.pool.wire.config import CONFIG
+
+__all__ = [
+    "LOCK",
+    "LOG",
+    "READY",
+    "SOCKET",
+    "hold",
+    "holder",
+    "link_of",
+    "make_private",
+    "remove",
+    "runtime_root",
+    "sweep",
+]
+
+SOCKET = "socket"
+LOCK = "lock"
+LOG = "server.log"
+#: A file in the private directory of a server that has been ready once.
+READY = "ready"
+PREFIX = "pool-"
+
+# sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
+_SOCKET_PATH_MAX = 107
+_ROOT_MAX = _SOCKET_PATH_MAX - len(f"/{PREFIX}12345678/{SOCKET}")
+# Places for the stand-in of a root, in order of preference.
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def runtime_root(configured: str | None = None) -> Path:
+    """Return the directory of private directories, made if it is missing. Raises PoolUnavailableError if unsafe."""
+    if configured is not None:
+        root = Path(os.path.abspath(configured))
+        return _secure(root, private=False) if _allows_sockets(root) else _stand_in(root)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isabs(base) and _is_ours(base):
+        root = Path(base) / "fxpool"
+    else:
+        root = Path(tempfile.gettempdir()).absolute() / f"fxpool-{os.getuid()}"
+    return _secure(root, private=True) if _allows_sockets(root) else _stand_in(root)
+
+
+def link_of(root: Path, host: str) -> Path:
+    """Return the link to the socket of an environment's server; `host` is the environment's digest."""
+    return root / f"host-{host}.socket"
+
+
+def _allows_sockets(root: Path) -> bool:
+    try:
+        return len(str(root).encode()) <= _ROOT_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def _stand_in(root: Path) -> Path:
+    """Return a private directory with a short name for a root that can hold no socket."""
+    # Named by root and user alone: every process must find the same one, whatever else its environment holds.
+    name = f"fxpool-{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+    refused: list[PoolUnavailableError] = []
+    for place in _SHORT:
+        if os.path.isdir(place):
+            try:
+                return _secure(Path(place, name), private=True)
+            except PoolUnavailableError as error:  # another user has taken the name, or nothing can be made there
+                refused.append(error)
+    raise PoolUnavailableError(
+        f"no socket can lie under {os.fsencode(root)!r}: its name has more than {_ROOT_MAX} bytes or is no UTF-8, and "
+        f"none of {', '.join(_SHORT)} can be used in its place" + (f" ({refused[0].message})" if refused else ""),
+        remedy="set FXPOOL_RUNTIME_DIR to a directory with a short name",
+    )
+
+
+def make_private(root: Path) -> Path:
+    """Make a directory of mode 0700 under `root` with room for a socket's path. Raises PoolUnavailableError."""
+    length = len(os.fsencode(root))
+    if length > _ROOT_MAX:
+        raise PoolUnavailableError(
+            f"a socket under {root} would have a path of {length - _ROOT_MAX + _SOCKET_PATH_MAX} bytes, over the limit "
+            f"of {_SOCKET_PATH_MAX}",
+            remedy="set FXPOOL_RUNTIME_DIR to a shorter path",
+        )
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+    except OSError as error:
+        raise PoolUnavailableError(f"no directory can be made in {root}: {error}") from error
+
+
+def hold(directory: Path) -> int:
+    """Lock a private directory for as long as this process lives; return the descriptor that holds the lock.
+
+    Raises OSError; BlockingIOError if another process holds it.
+    """
+    lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def holder(directory: Path) -> int | None:
+    """Return the pid of the process that holds a private directory; None if none does, or its pid is not written."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        # Shared, so that two processes that look at once don't take each other for the holder.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        text = os.read(lock, 20)
+        return int(text) if text.isdigit() else None
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+
+
+def remove(directory: Path) -> None:
+    """Remove a private directory, also while processes that are being killed still write into it."""
+    for _ in range(5):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.01)
+
+
+def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
+    """Remove the private directories of servers that were killed along with their clients; return the removed ones.
+
+    Spared are those whose server may not have locked its directory yet: younger than `older_than` (seconds), and than
+    the `start_timeout` of its client.
+    """
+    removed = []
+    for directory in root.glob(f"{PREFIX}*"):
+        try:
+            facts = directory.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+                continue
+            age = time.time() - facts.st_mtime
+            if not _has_lock(directory) and age < max(older_than, _start_allowed(directory)):
+                continue
+            lock = hold(directory)
+        except OSError:
+            continue  # held, or gone already
+        try:
+            remove(directory)
+            removed.append(directory)
+        finally:
+            os.close(lock)
+    return removed
+
+
+def _start_allowed(directory: Path) -> float:
+    """Return the seconds that a directory's server may take to start; 0.0 if nothing says so yet."""
+    try:
+        return msgspec.json.decode((directory / CONFIG).read_bytes(), type=_Start).start_timeout
+    except (OSError, msgspec.MsgspecError):
+        return 0.0
+
+
+class _Start(msgspec.Struct):
+    """The part read of a ServerConfig, which may be another version's."""
+
+    start_timeout: float = 0.0
+
+
+def _has_lock(directory: Path) -> bool:
+    """Return whether a server has ever taken its lock. False within the first second: it may not hold it yet."""
+    try:
+        return time.time() - (directory / LOCK).lstat().st_mtime > 1.0
+    except OSError:
+        return False
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def _secure(root: Path, *, private: bool) -> Path:
+    try:
+        try:
+            os.mkdir(root, 0o700)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            os.makedirs(root, 0o700, exist_ok=True)
+        facts = os.lstat(root)
+    except OSError as error:
+        raise PoolUnavailableError(f"the runtime directory {root} can't be made: {error}") from error
+    remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory of your own"
+    if not stat.S_ISDIR(facts.st_mode):
+        raise UnsafeRuntimeDirectoryError(
+            f"the runtime directory {root} is no directory (links are refused)", remedy=remedy
+        )
+    if facts.st_uid != os.getuid():
+        raise UnsafeRuntimeDirectoryError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
+    if facts.st_mode & (0o077 if private else 0o022):
+        mode = stat.S_IMODE(facts.st_mode)
+        raise UnsafeRuntimeDirectoryError(
+            f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
+        )
+    # A user who can put another directory in its place can put another server's socket there.
+    danger = directories.danger_above(str(root))
+    if danger is not None:
+        raise UnsafeRuntimeDirectoryError(
+            f"{danger.path}, on the way to the runtime directory {root}, {danger.what}: others could put another "
+            "runtime directory in its place",
+            remedy=f"{danger.mend}, or set FXPOOL_RUNTIME_DIR to another directory",
+        )
+    return root

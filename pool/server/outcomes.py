@@ -1,0 +1,265 @@
+"""The server's records of jobs and workers, their logs, and the message that reports a job's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fxpool.errors import signal_name
+from fxpool.pool.host import causes
+from fxpool.pool.server import decisions as d
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.connection import Connection
+
+__all__ = [
+    "Client", "Exceeded", "JobLogs", "Work", "Worker", "WorkerResult", "as_part", "describe", "kind_of", "order",
+    "outcome", "unable", "why_unable",
+]  # fmt: skip
+
+_FAILED_LOGS_KEPT = 50
+_LOG_TAIL = 2000
+_LOG_SEARCHED = 64 << 10
+
+
+@dataclass
+class Work:
+    """One caller's request for a job, beside the scheduler's record of it: what to run and whom to tell."""
+
+    key: int
+    ask: m.Submit
+    payload: memoryview
+    client: Client | None  # the client that submitted it,
+    worker: Worker | None  # or the worker that did, if it is a sub-job
+    asked: float = 0.0  # on the loop's clock
+    kind: str | None = None  # of workers that may run it; None: one of its own
+    joined: bool = False  # it shares a job submitted before
+    dropped: int = 0  # records dropped because the caller did not read those before
+
+
+@dataclass(eq=False)
+class Client:
+    """A connected client, as the server knows it."""
+
+    connection: Connection[m.ToServer]
+    number: int
+    pid: int
+    greeted: bool = False
+    visitor: bool = False
+    timer: asyncio.TimerHandle | None = None
+    pidfd: int = -1
+    keys: dict[int, int] = field(default_factory=dict)  # job key by the client's number
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process, as the server knows it beside the scheduler."""
+
+    number: int
+    job: int
+    work: Work
+    attempt: int
+    log_path: Path
+    scratch: Path
+    last: object
+    connection: Connection[m.FromWorker] | None = None
+    pid: int | None = None
+    begun: float = 0.0  # on the loop's clock
+    reached: float | None = None  # when it reached its job's function, on the loop's clock
+    unable: m.Unable | None = None  # what the host refused it
+    paused: bool = False  # it is gone, and its job waits before it is begun again
+    stopped: bool = False  # while somebody measures
+    broken: str = ""  # why its output is not a valid message
+    phase: str = ""
+    exceeded: Exceeded | None = None
+    exited: m.Exited | None = None
+    keys: dict[int, int] = field(default_factory=dict)  # sub-job key by the worker's number
+    resume: int = 0
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    limit_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def top(self) -> Worker:
+        """The worker of the client's job that this one's job is a part of."""
+        above = self
+        while above.work.worker is not None:
+            above = above.work.worker
+        return above
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """A worker's answer; `ok`: the job's function returned."""
+
+    ok: bool
+    seconds: float
+    payload: memoryview
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """Why a worker was ended at a limit: `limit` and `used` are in seconds or bytes."""
+
+    kind: Literal["timeout", "memory"]
+    limit: float
+    used: float
+    phase: str
+
+
+class JobLogs:
+    """The files with workers' output: deleted with the worker, except the latest `_FAILED_LOGS_KEPT` that failed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kept: deque[Path] = deque()
+        self.make()
+
+    def make(self) -> None:
+        """Make the directory if it is missing: people tidy up. Raises OSError."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+
+    def path(self, job: int, attempt: int) -> Path:
+        """Return the path of an attempt's log."""
+        return self._directory / f"{job}-{attempt}.log"
+
+    def keep(self, path: Path) -> None:
+        """Keep a log when its worker is gone."""
+        if path not in self._kept:
+            self._kept.append(path)
+            if len(self._kept) > _FAILED_LOGS_KEPT:
+                self.discard(self._kept.popleft())
+
+    def discard(self, path: Path) -> None:
+        """Remove a log unless it is kept."""
+        if path not in self._kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
+    """Return a worker's request as a part of `above`, the request that it runs."""
+    return msgspec.structs.replace(
+        ask,
+        environment={**above.environment, **ask.environment},
+        sys_path=above.sys_path,
+        cwd=above.cwd,
+        timeout=None,
+        memory=None,
+        priority=above.priority,
+        levels=above.levels,
+        disabled=above.disabled,
+        flight="",
+        spare=False,
+    )
+
+
+def order(worker: Worker, slots: int) -> m.Run:
+    """Return the message that gives a worker its job."""
+    ask = worker.work.ask
+    return m.Run(
+        job=worker.job,
+        function=ask.function,
+        label=ask.label,
+        attempt=worker.attempt,
+        slots=slots,
+        environment=ask.environment,
+        sys_path=ask.sys_path,
+        cwd=ask.cwd,
+        levels=ask.levels,
+        disabled=ask.disabled,
+        scratch=str(worker.scratch),
+        runtime_root=str(worker.scratch.parents[2]),
+        reuse=ask.reuse,
+    )
+
+
+def kind_of(ask: m.Submit) -> str:
+    """Return a name equal for jobs that one worker may run: all that a worker takes on for its first job is equal."""
+    return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
+
+
+def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
+    """Return the message, and its payload, that tells a caller how its job ended."""
+    number, outcome = work.ask.job, action.outcome
+    pid = worker.pid if worker is not None else None
+    log_path = str(worker.log_path) if worker is not None else None
+    failed = m.Failed(job=number, kind="cancelled", worker=pid, attempts=action.attempts, log_path=log_path)
+    if isinstance(outcome, d.Answered):
+        answer = outcome.answer
+        assert isinstance(answer, WorkerResult)
+        if answer.ok:
+            return m.Done(
+                job=number, worker=answer.pid, attempts=action.attempts, seconds=answer.seconds, joined=work.joined
+            ), answer.payload
+        failed.kind, failed.seconds, failed.worker = "exception", answer.seconds, answer.pid
+        return failed, answer.payload
+    if isinstance(outcome, d.Died):
+        failed.phase = worker.phase if worker is not None else ""
+        how = outcome.how
+        if isinstance(how, Exceeded):
+            failed.kind, failed.limit, failed.used = how.kind, how.limit, how.used
+        else:
+            assert isinstance(how, m.Exited)
+            failed.kind, failed.signal, failed.exit_code = "died", how.signal, how.exit_code
+            said = (worker.broken or causes.sentence(tail(worker.log_path))) if worker is not None else ""
+            failed.reason = how.failure or said
+    elif isinstance(outcome, d.NoWorker):
+        failed.kind, failed.attempts = "no_worker", outcome.tries
+        failed.reason, failed.code = why_unable(outcome.how, worker)
+    elif isinstance(outcome, d.Unavailable):
+        failed.kind, failed.reason = "unavailable", outcome.reason
+    else:
+        failed.reason = outcome.reason
+    return failed, memoryview(b"")
+
+
+def unable(what: str, error: BaseException) -> m.Unable:
+    """Return the record of an error that the server itself got from the host; `what` failed."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
+    return m.Unable(reason=f"{what}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
+
+
+def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
+    """Return (the reason a worker did not reach its job, the errno's name or "")."""
+    if worker is not None and worker.unable is not None:
+        return worker.unable.reason, worker.unable.code
+    said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
+    code = how.code if isinstance(how, m.Exited) else ""
+    return describe(how) + (f": {said}" if said else ""), code
+
+
+def describe(how: object) -> str:
+    """Say in words how a worker ended."""
+    if isinstance(how, Exceeded):
+        limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
+        return f"it was killed at its limit of {limit}"
+    if not isinstance(how, m.Exited):
+        return str(how)
+    if how.failure:
+        return how.failure
+    if how.signal is not None:
+        return f"it was killed by {signal_name(how.signal)}"
+    if how.exit_code is None:
+        return "it ended before it answered"
+    return f"it exited with code {how.exit_code} before it answered"
+
+
+def tail(path: Path) -> str:
+    """Return the end of a worker's output, which may say why it died (faulthandler writes there)."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_SEARCHED))
+            text = file.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    fatal = text.rfind(causes.FATAL)
+    return text[-_LOG_TAIL:] if fatal < 0 else text[fatal : fatal + _LOG_TAIL]

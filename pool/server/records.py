@@ -1,0 +1,57 @@
+"""Passes workers' log records and warnings on to clients that read them.
+
+What a client leaves unread takes the server's memory: beyond a cap records are dropped, and the client is told how
+many.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fxpool.pool.server.outcomes import Work
+from fxpool.pool.wire import messages as m
+
+__all__ = ["Records"]
+
+log = logging.getLogger(__name__)
+
+
+class Records:
+    """Forwards records, and counts those it drops as `dropped_records`."""
+
+    def __init__(self, counters: dict[str, int]) -> None:
+        self._counters = counters
+
+    def tell(self, work: Work, message: m.LogRecord | m.WarningRecord) -> None:
+        """Pass a record on to the client of `work`, or drop it if the client does not read."""
+        assert work.client is not None
+        if work.client.connection.full:
+            if not work.dropped:
+                log.warning("process %d does not read: what %r logs is dropped", work.client.pid, work.ask.label)
+            work.dropped += 1
+            self._counters["dropped_records"] += 1
+            return
+        self.end(work)
+        message.job = work.ask.job
+        work.client.connection.send(message)
+
+    def end(self, work: Work) -> None:
+        """Report how many records of `work` were dropped: when there is room again, or the job ends."""
+        if work.dropped and work.client is not None:
+            text = f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped, as this process did "
+            text += "not read what came before them"
+            work.dropped = 0
+            record = m.LogRecord(
+                job=work.ask.job,
+                name="fxpool.pool",
+                level=logging.WARNING,
+                message=text,
+                pathname=__file__,
+                lineno=0,
+                function="",
+                process=0,
+                thread="",
+                created=0.0,
+                exc_text=None,
+            )
+            work.client.connection.send(record)

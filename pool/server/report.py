@@ -1,0 +1,96 @@
+"""Job records and memory for `fxpool status` and the dashboard, as plain data."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fxpool.pool.host import memory
+from fxpool.pool.server.outcomes import Exceeded, Work, Worker, describe
+from fxpool.pool.wire import messages as m
+
+__all__ = ["cgroup", "ending", "running", "shares", "waiting"]
+
+# Rows listed of a longer queue.
+_LISTED = 1000
+
+
+def waiting(
+    works: Iterable[tuple[int, Work]],
+    with_worker: Container[int],
+    job_of: Callable[[int], int | None],
+    order: Sequence[int],
+    now: float,
+) -> list[dict[str, Any]]:
+    """Return a row for each client's job in `works` (by key), `running` if its job is in `with_worker`.
+
+    `position` is the job's place in `order`, the queue, from 1; 0 if it is not in it.
+    """
+    places = {job: place for place, job in enumerate(order, 1)}
+    return [
+        {
+            "job": job_of(key),
+            "position": places.get(job_of(key) or 0, 0),
+            "alone": work.ask.alone,
+            "spare": work.ask.spare,
+            "label": work.ask.label,
+            "client": work.client.pid,
+            "priority": work.ask.priority,
+            "seconds": round(now - work.asked, 3),
+            "joined": work.joined,
+            "running": (job := job_of(key)) is not None and job in with_worker,
+        }
+        for key, work in itertools.islice(works, _LISTED)
+        if work.client is not None
+    ]
+
+
+def running(worker: Worker, listening: Sequence[Work], taken: Mapping[int, int], now: float) -> dict[str, Any]:
+    """Return a worker's row; `listening` are the clients' jobs that its job is, or is a part of.
+
+    `reached` tells whether the worker has reached the job's function, `taken` maps pids to bytes.
+    """
+    above = worker.work.worker
+    return {
+        "job": worker.job,
+        "part_of": above.job if above is not None else 0,
+        "alone": worker.work.ask.alone,
+        "stopped": worker.stopped,
+        "memory": sum(taken.get(pid, 0) for pid in memory.tree(worker.pid)) if worker.pid is not None else 0,
+        "label": worker.work.ask.label,
+        "pid": worker.pid,
+        "attempt": worker.attempt,
+        "reached": worker.reached is not None,
+        "phase": worker.phase,
+        "seconds": round(now - worker.begun, 3) if worker.pid is not None else 0.0,
+        "sub_job": worker.work.worker is not None,
+        "wanted_by": [work.client.pid for work in listening if work.client is not None],
+    }
+
+
+def ending(message: m.Done | m.Failed) -> tuple[str, str]:
+    """Return (how a job ended, why): "done" or a kind of Failed. What an exception says only its caller knows."""
+    if isinstance(message, m.Done):
+        return "done", ""
+    if message.kind in ("timeout", "memory"):
+        # mypy does not narrow a Literal by `in`
+        how = Exceeded("timeout" if message.kind == "timeout" else "memory", message.limit, message.used, message.phase)
+        return message.kind, describe(how)
+    return message.kind, message.reason
+
+
+def shares(taken: Mapping[int, int], zygote: int) -> dict[str, int]:
+    """Return the bytes of this process (the server), the zygote, and all others (workers with their compilers)."""
+    server, forking = taken.get(os.getpid(), 0), taken.get(zygote, 0)
+    return {"server": server, "zygote": forking, "workers": sum(taken.values()) - server - forking}
+
+
+def cgroup() -> str:
+    """Return the server's cgroups: the end of that group (a container's, a service's) ends the server."""
+    try:
+        return Path("/proc/self/cgroup").read_text().strip()
+    except OSError:
+        return ""

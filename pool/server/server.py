@@ -1,0 +1,530 @@
+"""The server: accepts clients, keeps a zygote, passes jobs to the dispatcher. Imports no torch.
+
+    python -m fxpool.pool.server.server --directory DIR --listen FD     (started by a client; see `launch`)
+
+A client's own server ends with its client, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends after
+`idle_timeout` seconds without a client; on Shutdown, on SIGTERM and when another took its place it takes no new client
+and first finishes the jobs of those it has. Spare jobs (`Submit.spare`) keep it from being idle, and keep no client
+waiting. All workers, the zygote and the private directory go with it. Which job runs when is the scheduler's decision,
+and the dispatcher carries it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fxpool.errors import ProtocolError
+from fxpool.pool.host import memory, predecessor, processes, runtime_dir, turns
+from fxpool.pool.host.limits import default_workers
+from fxpool.pool.server import report
+from fxpool.pool.server.dispatcher import GRACE_SECONDS, Dispatcher
+from fxpool.pool.server.outcomes import Client
+from fxpool.pool.server.pauses import Pauses
+from fxpool.pool.server.watch import Limits
+from fxpool.pool.server.zygote_link import ZygoteLink
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.config import CONFIG, ServerConfig
+from fxpool.pool.wire.connection import Connection
+from fxpool.pool.wire.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
+from fxpool.version import __version__
+
+__all__ = ["Server", "main"]
+
+HANDSHAKE_SECONDS = 10.0
+# Bytes that a client may leave unread; beyond, log records are dropped and no frame of its is read.
+_OUTBOX_CAP = 64 << 20
+# Errors that may pass in a moment, and the seconds to wait between the tries to start a zygote.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
+_MEASURE_SECONDS = 0.5
+# Seconds for which a server without clients finishes its spare jobs, and between the looks whether they are done.
+_SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
+# Seconds for which the zygote waits for processes that measure.
+_OTHERS_MEASURE_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Clients, a zygote and a dispatcher on one event loop."""
+
+    def __init__(self, directory: Path, listener: socket.socket, config: ServerConfig) -> None:
+        self.directory = directory
+        self.config = config
+        self.slots, self.rule = min(default_workers(), memory.workers(memory.Host.look()))
+        if config.workers:
+            self.slots, self.rule = config.workers, "configured"
+        self.listener = listener
+        self.clients: dict[int, Client] = {}
+        self.zygotes = 0
+        self.zygote: ZygoteLink | None = None
+        self.zygote_facts: dict[str, Any] = {"state": "starting"}
+        self._idle_calls = [name for name in config.idle.split(",") if name]
+        self._numbers = 0
+        self._had_client = False
+        self._failed_starts = 0  # of a zygote, in a row
+        self._killed_before = memory.Host.look().killed()
+        self._draining = False
+        self._idle: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._ending = False
+        self._measured: tuple[float, dict[int, int]] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until `end` is set, then shut everything down."""
+        self.loop = asyncio.get_running_loop()
+        self._begun = self.loop.time()
+        self.end = asyncio.Event()
+        limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
+        self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
+        self.pauses = Pauses(self.dispatcher, self._to_zygote)
+        self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
+        processes.adopt_orphans()  # processes that workers left when the zygote was killed
+        self.listener.setblocking(False)
+        self._listen()
+        # End if the client that started this server never connects.
+        self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
+        if measuring := turns.of_others(Path(self.config.runtime_root), self.config.client):
+            self._spawn(self._start_zygote_after(measuring))
+        else:
+            self._start_zygote()
+        (self.directory / runtime_dir.READY).touch(mode=0o600)
+        self._spawn(self._sweep())
+        self._seen_off = self.loop.create_task(self._see_off())
+        if self.config.link:
+            self._spawn(self._watch_link())
+        try:
+            await self.end.wait()
+        finally:
+            await self._shut_down()
+            await self._seen_off  # the predecessor may still have to be killed, and no other process does that
+
+    # ------------------------------------------------------------ clients
+
+    def _listen(self) -> None:
+        if not self._ending and not self._draining:
+            self.loop.add_reader(self.listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self.listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:
+            # Out of descriptors, say: the listener stays readable, so stop watching it for a moment.
+            log.error("can't accept a connection: %s", error)
+            self.loop.remove_reader(self.listener.fileno())
+            self.loop.call_later(0.5, self._listen)
+            return
+        try:
+            pid = check_peer(sock, os.getuid())
+        except (ProtocolError, OSError) as error:
+            log.warning("refused a connection: %s", error)
+            sock.close()
+            return
+        number = self._next_number()
+        client: Client
+
+        def on_frame(message: m.ToServer, payload: memoryview) -> None:
+            self._from_client(client, message, payload)
+
+        def on_end(error: Exception | None) -> None:
+            self._client_left(client, error)
+
+        connection: Connection[m.ToServer]
+        connection = Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP, outbox_cap=_OUTBOX_CAP)
+        client = Client(connection, number, pid)
+        self.clients[number] = client
+        client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not say hello")
+
+    def _from_client(self, client: Client, message: m.ToServer, payload: memoryview) -> None:
+        if not client.greeted:
+            return self._greet(client, message)
+        if isinstance(message, m.Submit):
+            self.dispatcher.submit(client, message, payload)
+        elif isinstance(message, m.Cancel):
+            self.dispatcher.cancel(client, message.job)
+        elif isinstance(message, m.Answer):
+            self.dispatcher.answer(client, message, payload)
+        elif isinstance(message, m.Pause):
+            self.pauses.begin(client, message.seconds, self._zygote_obeys)
+        elif isinstance(message, m.StatusQuery):
+            client.connection.send(m.Status(number=message.number, facts=self.status()))
+        elif isinstance(message, m.HistoryQuery):
+            client.connection.send(self.dispatcher.past(message))
+        elif isinstance(message, m.Ping):
+            client.connection.send(m.Pong())
+        elif isinstance(message, m.Shutdown):
+            self._asked_to_end()
+        else:
+            raise ProtocolError("a second hello")
+
+    def _greet(self, client: Client, message: m.ToServer) -> None:
+        if not isinstance(message, m.Hello):
+            raise ProtocolError(f"a client's first message is Hello, not {type(message).__name__}")
+        ours = (PROTOCOL_VERSION, __version__)
+        if (message.protocol, message.fxpool) != ours:
+            reason = (
+                f"the server runs fxpool {ours[1]} (protocol {ours[0]}), "
+                f"the client fxpool {message.fxpool} (protocol {message.protocol})"
+            )
+            raise ProtocolError(reason)
+        client.greeted, client.visitor = True, message.visitor
+        if not client.visitor:
+            self._had_client = True
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
+        assert client.timer is not None
+        client.timer.cancel()
+        client.connection.raise_cap(PAYLOAD_CAP)
+        client.connection.send(
+            m.Welcome(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), slots=self.slots)
+        )
+        # A child that the client forked past Python's hooks keeps its end open: watch the process, too.
+        if client.pid > 0 and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                client.pidfd = os.pidfd_open(client.pid)
+                self.loop.add_reader(client.pidfd, self._drop_client, client, None)
+        if self.zygote_facts["state"] in ("ready", "broken"):
+            self._tell_zygote_state(client)
+
+    def _drop_client(self, client: Client, reason: str | None) -> None:
+        self._client_left(client, ProtocolError(reason) if reason else None)
+        client.connection.close(after_sending=True)
+
+    def _client_left(self, client: Client, error: Exception | None) -> None:
+        if self.clients.pop(client.number, None) is None:
+            return
+        if error is not None:
+            log.warning("closed the connection of process %d: %s", client.pid, error)
+            if not client.greeted:
+                client.connection.send(m.Refused(reason=str(error)))
+        if client.timer is not None:
+            client.timer.cancel()
+        if client.pidfd >= 0:
+            self.loop.remove_reader(client.pidfd)
+            os.close(client.pidfd)
+        self.dispatcher.client_left(client)
+        self.pauses.end(client)
+        if not client.visitor:
+            self._leave_if_alone()
+
+    def _leave_if_nobody_came(self) -> None:
+        if not self._had_client:
+            self.end.set()
+
+    def _leave_if_alone(self) -> None:
+        """End a client's own server with its client, the host's after a while without any."""
+        if any(client.greeted and not client.visitor for client in self.clients.values()) or not self._had_client:
+            return
+        if not self.config.link or self._draining:
+            self.end.set()
+        elif self._idle is None:
+            self._idle_since = self.loop.time()
+            self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_idle)
+
+    def _leave_if_idle(self) -> None:
+        """End an idle server; its spare jobs are finished first, within `_SPARE_SECONDS`."""
+        waited = self.loop.time() - self._idle_since - self.config.idle_timeout
+        if self.dispatcher.busy and waited < _SPARE_SECONDS:
+            self._idle = self.loop.call_later(_LOOK_SECONDS, self._leave_if_idle)
+        else:
+            self.end.set()
+
+    # ------------------------------------------------------------ the host's server
+
+    def _asked_to_end(self) -> None:
+        """End at once if this is a client's own server, or asked twice; else when its jobs are done."""
+        if not self.config.link or self._draining:
+            self.end.set()
+        else:
+            self._drain("it was asked to end")
+
+    def _drain(self, reason: str) -> None:
+        log.info("no new clients: %s", reason)
+        self._draining = True
+        with contextlib.suppress(OSError):  # the directory was removed: then nobody can find this server either
+            (self.directory / predecessor.LEAVING).touch(mode=0o600)
+        self._remove_link()
+        self.loop.remove_reader(self.listener.fileno())
+        for client in self.clients.values():
+            if client.greeted:
+                client.connection.send(m.Leaving())
+        self._spawn(self._end_when_done())
+
+    async def _end_when_done(self) -> None:
+        while self.dispatcher.awaited:
+            await asyncio.sleep(0.05)
+        self.end.set()
+
+    async def _watch_link(self) -> None:
+        """Leave when another server has taken this one's place."""
+        while not self._draining:
+            await asyncio.sleep(predecessor.LINK_SECONDS)
+            if not self._link_is_ours():
+                if not self._draining:
+                    self._drain("another server has taken its place")
+                return
+
+    async def _see_off(self) -> None:
+        if self.config.predecessor:
+            await predecessor.retire_predecessor(Path(self.config.predecessor))
+
+    def _link_is_ours(self) -> bool:
+        try:
+            return os.readlink(self.config.link) == f"{self.directory.name}/{runtime_dir.SOCKET}"
+        except OSError:
+            return False
+
+    def _remove_link(self) -> None:
+        if self.config.link and self._link_is_ours():
+            with contextlib.suppress(OSError):
+                os.unlink(self.config.link)
+
+    # ------------------------------------------------------------ the zygote
+
+    async def _start_zygote_after(self, measuring: list[Path]) -> None:
+        """Start it when those have ended who measure now: its start keeps a core busy for seconds."""
+        end = self.loop.time() + min(_OTHERS_MEASURE_SECONDS, self.config.start_timeout / 4)
+        while self.loop.time() < end and not all(map(turns.is_over, measuring)):
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._start_zygote()
+
+    def _start_zygote(self) -> None:
+        if self._ending:
+            return
+        host = memory.Host.look()
+        if memory.too_little(host):
+            self._give_up(memory.advice(host))
+            return
+        self.zygote_facts = {"state": "starting"}
+        order = m.Prepare(preload=self.config.preload, sys_path=self.config.sys_path, idle=",".join(self._idle_calls))
+        try:
+            self.zygote = ZygoteLink(self, order)
+        except OSError as error:
+            self._zygote_refused(error)
+            return
+        self.zygotes += 1
+        self._failed_starts = 0
+
+    def _zygote_refused(self, error: OSError) -> None:
+        """Try again after a shortage that may pass; after some tries leave it to another server."""
+        reason = f"the zygote could not be started: {error}"
+        if error.errno not in _SHORTAGES:
+            self._zygote_broken(reason)
+        elif self._failed_starts < len(_PAUSES):
+            log.warning("%s", reason)
+            self.loop.call_later(_PAUSES[self._failed_starts], self._start_zygote)
+            self._failed_starts += 1
+        else:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Report a broken zygote and leave: the host lacks what it needs, and may have it later for another server."""
+        self._zygote_broken(reason)
+
+        def leave() -> None:
+            if not self.config.link:
+                self.end.set()
+            elif not self._draining:
+                self._drain(reason)
+
+        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and for clients that are connecting
+
+    def on_prepared(self, message: m.Prepared) -> None:
+        """Record that the zygote is ready or failed, tell the clients, begin jobs."""
+        facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
+        if message.failure:
+            self.zygote_facts = {"state": "broken", **facts}
+            self._zygote_broken(message.failure)
+            return
+        self.zygote_facts = {"state": "ready", **facts}
+        log.info("zygote %d is ready after %.2f s", message.pid, message.seconds)
+        for client in self.clients.values():
+            if client.greeted:
+                self._tell_zygote_state(client)
+        self.pauses.zygote_is_new()
+        self.dispatcher.zygote_ready()
+
+    def on_resting(self) -> None:
+        self.pauses.resting()
+
+    def on_forked(self, message: m.Forked) -> None:
+        self.dispatcher.on_forked(message)
+
+    def on_exited(self, message: m.Exited) -> None:
+        self.dispatcher.on_exited(message)
+
+    @property
+    def _zygote_obeys(self) -> bool:
+        return self.zygote is not None and self.zygote_facts["state"] in ("starting", "ready")
+
+    def _to_zygote(self, message: m.ToZygote, attached: socket.socket | None) -> None:
+        if self.zygote is not None:
+            self.zygote.send(message, attached)
+        elif attached is not None:
+            attached.close()
+
+    def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None:
+        """Handle the end of a zygote, which is dead and reaped."""
+        late = zygote.late
+        if zygote is not self.zygote or self._ending:
+            return
+        if self.dispatcher.broken is not None:
+            self.zygote = None
+            return
+        self.dispatcher.counters["deaths"] += 1
+        host = memory.Host.look()
+        if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
+            reason = f"{memory.advice(host)}; {reason}"
+        log.warning("%s", reason)
+        # An idle call may have ended the zygote: drop the one that the exit code names, or else all.
+        guilty = zygote.code - m.EXIT_IDLE
+        self._idle_calls = [
+            name
+            for number, name in enumerate(self._idle_calls)
+            if 0 <= guilty < len(self._idle_calls) and number != guilty
+        ]
+        self.zygote = None
+        self.dispatcher.zygote_gone(reason)
+        self.pauses.resting()  # as its workers are gone, too
+        if late:
+            self.dispatcher.zygote_broken(reason)
+        if self.dispatcher.broken is not None:
+            self.zygote_facts = {"state": "broken"}
+            self._zygote_broken(self.dispatcher.broken)
+        else:
+            self._start_zygote()
+
+    def _zygote_broken(self, reason: str) -> None:
+        log.error("%s", reason)
+        self.zygote_facts = {**self.zygote_facts, "state": "broken", "reason": reason}
+        self.dispatcher.zygote_broken(reason)
+        for client in self.clients.values():
+            if client.greeted:
+                self._tell_zygote_state(client)
+
+    def _tell_zygote_state(self, client: Client) -> None:
+        facts = self.zygote_facts
+        client.connection.send(
+            m.ZygoteState(
+                state=facts["state"], seconds=facts.get("preload_seconds", 0.0), reason=facts.get("reason", "")
+            )
+        )
+
+    # ------------------------------------------------------------ the rest
+
+    def status(self) -> dict[str, Any]:
+        """Return plain data about server, jobs, zygote, memory and counters."""
+        return {
+            "state": "running",
+            "server_pid": os.getpid(),
+            "directory": str(self.directory),
+            "fxpool": __version__,
+            "seconds": round(self.loop.time() - self._begun, 3),
+            "cgroup": report.cgroup(),
+            "shared": bool(self.config.link),
+            "draining": self._draining,
+            "clients": [client.pid for client in self.clients.values() if client.greeted and not client.visitor],
+            "paused": bool(self.pauses),
+            "slots": self.slots,
+            "slots_rule": self.rule,
+            **self.dispatcher.status(self._taken()),
+            "zygote": dict(self.zygote_facts),
+            "memory": report.shares(self._taken(), self.zygote.pid if self.zygote is not None else 0),
+            "counters": {**self.dispatcher.counters, "zygotes": self.zygotes},
+        }
+
+    def _taken(self) -> dict[int, int]:
+        """Return the bytes (proportional set size) of this process and all below it, by pid.
+
+        Measured at most every `_MEASURE_SECONDS`: it takes milliseconds, and frequent queries must not hold up jobs.
+        """
+        if not self._measured or self.loop.time() - self._measured[0] >= _MEASURE_SECONDS:
+            taken = {pid: memory.proportional([pid]) for pid in memory.tree(os.getpid())}
+            self._measured = (self.loop.time(), taken)
+        return self._measured[1]
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _child_ended(self) -> None:
+        """Reap the zygote, or an orphan that was adopted because it has no zygote any more."""
+        if self.zygote is not None:
+            self.zygote.poll()
+        if not self._ending:
+            processes.reap_strays({self.zygote.pid} if self.zygote is not None else set())
+
+    async def _sweep(self) -> None:
+        await asyncio.sleep(1.0)  # after the start, for which a client waits
+        for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
+            log.info("removed %s, whose server is gone", directory)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _shut_down(self) -> None:
+        self._ending = True
+        for task in list(self._tasks):
+            task.cancel()
+        self._remove_link()
+        self.loop.remove_reader(self.listener.fileno())
+        self.listener.close()
+        if self.zygote is not None:
+            await self.zygote.stop(GRACE_SECONDS)
+        processes.reap_strays(set(), seconds=GRACE_SECONDS)
+        self.dispatcher.forget_all()
+        runtime_dir.remove(self.directory)
+        # Last, so that a client that waits for our end finds nothing of us.
+        for client in list(self.clients.values()):
+            client.connection.close()
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="fxpool.pool.server.server", description="The pool's server; clients start it."
+    )
+    parser.add_argument("--directory", type=Path, required=True, help="its private directory, with the configuration")
+    parser.add_argument("--listen", type=int, required=True, help="descriptor of the listening socket")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start = time.perf_counter()
+    processes.name_process("fxpool server")
+    listener = socket.socket(fileno=options.listen)
+    os.set_inheritable(options.listen, False)
+    config = msgspec.json.decode((options.directory / CONFIG).read_bytes(), type=ServerConfig)
+    if config.link and os.fork():
+        os._exit(0)  # the client that started us has no child to wait for
+    lock = runtime_dir.hold(options.directory)
+    server = Server(options.directory, listener, config)
+    log.info("server %d with %d slots (%s)", os.getpid(), server.slots, server.rule)
+    asyncio.run(server.run())
+    log.info("ended after %.1f s", time.perf_counter() - start)
+    os.close(lock)
+    logging.shutdown()
+    # A client that closes the pool waits for our end: the interpreter's exit takes 20 ms, and has nothing left to do.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

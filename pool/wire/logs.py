@@ -1,0 +1,230 @@
+"""Captures log records and warnings in workers, and replays them through the caller's loggers and filters.
+
+In a worker, `Forwarder` replaces what loggers do with a record that passed their level: it is sent, and no handler that
+a preloaded module installed sees it. The levels are the caller's (`level_map`), so that no record is sent in vain.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpool import notices
+from fxpool.pool.wire import messages as m
+
+__all__ = ["Forwarder", "level_map", "replay"]
+
+# A job that logs in an endless loop must not fill the caller's memory.
+_RECORDS_KEPT = 10_000
+_TEXT_KEPT = 1 << 20
+
+
+def level_map() -> tuple[dict[str, int], int]:
+    """Return the levels that a worker should use: {logger: level} and the level of logging.disable.
+
+    The loggers are the root ("") and those with a level of their own.
+    """
+    levels = {"": logging.root.level}
+    for name, logger in logging.root.manager.loggerDict.copy().items():
+        if isinstance(logger, logging.Logger) and logger.level:
+            levels[name] = logger.level
+    return levels, logging.root.manager.disable
+
+
+class Forwarder:
+    """Sends the records and warnings of this process, from `install` on. For a process that serves one job."""
+
+    def __init__(self, send: Callable[[m.LogRecord | m.WarningRecord], None]) -> None:
+        self._send = send
+        self._left = _RECORDS_KEPT
+
+    def install(self, levels: dict[str, int], disabled: int) -> None:
+        """Set the caller's `levels` ({logger: level}) and `disabled`, and forward from now on."""
+        others = [
+            logger
+            for name, logger in list(logging.root.manager.loggerDict.items())
+            if isinstance(logger, logging.Logger) and logger.level and name not in levels
+        ]
+        wanted = [(logging.getLogger(name or None), level) for name, level in levels.items()]
+        for logger, level in [*((logger, logging.NOTSET) for logger in others), *wanted]:
+            # Not setLevel: it clears the caches of all loggers each time, tens of milliseconds with torch's hundreds.
+            logger.level = level
+        logging.root.setLevel(logging.root.level)
+        logging.disable(disabled)
+        # Not a handler on the root: loggers that do not propagate would never reach it.
+        logging.Logger.callHandlers = lambda logger, record: self._log(record)  # type: ignore
+        # "always": the caller's filters decide which of them count.
+        warnings.resetwarnings()
+        warnings.simplefilter("always")
+        warnings.showwarning = self._warn
+
+    def _log(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception as error:
+            text = f"{record.msg!r} (could not be formatted: {error!r})"
+        exc_text = record.exc_text
+        if exc_text is None and record.exc_info:
+            exc_text = logging.Formatter().formatException(record.exc_info)
+        self._forward(
+            m.LogRecord(
+                job=0,
+                name=record.name,
+                level=record.levelno,
+                message=_text(text),
+                pathname=_text(record.pathname),
+                lineno=record.lineno,
+                function=record.funcName or "",
+                process=record.process or 0,
+                thread=record.threadName or "",
+                created=record.created,
+                exc_text=None if exc_text is None else _text(exc_text),
+                extra=_extra(record),
+            )
+        )
+
+    def _warn(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        kind = f"{category.__module__}:{category.__qualname__}"
+        self._forward(
+            m.WarningRecord(
+                job=0,
+                message=_text(str(message)),
+                category=kind,
+                filename=_text(filename),
+                lineno=lineno,
+                module=_module_of(filename),
+            )
+        )
+
+    def _forward(self, record: m.LogRecord | m.WarningRecord) -> None:
+        self._left -= 1
+        if self._left < 0:
+            return
+        if not self._left:
+            text = f"more than {_RECORDS_KEPT} records and warnings in one job: the rest is dropped"
+            record = m.LogRecord(
+                job=0,
+                name=__name__,
+                level=logging.WARNING,
+                message=text,
+                pathname=__file__,
+                lineno=0,
+                function="",
+                process=0,
+                thread="",
+                created=0.0,
+                exc_text=None,
+            )
+        self._send(record)
+
+
+# Attributes every record has; others came from the call's `extra`, for formatters that read it.
+_USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    fields = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
+    return fields if not fields or len(repr(fields)) <= 4 * _TEXT_KEPT else {}  # dropped if too large for a message
+
+
+def _plain(value: Any, depth: int = 8) -> Any:
+    """Return `value` as numbers, text, lists and tables; the `repr` of anything else or nested too deep."""
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if depth and isinstance(value, dict):
+        return {_text(str(name)): _plain(part, depth - 1) for name, part in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [_plain(part, depth - 1) for part in value]
+    try:
+        return _text(repr(value))
+    except Exception as error:
+        return f"{type(value).__name__} (without a repr: {type(error).__name__})"
+
+
+def _text(text: str) -> str:
+    # Lone surrogates can't be encoded as UTF-8.
+    return text[:_TEXT_KEPT].encode("utf-8", "backslashreplace").decode()
+
+
+def _module_of(filename: str) -> str:
+    """Return the module of `filename`: filters name modules, but `showwarning` is given only the file."""
+    for name, module in sys.modules.copy().items():
+        if getattr(module, "__file__", None) == filename:
+            return name
+    return ""
+
+
+# Registries for the "default" and "once" actions, per module of a worker.
+_registries: dict[str, dict[Any, Any]] = {}
+
+
+def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
+    """Put records and warnings through this process's loggers and filters.
+
+    Returns the first warning that a filter made an error, or None. Raising is what the program asked for there; an
+    exception of a handler (standard error is closed) is not, and is dropped.
+    """
+    raised: Exception | None = None
+    for record in records:
+        try:
+            if isinstance(record, m.LogRecord):
+                with contextlib.suppress(Exception):
+                    _replay_log(record)
+            else:
+                _replay_warning(record)
+        except Warning as error:
+            raised = raised or error
+        except Exception:
+            pass
+    return raised
+
+
+def _replay_log(record: m.LogRecord) -> None:
+    logger = notices.logger(record.name) if record.name.startswith("fxpool") else logging.getLogger(record.name)
+    if not logger.isEnabledFor(record.level):
+        return
+    made = logging.LogRecord(
+        record.name, record.level, record.pathname, record.lineno, record.message, (), None, record.function
+    )
+    vars(made).update({name: value for name, value in record.extra.items() if name not in _USUAL})
+    made.exc_text = record.exc_text
+    made.process, made.threadName = record.process, record.thread
+    if record.created:
+        made.created = record.created
+        made.msecs = (record.created % 1) * 1000
+    logger.handle(made)
+
+
+def _replay_warning(record: m.WarningRecord) -> None:
+    module = record.module or None
+    registry = _registries.setdefault(record.module or record.filename, {})
+    warnings.warn_explicit(
+        record.message, _category(record.category), record.filename, record.lineno, module=module, registry=registry
+    )
+
+
+def _category(name: str) -> type[Warning]:
+    module, _, qualname = name.partition(":")
+    try:
+        category: Any = builtins if module == "builtins" else importlib.import_module(module)
+        for part in qualname.split("."):
+            category = getattr(category, part)
+    except Exception:
+        return UserWarning
+    return category if isinstance(category, type) and issubclass(category, Warning) else UserWarning

@@ -1,0 +1,417 @@
+"""A worker: runs one job and ends. Forked from the zygote, so it starts with all that the zygote imported.
+
+A worker whose job leaves the process as it found it (`reuse`) waits for another like it.
+
+`main` is the process; `JobContext` is the pool as the job's code sees it (`current_job()`): sub-jobs, which run in
+workers of their own, and the number of slots. The receiving thread is started on first use, so that a job without
+sub-jobs stays in a process of one thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import faulthandler
+import gc
+import importlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from fxpool import forks
+from fxpool.errors import PoolUnavailableError, ProtocolError
+from fxpool.pool.wire import exceptions, logs
+from fxpool.pool.wire import messages as m
+from fxpool.pool.wire.protocol import Buffer, Channel, decoder_of, encode
+
+__all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
+
+EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
+EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
+
+# Fills the decoder cache in the zygote, for all workers.
+decoder_of(m.ToWorker)
+
+_current: JobContext | None = None
+
+
+def current_job() -> JobContext | None:
+    """Return the job this process runs, or None outside a worker (a process that a job forked is outside, too)."""
+    return _current
+
+
+class _Link:
+    """The worker's connection: sends from any thread, receives in a thread of its own once somebody waits."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.channel: Channel[m.ToWorker] = Channel(sock, m.ToWorker)
+        self.lock = forks.lock(self, "lock")
+        self.numbers = itertools.count(1)
+        self.futures: dict[int, SubJob] = {}
+        self.replies: dict[int, concurrent.futures.Future[Any]] = {}
+        self._reader: threading.Thread | None = None
+        self._waiters = 0
+        self.left = False
+
+    def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
+        if self.left:
+            if isinstance(message, (m.LogRecord, m.WarningRecord)):
+                return print(message.message, file=sys.stderr)
+            raise PoolUnavailableError("a process that a job forked can't speak for the job")
+        try:
+            self.channel.send(message, payload)
+        except ProtocolError:
+            raise  # the message is too long; the peer is still there
+        except OSError:
+            _lost()
+
+    def listen(self) -> None:
+        with self.lock:
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._receive, name="fxpool-worker", daemon=True)
+                self._reader.start()
+
+    def ask(self, make: Callable[[int], msgspec.Struct], payload: Buffer = b"") -> Any:
+        """Send a question and wait for what answers it."""
+        self.listen()
+        number = next(self.numbers)
+        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.replies[number] = reply
+        try:
+            self.send(make(number), payload)
+        except ProtocolError:
+            del self.replies[number]
+            raise
+        return reply.result()
+
+    @contextlib.contextmanager
+    def slot_given_back(self) -> Iterator[None]:
+        """Give the slot back during a wait for sub-jobs. With several threads it is given back while any of them waits:
+        one that waits through another (a pool of threads, each with a sub-job) must not keep the slot its sub-job
+        needs."""
+        with self.lock:
+            self._waiters += 1
+            if self._waiters == 1:
+                self.send(m.Waiting())
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._waiters -= 1
+                last = not self._waiters
+            if last:
+                self.ask(lambda number: m.Resume(number=number))
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                frame = self.channel.receive()
+                if frame is None:
+                    _lost()
+                self._take(*frame)  # type: ignore[misc]
+        except BaseException as error:
+            print(f"the connection to the server broke: {error!r}", file=sys.stderr)
+            _lost()
+
+    def _take(self, message: m.ToWorker, payload: memoryview) -> None:
+        if isinstance(message, (m.Done, m.Failed)):
+            future = self.futures.pop(message.job, None)
+            if future is None or not future.set_running_or_notify_cancel():
+                return
+            if isinstance(message, m.Done):
+                future.set_result(bytes(payload))
+            else:
+                future.set_exception(exceptions.error_of(message, payload, future.label))
+        elif isinstance(message, m.Granted):
+            self.replies.pop(message.number).set_result(0)
+        elif isinstance(message, m.SlotsReply):
+            self.replies.pop(message.number).set_result(message.free)
+        elif isinstance(message, m.Answered):
+            self.replies.pop(message.number).set_result(bytes(payload) if message.ok else None)
+
+
+def _lost() -> None:
+    """End this process and the compilers that run for it: the server is gone."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_LOST)
+
+
+class SubJob(concurrent.futures.Future[bytes]):
+    """A sub-job's future. Waiting in `result` or `exception` gives the worker's slot back meanwhile.
+
+    Waiting by other means (`concurrent.futures.wait`, an event set by a callback) works too, but the server notices
+    only after a moment that it has to let the sub-job run beyond the slots.
+    """
+
+    def __init__(self, link: _Link, number: int, label: str) -> None:
+        super().__init__()
+        self.label = label
+        self._link = link
+        self._number = number
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """Return the sub-job's result, waiting at most `timeout` seconds. Raises as `Job.result` does."""
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the sub-job's exception or None, waiting at most `timeout` seconds."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Withdraw the sub-job; its worker is killed if it has one."""
+        cancelled = super().cancel()
+        if cancelled and self._link.futures.pop(self._number, None) is not None:
+            self._link.send(m.Cancel(job=self._number))
+        return cancelled
+
+    def _wait(self, timeout: float | None) -> None:
+        # `done` first: a result that has arrived costs no message.
+        if not self.done() and timeout != 0:
+            over = (concurrent.futures.TimeoutError, concurrent.futures.CancelledError)  # raised again by the caller
+            with self._link.slot_given_back(), contextlib.suppress(*over):
+                super().exception(timeout)
+
+
+class JobContext:
+    """The running job as its own code sees it."""
+
+    def __init__(self, run: m.Run, link: _Link) -> None:
+        self.id = run.job
+        self.label = run.label
+        self.attempt = run.attempt
+        self.slots = run.slots
+        self.runtime_root = run.runtime_root
+        self.tainted = False
+        self._link = link
+
+    def submit(
+        self,
+        function: str,
+        payload: bytes,
+        *,
+        label: str,
+        retries: int = 1,
+        reuse: bool = False,
+        environment: Mapping[str, str | None] | None = None,
+        alone: bool = False,
+    ) -> concurrent.futures.Future[bytes]:
+        """Run `function` ("package.module:qualname") on `payload` in another worker; return a `SubJob`.
+
+        The sub-job has this job's environment (with `environment` applied over it), sys_path, cwd and log levels, and
+        ends with it. `reuse` as in `JobSpec`. `alone`: the pool runs nothing else meanwhile, if it can arrange that
+        within seconds; this job has to be waiting for it. Raises ProtocolError if the payload is over the cap of a
+        frame.
+        """
+        link = self._link
+        link.listen()
+        number = next(link.numbers)
+        future = SubJob(link, number, label)
+        link.futures[number] = future
+        try:
+            surroundings = dict(environment or {})
+            link.send(
+                m.Submit(
+                    job=number,
+                    function=function,
+                    label=label,
+                    environment=surroundings,
+                    retries=retries,
+                    reuse=reuse,
+                    alone=alone,
+                ),
+                payload,
+            )
+        except ProtocolError:
+            del link.futures[number]
+            raise
+        return future
+
+    def phase(self, name: str) -> None:
+        """Name what the job does from now on; the name is reported if this worker dies of it."""
+        self._link.send(m.Phase(name=name))
+
+    def spoil(self) -> None:
+        """Have this process run no further job: its state has changed."""
+        self.tainted = True
+
+    def in_the_background(self) -> contextlib.AbstractContextManager[None]:
+        """Hold no slot during a ``with`` block, for work beside what the slots are for.
+
+        The job has to see to it that such work takes only what others leave (`os.nice`).
+        """
+        return self._link.slot_given_back()
+
+    def slots_free(self) -> int:
+        """Return how many more workers the server would run at this moment (others may take them in the next)."""
+        free: int = self._link.ask(lambda number: m.SlotsQuery(number=number))
+        return free
+
+    def ask(self, question: bytes) -> bytes | None:
+        """Ask a caller of this job, or of the job that it is a part of, what only that process can know.
+
+        None if no caller answers such questions (`PoolClient.submit`, `on_ask`), knows the answer, or is still there.
+        The slot is given back meanwhile. Raises ProtocolError if the question is over the cap of a frame.
+        """
+        answer: bytes | None
+        with self._link.slot_given_back():
+            answer = self._link.ask(lambda number: m.Ask(number=number), question)
+        return answer
+
+
+# ---------------------------------------------------------------- the process
+
+
+def main(sock: socket.socket) -> None:
+    """Run the job that comes over `sock`, answer, end the process. Does not return."""
+    global _current
+    code = 0
+    try:
+        faulthandler.enable()  # a segfault leaves the Python frames in the log
+        # A job makes many objects and then its process ends: few garbage collections are enough.
+        gc.set_threshold(50_000, 20, 50)
+        link = _Link(sock)
+        os.register_at_fork(after_in_child=lambda: _leave_pool(link))
+        first = stays = True
+        while stays:
+            frame = link.channel.receive()
+            if frame is None:
+                os._exit(EXIT_LOST if first else 0)
+            run, payload = frame
+            if not isinstance(run, m.Run):
+                raise ProtocolError(f"a worker is given Run, not {type(run).__name__}")
+            try:
+                if first:
+                    _settle(run)
+            except _UnableError as unable:
+                link.channel.send(m.Unable(reason=str(unable), code=unable.code))
+                os._exit(EXIT_SETUP)
+            answer, result = _run(run, payload, link, first=first)
+            del payload, frame
+            _flush()
+            # A process with other threads, such as the receiving one, can't start afresh with another job.
+            stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
+            try:
+                link.channel.send(answer, result)
+            except ProtocolError as error:
+                stays = False
+                link.channel.send(m.Returned(ok=False, seconds=answer.seconds, pid=answer.pid), exceptions.dump(error))
+            first = False
+    except BaseException:
+        code = EXIT_SETUP
+        traceback.print_exc()
+    finally:
+        _flush()
+        # Not sys.exit: the exit handlers that the zygote's modules registered are the zygote's.
+        os._exit(code)
+
+
+def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[m.Returned, bytes]:
+    global _current
+    start = time.perf_counter()
+    runner = sys._getframe()
+    try:
+        if first:
+            logs.Forwarder(link.send).install(run.levels, run.disabled)
+            if run.cwd is not None:
+                os.chdir(run.cwd)
+        link.channel.send(m.Begun())
+        _current = JobContext(run, link)
+        data = bytes(payload)
+        payload.release()
+        result = _resolve(run.function)(data)
+        if type(result) is not bytes:
+            raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job returns bytes")
+        return m.Returned(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
+    except BaseException as error:
+        seconds = time.perf_counter() - start
+        trace = error.__traceback__
+        # Our own frame is no help; keep it only if there is no other.
+        skip = 1 if trace is not None and trace.tb_frame is runner else 0
+        return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
+
+
+def _spoiled() -> bool:
+    return _current is not None and _current.tainted
+
+
+def say_unable(descriptor: int, error: BaseException) -> None:
+    """Tell the server over a worker's socket that the worker can't begin. For a process that ends."""
+    number = error.errno if isinstance(error, OSError) else None
+    unable = m.Unable(reason=f"the worker could not be set up: {error}", code=errno.errorcode.get(number or 0, ""))
+    try:
+        for part in encode(unable):
+            os.write(descriptor, part)
+    except OSError:
+        pass  # the server gets the exit code
+
+
+class _UnableError(Exception):
+    """The host refuses what this worker needs to begin."""
+
+    def __init__(self, what: str, error: OSError) -> None:
+        self.code = errno.errorcode.get(error.errno or 0, "")
+        super().__init__(f"{what}: {error}")
+
+
+def _settle(run: m.Run) -> None:
+    """Apply the job's environment and import path. Raises _UnableError."""
+    for name, value in run.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if "TZ" in run.environment:
+        time.tzset()
+    if run.scratch:
+        try:
+            os.makedirs(run.scratch, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _UnableError("no directory for temporary files can be made", error) from error
+        os.environ["TMPDIR"] = run.scratch
+        tempfile.tempdir = None
+    if run.sys_path:
+        sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
+    # Forget directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies,
+    # finders of all directories (3 ms after torch), which notice changed directories by themselves.
+    for path in sys.path:
+        if sys.path_importer_cache.get(path, sys) is None or path in run.sys_path:
+            sys.path_importer_cache.pop(path, None)
+
+
+def _resolve(function: str) -> Callable[[bytes], Any]:
+    module, colon, qualname = function.partition(":")
+    if not colon:
+        raise ValueError(f"{function!r} does not name a function as package.module:qualname")
+    resolved: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        resolved = getattr(resolved, part)
+    return resolved
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+
+
+def _leave_pool(link: _Link) -> None:
+    """Leave the pool in a process that the job forked: it is no worker, and must not keep the worker's socket."""
+    global _current
+    _current = None
+    link.left = True
+    link.channel.sock.close()
