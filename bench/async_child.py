@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from fxpool.demo.child import SIZES, LoweringCounter, build, call
+from fxpool.bench.demo.child import SIZES, LoweringCounter, build, call
 from fxpool.pool import JobSpec
 
 GRAPHS = 16

@@ -1,4 +1,4 @@
-"""Processes that the benchmarks need beside `fxpool.demo.child`; each prints one line of JSON.
+"""Processes that the benchmarks need beside `fxpool.bench.demo.child`; each prints one line of JSON.
 
 python bench/child.py prime --backend B                 compile a trivial graph: leaves what is known about
                                                         processor and compiler in the cache directories
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fxpool.demo.child import SIZES, LoweringCounter, build, measure
+from fxpool.bench.demo.child import SIZES, LoweringCounter, build, measure
 from fxpool.pool import JobSpec
 
 WARM_UP = 20  # calls; guards, allocator and threads have settled by then

@@ -34,12 +34,12 @@ IDLE_SECONDS = 10.0
 
 def one(what: str, size: str, backend: str) -> None:
     """A process of `together`: says that it is ready, waits for a line, measures its first call."""
-    from fxpool.demo.child import build
+    from fxpool.bench.demo.child import build
 
     build("gpt2", "small")  # what the model needs is imported before the clock starts
     print("ready", flush=True)
     sys.stdin.readline()
-    from fxpool.demo.child import measure
+    from fxpool.bench.demo.child import measure
 
     print(json.dumps(measure("gpt2", what, backend, size), default=str), flush=True)
 
@@ -180,7 +180,7 @@ def footprint(size: str) -> dict[str, Any]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    from fxpool.demo.child import measure
+    from fxpool.bench.demo.child import measure
 
     try:
         result = measure("gpt2", "infer", "fxpool", size)
@@ -259,7 +259,7 @@ def _first_call_with(who: str, size: str) -> float:
 
     import torch
 
-    from fxpool.demo.child import build
+    from fxpool.bench.demo.child import build
     from fxpool.lowering.core.runtime import runtime
 
     store = runtime.store()

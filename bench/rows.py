@@ -52,7 +52,7 @@ class Row:
 
 
 def _first_call(what: str) -> tuple[str, ...]:
-    return ("-m", "fxpool.demo.child", "--model", "gpt2", "--what", what)
+    return ("-m", "fxpool.bench.demo.child", "--model", "gpt2", "--what", what)
 
 
 _NAMES = {"infer": "inference", "train": "training"}

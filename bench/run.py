@@ -26,7 +26,7 @@ from report import Measured, as_json, machine, markdown, plot, table
 from rich.console import Console
 from rows import CHILD, OURS, ROWS, Row, problem, select, summarise
 
-from fxpool.demo.processes import ChildError, child_environment, orderly_end, run_child
+from fxpool.bench.demo.processes import ChildError, child_environment, orderly_end, run_child
 
 
 class Machine:

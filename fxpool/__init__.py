@@ -27,13 +27,12 @@ Every private name of torch is used in `fxpool.torch_compat` and nowhere else. A
 
     config        settings and their precedence          commands    the command line, a module per group of commands
     counters      counters behind `stats()`              doctor      checks of all that fxpool needs
-    errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool beside stock Inductor
+    errors        the hierarchy of errors                bench       measurements, ``fxpool bench`` and ``fxpool demo``
     installed     digests of torch, Triton and sympy     watch       events, progress display, traces
     notices       warnings and logs                      forks       locks and state that a fork leaves usable
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version, in its one place          torch_release  is torch supported, or tried?
     torch_import  what torch calls when it is imported
-    measurement   times code while nothing else runs    benchmarks   ``fxpool bench``: suites, run side by side
     reasons       what each counted reason means        explanation    ``fxpool.explain``: misses, pairs of keys
     setting_values    parses the values of settings   torch_compat  torch's private names
     dashboard     ``fxpool dashboard``: a page on pool and store, and metrics
@@ -56,14 +55,14 @@ if TYPE_CHECKING:
     import torch
 
     from fxpool import errors
+    from fxpool.bench.measurement.exclusive import measuring
+    from fxpool.bench.measurement.shorthand import do_bench, print_performance, timed
+    from fxpool.bench.measurement.timing import measure
     from fxpool.codecache.explain.nearest import Comparison
     from fxpool.codecache.store.entry import Entry
     from fxpool.config import configure
     from fxpool.explanation.process import ProcessExplanation
     from fxpool.lowering.standalone import Shapes, StandaloneGraph
-    from fxpool.measurement.exclusive import measuring
-    from fxpool.measurement.shorthand import do_bench, print_performance, timed
-    from fxpool.measurement.timing import measure
     from fxpool.version import __version__
     from fxpool.watch.display import Progress
 
@@ -86,15 +85,15 @@ def __getattr__(name: str) -> Any:
 
         return configure
     if name == "measure":
-        from fxpool.measurement.timing import measure
+        from fxpool.bench.measurement.timing import measure
 
         return measure
     if name == "measuring":
-        from fxpool.measurement.exclusive import measuring
+        from fxpool.bench.measurement.exclusive import measuring
 
         return measuring
     if name in ("do_bench", "print_performance", "timed"):
-        from fxpool.measurement import shorthand
+        from fxpool.bench.measurement import shorthand
 
         return getattr(shorthand, name)
     if name == "errors":

@@ -150,7 +150,7 @@ def child(name: str, backend: str, place: str, save: str) -> None:
     from fxpool.lowering.request import capture
 
     if backend == "fxpool":
-        from fxpool.demo.child import LoweringCounter
+        from fxpool.bench.demo.child import LoweringCounter
 
         counter = LoweringCounter()
         counter.install()

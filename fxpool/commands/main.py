@@ -35,7 +35,7 @@ def demo(backends: str) -> None:
 
     Models of random weights, nothing is downloaded; temporary caches, yours is not touched. A few minutes.
     """
-    from fxpool.demo.demonstration import run_demo
+    from fxpool.bench.demo.demonstration import run_demo
 
     names = [name.strip() for name in backends.split(",") if name.strip()]
     if not names:

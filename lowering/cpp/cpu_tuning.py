@@ -24,11 +24,11 @@ import msgspec
 import torch
 
 from fxpool import notices
+from fxpool.bench.measurement import exclusive
 from fxpool.codecache.key import system, toolchain
 from fxpool.codecache.key.key import canonical
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
-from fxpool.measurement import exclusive
 from fxpool.pool import current_job
 from fxpool.torch_compat.cpp import timed_choices
 from fxpool.torch_compat.cpp.timed_choices import Asked

@@ -20,11 +20,11 @@ import msgspec
 import torch
 
 from fxpool import forks, notices
+from fxpool.bench.measurement import exclusive
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request.compile_request import Measured
-from fxpool.measurement import exclusive
 from fxpool.torch_compat.cuda import padding
 from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 from fxpool.torch_compat.cuda.padding import PaddingQuestion

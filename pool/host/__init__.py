@@ -8,7 +8,5 @@ runtime_dir   directories of sockets and logs
 inherited     sockets, children and locks that a forked child must not keep
 marks         marks on processes and all their descendants
 turns         turns to measure, over all processes
-bystanders    processes other than workers that pause during measurements
-guard         kills what a killed process has left
 predecessor   ends a hung server after it has been replaced
 """

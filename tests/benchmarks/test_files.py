@@ -11,9 +11,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_page import HEAD, record
 
-from fxpool.benchmarks import plots, pyperf_file, report
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.results import Record
+from fxpool.bench import plots, pyperf_file, report
+from fxpool.bench.case import Run
+from fxpool.bench.results import Record
 
 
 def records(long: str = "a small one") -> dict[Run, Record]:

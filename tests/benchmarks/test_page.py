@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from chromium import chromium
 
-from fxpool.benchmarks import page, report
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.results import Record
+from fxpool.bench import page, report
+from fxpool.bench.case import Run
+from fxpool.bench.results import Record
 
 HEAD = {
     "suite": "mine",

@@ -15,14 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fxpool.benchmarks import results, runner, suite
-from fxpool.benchmarks.case import Run, runs
-from fxpool.benchmarks.results import Record
-from fxpool.pool.host import bystanders
+from fxpool.bench import bystanders, results, runner, suite
+from fxpool.bench.case import Run, runs
+from fxpool.bench.results import Record
 
 _SUITE = """
 import os, pathlib, subprocess, sys, time
-from fxpool.benchmarks.case import Case
+from fxpool.bench.case import Case
 
 def model(width=16):
     import torch

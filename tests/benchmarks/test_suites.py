@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxpool.benchmarks import child, plan, report, results, suite
-from fxpool.benchmarks.case import Case, Run, runs
-from fxpool.benchmarks.results import Record, Results
-from fxpool.benchmarks.statistics import ratio
+from fxpool.bench import child, plan, report, results, suite
+from fxpool.bench.case import Case, Run, runs
+from fxpool.bench.results import Record, Results
+from fxpool.bench.statistics import ratio
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 _PYTHON = """
-from fxpool.benchmarks.case import Case
+from fxpool.bench.case import Case
 def make():
     raise RuntimeError("the runner makes no models")
 CASES = [Case("a", make, modes=("inference", "training")), Case("b", "somewhere:make", backends=("eager",))]
@@ -73,9 +73,9 @@ def test_a_toml_file(tmp_path: Path) -> None:
         ("CASES = [1]", "which is no Case"),
         ("1/0", "ZeroDivisionError"),
         (_PYTHON + "CASES *= 2", "two cases of a name"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', modes=('fast',))]", "'fast'"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a/b', 'b:c')]", "no name of a case"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', seconds=0)]", "above 0"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a', 'b:c', modes=('fast',))]", "'fast'"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a/b', 'b:c')]", "no name of a case"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a', 'b:c', seconds=0)]", "above 0"),
     ],
 )
 def test_what_is_wrong_with_a_python_file_is_said(tmp_path: Path, content: str, said: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fxpool.demo.processes import orderly_end
+from fxpool.bench.demo.processes import orderly_end
 
 from . import verdict
 from .child import MODULES

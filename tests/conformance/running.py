@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from fxpool.demo.processes import ChildError, child_environment, run_child
+from fxpool.bench.demo.processes import ChildError, child_environment, run_child
 from fxpool.pool.client import hosts
 
 from .record import CRASH, Record, load

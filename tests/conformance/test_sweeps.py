@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fxpool.demo.processes import ChildError
+from fxpool.bench.demo.processes import ChildError
 
 from . import verdict
 from .__main__ import chosen

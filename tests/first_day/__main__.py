@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from fxpool.demo.processes import orderly_end
+from fxpool.bench.demo.processes import orderly_end
 
 from . import compilers, directories, frameworks, interpreters, limits, processes, streams
 from .row import Row

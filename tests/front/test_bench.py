@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fxpool.demo import processes
+from fxpool.bench.demo import processes
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -22,7 +22,7 @@ FORBIDDEN = {
     "fxpool/torch_compat": ("fxpool.pool", "fxpool.lowering", "fxpool.codecache", "fxpool.config", "fxpool.counters"),
 }
 # They count Inductor's lowerings as a witness beside stats(), and run in processes of their own.
-EXEMPT = {"fxpool/demo/demonstration.py", "fxpool/demo/child.py"}
+EXEMPT = {"fxpool/bench/demo/demonstration.py", "fxpool/bench/demo/child.py"}
 
 
 def _package_of(path: Path) -> str:
@@ -145,7 +145,7 @@ def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> N
     copy = tmp_path / "copy"
     copy.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ("fxpool", "pool", "lowering", "codecache"):
+    for folder in ("fxpool", "pool", "lowering", "codecache", "bench"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignore, symlinks=True)
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():

@@ -76,7 +76,7 @@ def test_other():
 """
 
 # An environment that was installed before there was the entry point.
-_PLUGIN = [] if metadata.entry_points(group="pytest11", name="fxpool") else ["-p", "fxpool.benchmarks.pytest_plugin"]
+_PLUGIN = [] if metadata.entry_points(group="pytest11", name="fxpool") else ["-p", "fxpool.bench.pytest_plugin"]
 
 
 @pytest.fixture

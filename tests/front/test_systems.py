@@ -61,7 +61,9 @@ def test_what_takes_a_system_out_is_seen_by_tests_of_its_row(removal: Removal) -
 
 def test_names_that_are_not_there_are_found() -> None:
     assert (
-        is_module("fxpool.codecache.store.store") and is_module("fxpool.counters") and is_module("fxpool.measurement")
+        is_module("fxpool.codecache.store.store")
+        and is_module("fxpool.counters")
+        and is_module("fxpool.bench.measurement")
     )
     assert not is_module("fxpool.codecache.nothing") and not is_module("torch.fx")
     assert is_test("front/test_systems.py::test_all_systems_are_there") and is_test("front/test_systems.py")

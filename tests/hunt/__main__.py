@@ -13,7 +13,7 @@ import random
 import sys
 from pathlib import Path
 
-from fxpool.demo.processes import orderly_end
+from fxpool.bench.demo.processes import orderly_end
 
 from .drawing import draw, kinds
 from .program import Case

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fxpool.demo.processes import ChildError, Loader, run_child
+from fxpool.bench.demo.processes import ChildError, Loader, run_child
 from fxpool.pool.client import hosts
 
 from .program import Case, Step, write_files

@@ -22,7 +22,7 @@ import psutil
 import torch
 import zoo
 
-from fxpool.demo.processes import serve
+from fxpool.bench.demo.processes import serve
 
 _lowerings = 0
 

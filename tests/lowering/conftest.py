@@ -24,7 +24,7 @@ from processes import HERE, run_python
 from programs import Programs
 
 import fxpool
-from fxpool.demo.processes import ChildError, Loader
+from fxpool.bench.demo.processes import ChildError, Loader
 
 if TYPE_CHECKING:
     from beside_stock import BesideStock

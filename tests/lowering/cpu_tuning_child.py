@@ -25,7 +25,7 @@ def compile_watched(payload: bytes) -> bytes:
     """Job: `compile_job` that notes of each timing whether the host's turn is this process's."""
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    from fxpool.measurement import exclusive
+    from fxpool.bench.measurement import exclusive
 
     original: Any = AlgorithmSelectorCache.benchmark_choices
     timings = f"{CompileRequest.load(payload).store}/timings"

@@ -20,7 +20,7 @@ import child
 import torch
 import torch._dynamo
 
-from fxpool.demo.processes import serve
+from fxpool.bench.demo.processes import serve
 
 
 def _numbers(function: Callable[..., Any], inputs: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fxpool.demo.processes import ChildError, Loader
+from fxpool.bench.demo.processes import ChildError, Loader
 
 
 class Programs:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import fxpool
+from fxpool.bench.measurement import exclusive, inputs, surroundings
 from fxpool.errors import MeasurementBusyError
-from fxpool.measurement import exclusive, inputs, surroundings
 from fxpool.pool.host import turns
 
 _HOLDER = """

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fxpool.measurement import samples
+from fxpool.bench.measurement import samples
 
 
 def test_the_median_and_its_interval() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fxpool
-from fxpool.measurement import clocks
+from fxpool.bench.measurement import clocks
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 from pool_place import Place, until
 
-from fxpool.demo import own_server
+from fxpool.bench.demo import own_server
 from fxpool.pool import JobSpec, PoolClient
 
 Make = Callable[..., PoolClient]

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from pool_place import Place, until
 
+from fxpool.bench.bystanders import Bystanders, signal_tree, tree
 from fxpool.pool import JobSpec, PoolClient
 from fxpool.pool.client import pausing
 from fxpool.pool.host import marks
-from fxpool.pool.host.bystanders import Bystanders, signal_tree, tree
 
 _BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'], start_new_session=True)\n"
 _SPIN = "while True: pass"
@@ -30,7 +30,7 @@ time.sleep(60)
 _WATCHED = """
 import os, signal, subprocess, sys, time
 from fxpool.pool.host import marks
-from fxpool.pool.host.guard import Guard
+from fxpool.bench.guard import Guard
 guard = Guard("a-mark")
 environment = {**os.environ, marks.VARIABLE: "a-mark"}
 child = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=environment, start_new_session=True)

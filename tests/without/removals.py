@@ -143,7 +143,7 @@ REMOVALS = (
     Removal(29, "fxpool/torch_compat/inductor/clearing.py", "        cleared(name)\n", "",
             ["lowering/artifact/test_clearing.py::test_clearing_inductor_s_cache_leaves_no_entry"]),
     # Nobody waits for others who measure.
-    Removal(30, "fxpool/measurement/exclusive.py", "    if not turn.wait(patience):", "    if False:",
+    Removal(30, "fxpool/bench/measurement/exclusive.py", "    if not turn.wait(patience):", "    if False:",
             ["measurement/test_measure.py::test_one_process_after_the_other"]),
     # Every graph is compiled after AOTAutograd.
     Removal(31, _CHAIN,

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fxpool.demo import demonstration, processes
-from fxpool.demo.child import LoweringCounter
+from fxpool.bench.demo import demonstration, processes
+from fxpool.bench.demo.child import LoweringCounter
 
 STATS = {"hits": 0, "misses": 2, "compiles": {"worker": 2, "in_process": 0}, "bypasses": {}, "fallbacks": {}}
 
@@ -159,7 +159,7 @@ def hanging(tmp_path: Path) -> Path:
     """A directory with a module `hanging`: the real one's forks, which say where they run instead of measuring."""
     (tmp_path / "hanging.py").write_text(
         "import os, pathlib, sys, time\n"
-        "from fxpool.demo import child, processes\n"
+        "from fxpool.bench.demo import child, processes\n"
         "def measure(model, what, *rest):\n"
         "    if model == 'bert': print('told you', flush=True); sys.exit(3)\n"
         f"    pathlib.Path({str(tmp_path)!r}, 'pid.new').write_text(str(os.getpid()))\n"
@@ -219,7 +219,7 @@ def test_canned_results_survive_the_trip_through_json() -> None:
 
 def test_sigterm_takes_the_child_and_its_directory_along(python: str, hanging: Path, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rich.console import Console\nfrom fxpool.demo import demonstration\n"
+        "import sys\nfrom rich.console import Console\nfrom fxpool.bench.demo import demonstration\n"
         "original = demonstration.Loader\n"
         "demonstration.WHATS = {'train': 'training'}\n"
         "demonstration.Loader = lambda module, environment: original('hanging', environment)\n"

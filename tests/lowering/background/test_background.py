@@ -109,7 +109,7 @@ def test_training_is_exactly_eager_before_the_swap_and_compiled_after(
 @pytest.mark.slow
 def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     """Losses are eager's to the bit before the swap, and as close as Inductor's after it."""
-    from fxpool.demo.child import build
+    from fxpool.bench.demo.child import build
 
     def losses(model: torch.nn.Module, run: Any, after: Any) -> list[float]:
         torch.manual_seed(1)

@@ -1,6 +1,6 @@
 """One measurement in one fresh process: build a model, compile it, time the first call, compare with eager.
 
-    python -m fxpool.demo.child --model gpt2 --what train --backend fxpool
+    python -m fxpool.bench.demo.child --model gpt2 --what train --backend fxpool
 
 prints one line of JSON (the fields of `measure`). The benchmarks run it with cache directories of their own in
 its environment; by itself it uses whatever the environment says. The demo runs it with ``--serve``: it imports torch
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from fxpool.demo.processes import serve
+from fxpool.bench.demo.processes import serve
 
 __all__ = ["MODELS", "SIZES", "WHATS", "LoweringCounter", "build", "call", "main", "measure"]
 
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (sys.argv[1:] if arguments is None else list(arguments)) == ["--serve"]:
         _serve()
         return
-    parser = argparse.ArgumentParser(prog="python -m fxpool.demo.child", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fxpool.bench.demo.child", description=__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--what", choices=WHATS, required=True)
     parser.add_argument("--backend", required=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fxpool.measurement.surroundings import Surroundings
+from fxpool.bench.measurement.surroundings import Surroundings
 
 __all__ = ["Measurement"]
 

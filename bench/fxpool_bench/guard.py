@@ -1,6 +1,6 @@
 """Ends what a process that was killed has left, those of its processes that were stopped among them.
 
-    python -m fxpool.pool.host.guard MARK        standard input: a pipe whose other end the watched process has
+    python -m fxpool.bench.guard MARK        standard input: a pipe whose other end the watched process has
 
 It waits for the end of that process, and then kills every process with its mark (see `marks`).
 """
@@ -22,7 +22,7 @@ class Guard:
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", "fxpool.pool.host.guard", mark]
+        command = [sys.executable, "-m", "fxpool.bench.guard", mark]
         try:
             # A session of its own: Ctrl-C is not for it.
             self._process = subprocess.Popen(command, stdin=reader, start_new_session=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fxpool.benchmarks.report import Line
+from fxpool.bench.report import Line
 
 __all__ = ["available", "draw"]
 

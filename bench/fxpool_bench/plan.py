@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fxpool.benchmarks.case import Run
+from fxpool.bench.case import Run
 
 __all__ = ["GUESS", "expected_bytes", "in_order", "may_begin", "turns"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.results import Record
+from fxpool.bench.case import Run
+from fxpool.bench.results import Record
 
 __all__ = ["pyperf_json"]
 

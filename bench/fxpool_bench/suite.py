@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fxpool.benchmarks.case import Case
+from fxpool.bench.case import Case
 from fxpool.errors import ConfigurationError, UnknownNameError
 
 if sys.version_info >= (3, 11):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fxpool.measurement import clocks, exclusive, inputs, samples
-from fxpool.measurement.result import Measurement
+from fxpool.bench.measurement import clocks, exclusive, inputs, samples
+from fxpool.bench.measurement.result import Measurement
 from fxpool.torch_compat import nested
 
 __all__ = ["device_among", "measure"]

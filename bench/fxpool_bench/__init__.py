@@ -18,4 +18,8 @@ plots        the report as pictures
 pyperf_file  results in the format of pyperf
 display      what is going on: a live table, or lines
 pytest_plugin  tests that measure run alone
+bystanders   processes other than workers that pause during measurements
+guard        kills what a killed process has left
+measurement  times code while nothing else runs: ``fxpool.measure``
+demo         ``fxpool demo``: fxpool beside stock Inductor
 """

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fxpool.pool.host.bystanders import Bystanders
-    from fxpool.pool.host.guard import Guard
+    from fxpool.bench.bystanders import Bystanders
+    from fxpool.bench.guard import Guard
 
 __all__: list[str] = []
 
@@ -55,7 +55,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     marker = item.get_closest_marker("fxpool_measure")
     if marker is None:
         return (yield)
-    from fxpool.measurement.exclusive import measuring
+    from fxpool.bench.measurement.exclusive import measuring
 
     with measuring(*marker.args, **marker.kwargs):
         return (yield)
@@ -104,9 +104,9 @@ class _Controller:
 
     def pytest_sessionstart(self) -> None:
         from fxpool import config
+        from fxpool.bench.bystanders import Bystanders
         from fxpool.errors import FxpoolError
         from fxpool.pool.host import runtime_dir
-        from fxpool.pool.host.bystanders import Bystanders
 
         with contextlib.suppress(FxpoolError, OSError):  # then tests that measure are not quite alone, and say so
             configured = config.current().runtime_dir
@@ -115,7 +115,7 @@ class _Controller:
 
     def _changed(self, pid: int, stopped: bool) -> None:
         if stopped and self._guard is None:
-            from fxpool.pool.host.guard import Guard
+            from fxpool.bench.guard import Guard
 
             self._guard = Guard(self._mark)
 

@@ -25,13 +25,13 @@ from typing import IO, Any
 import psutil
 
 from fxpool import config
-from fxpool.benchmarks import plan
-from fxpool.benchmarks.case import Case, Run
-from fxpool.benchmarks.results import Record
-from fxpool.benchmarks.suite import Suite
+from fxpool.bench import plan
+from fxpool.bench.bystanders import Bystanders, signal_tree, tree
+from fxpool.bench.case import Case, Run
+from fxpool.bench.guard import Guard
+from fxpool.bench.results import Record
+from fxpool.bench.suite import Suite
 from fxpool.pool.host import marks, runtime_dir
-from fxpool.pool.host.bystanders import Bystanders, signal_tree, tree
-from fxpool.pool.host.guard import Guard
 
 __all__ = ["Live", "Runner", "Settings"]
 
@@ -180,7 +180,7 @@ class Runner:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "fxpool.benchmarks.child",
+            "fxpool.bench.child",
             str(os.getpid()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from fxpool.benchmarks.case import Case
+from fxpool.bench.case import Case
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 

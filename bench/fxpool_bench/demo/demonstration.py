@@ -23,8 +23,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fxpool.demo import own_server
-from fxpool.demo.processes import ChildError, Loader, child_environment, orderly_end
+from fxpool.bench.demo import own_server
+from fxpool.bench.demo.processes import ChildError, Loader, child_environment, orderly_end
 from fxpool.errors import ConfigurationError
 
 __all__ = ["Run", "plan", "run_demo", "table"]
@@ -84,7 +84,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
         orderly_end(),
         tempfile.TemporaryDirectory(prefix="fxpool-demo-") as directory,
         own_server.own_server(_runtime_of(directory)),
-        Loader("fxpool.demo.child", child_environment(Path(directory, "loader"))) as loader,
+        Loader("fxpool.bench.demo.child", child_environment(Path(directory, "loader"))) as loader,
         _display(console, len(runs)) as step,
     ):
         for run in runs:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fxpool import config
+from fxpool.bench.measurement import clocks, surroundings
+from fxpool.bench.measurement.surroundings import Surroundings
 from fxpool.errors import MeasurementBusyError, PoolUnavailableError
-from fxpool.measurement import clocks, surroundings
-from fxpool.measurement.surroundings import Surroundings
 from fxpool.pool.client import pausing
 from fxpool.pool.host import runtime_dir as runtime_dirs
 from fxpool.pool.host import turns

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any
 
-from fxpool.measurement import clocks, timing
-from fxpool.measurement.result import Measurement
+from fxpool.bench.measurement import clocks, timing
+from fxpool.bench.measurement.result import Measurement
 
 __all__ = ["do_bench", "print_performance", "timed"]
 

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.report import Change, failures, lines
-from fxpool.benchmarks.results import Record
+from fxpool.bench.case import Run
+from fxpool.bench.report import Change, failures, lines
+from fxpool.bench.results import Record
 
 __all__ = ["page"]
 

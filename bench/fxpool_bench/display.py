@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.live import Live as LiveTable
 from rich.table import Table
 
-from fxpool.benchmarks.report import seconds
-from fxpool.benchmarks.results import Record
+from fxpool.bench.report import seconds
+from fxpool.bench.results import Record
 
 if TYPE_CHECKING:
-    from fxpool.benchmarks.runner import Runner
+    from fxpool.bench.runner import Runner
 
 __all__ = ["Display"]
 

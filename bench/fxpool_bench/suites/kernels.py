@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fxpool.benchmarks.case import Case
+from fxpool.bench.case import Case
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.suite import Suite
+from fxpool.bench.case import Run
+from fxpool.bench.suite import Suite
 from fxpool.errors import ConfigurationError
 
 __all__ = ["FORMAT", "Record", "Results", "machine", "read"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from fxpool.benchmarks.case import Run
-from fxpool.benchmarks.results import Record
-from fxpool.benchmarks.statistics import Ratio, ratio
+from fxpool.bench.case import Run
+from fxpool.bench.results import Record
+from fxpool.bench.statistics import Ratio, ratio
 
 __all__ = ["Change", "Line", "change_table", "changes", "failures", "lines", "table"]
 

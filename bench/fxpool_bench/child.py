@@ -1,6 +1,6 @@
 """The process of one run: makes a model, compiles it, compares with eager, and measures when it is told to.
 
-    python -m fxpool.benchmarks.child PARENT
+    python -m fxpool.bench.child PARENT
 
 The order is a line of JSON on standard input, another line means "measure now". Events are lines of JSON on what was
 standard output; what the model prints goes to standard error. torch is imported inside functions, once the runner has
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool.benchmarks import suite as suites
-from fxpool.benchmarks.case import Case
+from fxpool.bench import suite as suites
+from fxpool.bench.case import Case
 from fxpool.pool.host import processes
 
 __all__ = ["main"]
@@ -101,7 +101,7 @@ def _moved(function: Callable[..., Any], inputs: tuple[Any, ...], device: str) -
 
 
 def _measured(case: Case, called: Callable[..., Any], inputs: tuple[Any, ...], device: str, alone: bool) -> Any:
-    from fxpool.measurement.timing import measure
+    from fxpool.bench.measurement.timing import measure
 
     return measure(called, *inputs, device=device, seconds=case.seconds, precision=case.precision, alone=alone)
 
