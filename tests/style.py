@@ -104,7 +104,8 @@ _RULES = {
     "subject": r"(?<![\"'`“\[*\w] )(?<![\"'`“\[*\w])(?:Who|What|Whatever)\b(?!'s|\*|\s*\||\s+to\b)",
     "who": rf"(?<!depends\s)(?<!depend\s)(?:\b(?:{_BEFORE_WHO.replace(' ', '|')})|[:;—])\s+"
     r"who\s+(?!(?:the|an?|it|they|we|you|I)\b)\w+",
-    "what is": rf"\b[Ww]hat\s+(?:is|are|was|were|has\s+been)\s+(?:(?:not|already|still|yet|then)\s+)?{_PARTICIPLES}\b",
+    "what is": r"\b[Ww]hat\s+(?:is|are|was|were|has\s+been)\s+"
+    rf"(?:(?:not|already|still|yet|then)\s+){{0,2}}{_PARTICIPLES}\b",
     "no": r"\b(?:is|are|was|were|has|have)\s+none\b|(?<!\b[Tt]here\s)\b(?:is|are)\s+no\s+"
     r"(?!longer\b|more\b|less\b|better\b|worse\b|different\b|reason\b|substitute\b)",
     "own": r"\bof\s+(?:its|their|(?:(?:the|an?|this|that|each|another)\s+)?[\w{}]+(?:'s|s'))\s+own"
