@@ -120,7 +120,7 @@ test-slow: $(INSTALLED) $(TRITON) browser redis
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
 # tests/conformance, tests/first_day, tests/hunt and tests/without are packages below tests.
-CHECKED := "tests/conftest.py tests/codecache tests/conformance tests/examples tests/first_day tests/front tests/hunt \
+CHECKED := "tests/conftest.py tests/style.py tests/codecache tests/conformance tests/examples tests/first_day tests/front tests/hunt \
   tests/without" "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
 # mypy's cache is of this run only: what it remembered of an earlier one has hidden errors and made some.
