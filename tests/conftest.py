@@ -25,6 +25,8 @@ os.environ.pop("CI", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from session import session_directory
+
 import fxpool
 from fxpool import config, counters
 from fxpool.pool.client import hosts
@@ -37,13 +39,13 @@ NOT_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "t
 
 @pytest.fixture(scope="session")
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of the pool that the tests of this session share. It is closed, and checked, at the end."""
-    root = tmp_path_factory.mktemp("s")
-    _make_directories(root)
-    yield root
-    fxpool.close()
-    left = _wait_until_nothing_is_left(lambda: _processes_of(root) + _files_of(root))
-    assert not left, "the shared pool left behind: " + "; ".join(left)
+    """The directory of the pool that all tests of a run share. It is closed at the end; the last process checks it."""
+    with session_directory(tmp_path_factory, "s", _make_directories) as (root, is_last):
+        yield root
+        fxpool.close()
+        if is_last():
+            left = _wait_until_nothing_is_left(lambda: _processes_of(root) + _files_of(root))
+            assert not left, "the shared pool left behind: " + "; ".join(left)
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ __all__ = ["LAYERS", "ROOT", "VAGUE", "Finding", "find", "in_markdown", "in_pros
 
 ROOT = Path(__file__).parents[1]
 
-_ROOMS = ("fxpool", "torch_compat", "pool", "codecache", "lowering", "tests")
+_ROOMS = ("fxpool", "torch_compat", "bench", "pool", "codecache", "lowering", "tests")
 ERRORS, COMMANDS, PAGES, MODULES = "errors and warnings", "command line", "pages", "package and module docstrings"
 PROSE, NAMES = "docstrings and comments: ", "identifiers: "
 #: Each has a ceiling. In the order in which texts are rewritten.
@@ -57,7 +57,7 @@ VAGUE = frozenset((
 ))  # fmt: skip
 
 _MESSAGES = ("fxpool/errors.py", "fxpool/reasons.py")
-_COMMAND_FOLDERS = ("fxpool/commands/", "fxpool/doctor/", "fxpool/demo/", "fxpool/benchmarks/")
+_COMMAND_FOLDERS = ("fxpool/commands/", "fxpool/doctor/", "bench/fxpool_bench/")
 _MADE_PAGES = ("docs/architecture/imports.md", "docs/architecture/torch-names.md")
 #: Calls whose strings a user reads: of `notices` and `warnings`, and of loggers.
 _WARNS = ("notices.warn", "notices.once", "notices.switched_off", "warnings.warn")

@@ -22,6 +22,7 @@ import pytest
 import zoo
 from processes import HERE, run_python
 from programs import Programs
+from session import session_directory
 
 import fxpool
 from fxpool.bench.demo.processes import ChildError, Loader
@@ -89,7 +90,11 @@ def own_background(nothing_lowered_here: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def known_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with fxpool's facts of the tool chain (``c/toolchain``), and a place for stock Inductor's (``i``)."""
-    root = tmp_path_factory.mktemp("h")
+    with session_directory(tmp_path_factory, "h", _know_the_host) as (root, _):
+        return root
+
+
+def _know_the_host(root: Path) -> None:
     for name in "cirt":
         (root / name).mkdir(mode=0o700)
     run_python(
@@ -100,7 +105,6 @@ def known_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TORCHINDUCTOR_CACHE_DIR=str(root / "i"),
         TMPDIR=str(root / "t"),
     )
-    return root
 
 
 @pytest.fixture
@@ -161,7 +165,7 @@ class Inductor:
         asked = {"model": model, "backend": "inductor", "what": ["infer", "train"], **asked}
         name = json.dumps(asked, sort_keys=True)
         if name not in self._outputs:
-            path = self._directory / f"outputs-{len(self._outputs)}.pt"
+            path = self._directory / f"outputs-{os.getpid()}-{len(self._outputs)}.pt"
             # What belongs to the test that asked must not be in the way of those that come later.
             environment = {
                 **os.environ,
@@ -214,10 +218,10 @@ def program_loader() -> Iterator[Loader]:
 @pytest.fixture(scope="session")
 def program_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The runtime directory of one server for all programs of a session: starting one takes five seconds."""
-    directory = tmp_path_factory.mktemp("g")
-    directory.chmod(0o700)
-    yield directory
-    run_python(["-m", "fxpool", "stop"], FXPOOL_RUNTIME_DIR=str(directory))
+    with session_directory(tmp_path_factory, "g", lambda directory: directory.chmod(0o700)) as (directory, is_last):
+        yield directory
+        if is_last():
+            run_python(["-m", "fxpool", "stop"], FXPOOL_RUNTIME_DIR=str(directory))
 
 
 @pytest.fixture

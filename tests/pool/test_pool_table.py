@@ -67,6 +67,20 @@ def cells(who: str) -> list[tuple[str, str]]:
     ]
 
 
+def tiered(table: list[Any], turn: int) -> list[Any]:
+    """Return the cells as parameters: in the first tier are as many as have each kind and each moment at least once.
+
+    `turn` shifts which kind meets which moment, so that together the tables have most of these pairs.
+    """
+    first: list[Any] = []
+    for column in (0, 1):
+        for number, value in enumerate(dict.fromkeys(cell[column] for cell in table)):
+            if not any(cell[column] == value for cell in first):
+                candidates = [cell for cell in table if cell[column] == value]
+                first.append(candidates[(number + turn) % len(candidates)])
+    return [pytest.param(cell, id=id_of(cell), marks=() if cell in first else pytest.mark.slow) for cell in table]
+
+
 def test_the_table_is_whole() -> None:
     sizes = {who: len(cells(who)) for who in ("worker", "zygote", "server", "client")}
     assert sizes == {"worker": 9 * 3, "zygote": 5 * 4, "server": 5 * 4, "client": 6 * 5}
@@ -255,7 +269,7 @@ WORKER_CELLS = [
 ]
 
 
-@pytest.mark.parametrize("cell", WORKER_CELLS, ids=id_of)
+@pytest.mark.parametrize("cell", tiered(WORKER_CELLS, 0))
 def test_a_worker_dies(cell: tuple[str, str, str], table_of_workers: Table) -> None:
     kind, when, where = cell
     table = table_of_workers
@@ -320,7 +334,7 @@ def _is_said(error: BaseException, cell: tuple[str, str, str], plan: Plan, job: 
 # ---------------------------------------------------------------- the zygote dies
 
 
-@pytest.mark.parametrize("cell", cells("zygote"), ids=id_of)
+@pytest.mark.parametrize("cell", tiered(cells("zygote"), 1))
 def test_the_zygote_dies(cell: tuple[str, str], table_of_zygotes: Table) -> None:
     kind, when = cell
     table = table_of_zygotes
@@ -370,7 +384,7 @@ def _is_gone(table: Table, server: int, everybody: set[int]) -> None:
     assert until(lambda: not table.pids() & everybody, 30.0), f"left of server {server}: {table.pids() & everybody}"
 
 
-@pytest.mark.parametrize("cell", cells("server"), ids=id_of)
+@pytest.mark.parametrize("cell", tiered(cells("server"), 2))
 def test_the_server_dies(cell: tuple[str, str], table_of_servers: Table) -> None:
     kind, when = cell
     table = table_of_servers
@@ -404,7 +418,7 @@ def test_the_server_dies(cell: tuple[str, str], table_of_servers: Table) -> None
         assert client.server_pid not in (None, server)
 
 
-@pytest.mark.parametrize("cell", cells("server"), ids=id_of)
+@pytest.mark.parametrize("cell", tiered(cells("server"), 3))
 def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Table) -> None:
     """Two processes wait for one job, and each for one of its own."""
     kind, when = cell
@@ -460,7 +474,7 @@ def test_the_host_s_server_dies(cell: tuple[str, str], table_of_host_servers: Ta
 # ---------------------------------------------------------------- a client dies
 
 
-@pytest.mark.parametrize("cell", cells("client"), ids=id_of)
+@pytest.mark.parametrize("cell", tiered(cells("client"), 4))
 def test_a_client_dies(cell: tuple[str, str], table_of_clients: Table) -> None:
     """Of three clients the one that asked first: the second wants the same, the third something else."""
     kind, when = cell
