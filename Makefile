@@ -2,7 +2,8 @@
 #
 #   make demo        fxpool doctor, then GPT-2 and BERT beside stock Inductor, a few minutes
 #   make doctor      whether all that fxpool needs is here, ten seconds
-#   make test        the first tier of tests    make test-slow   both tiers
+#   make test        the first tier of tests, ten minutes on two cores; AREA=pool takes one folder of tests
+#   make test-all    both tiers; SHARD=1/4 takes the first of four parts
 #   make lint        ruff, and mypy --strict on package, tests, benchmarks, docs/ and examples
 #   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
 #   make conformance what stock Inductor can and fxpool can't: programs, torch's operators, models; hours;
@@ -22,6 +23,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes at once; most tests wait for a compile in another process for half of their time.
 JOBS ?= 2
+AREA ?=
+SHARD ?=
 # The release that the figures in bench/RESULTS.md were measured with.
 TORCH ?= 2.13.0
 BENCH ?=
@@ -46,10 +49,13 @@ export COMPILE_BYTECODE
 
 # A file's tests share a pool, so they stay together; in the order of collection, which has the long ones early.
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# SHARD=2/4: the second of four parts.
+SPLIT = $(if $(SHARD),--splits $(lastword $(subst /, ,$(SHARD))) --group $(firstword $(subst /, ,$(SHARD))) \
+  --durations-path tests/durations.json)
 # Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
-.PHONY: all browser redis demo doctor test test-slow lint bench hunt conformance without first-day docs compat compat-report clean
+.PHONY: all browser redis demo doctor test test-all test-durations lint bench hunt conformance without first-day docs compat compat-report clean
 all: demo
 
 $(BIN)/python:
@@ -112,11 +118,16 @@ redis:
 
 test: $(INSTALLED) $(TRITON) browser redis
 	@$(COMPILE_CHECKOUT)
-	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests/$(AREA)
 
-test-slow: $(INSTALLED) $(TRITON) browser redis
+# pytest-split cuts by the times in tests/durations.json, which `make test-durations` writes.
+test-all: $(INSTALLED) $(TRITON) browser redis
 	@$(COMPILE_CHECKOUT)
-	$(BIN)/python -m pytest -q $(PARALLEL)
+	$(BIN)/python -m pytest -q $(PARALLEL) $(SPLIT) tests/$(AREA)
+
+test-durations: $(INSTALLED) $(TRITON) browser redis
+	@$(COMPILE_CHECKOUT)
+	$(BIN)/python -m pytest -q $(PARALLEL) --store-durations --durations-path tests/durations.json
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
 # tests/conformance, tests/first_day, tests/hunt and tests/without are packages below tests.

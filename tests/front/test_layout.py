@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +141,22 @@ def test_who_may_import_whom(folder: str) -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> None:
+def _build(python: str, what: str, source: Path, into: Path) -> Path:
+    """Build ``wheel`` or ``sdist`` from a tree; return the file."""
+    program = "import sys, setuptools.build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    into.mkdir()
+    subprocess.run([python, "-c", program, what, str(into)], cwd=source, check=True, capture_output=True)
+    (built,) = into.iterdir()
+    return built
+
+
+def _held(wheel: Path) -> dict[str, bytes]:
+    """Return the package's files in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_holds_what_the_folders_hold_and_the_sdist_builds_it(python: str, tmp_path: Path) -> None:
     # Built from a copy: setuptools writes into the tree it builds, and takes what an earlier build left there.
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -151,15 +167,23 @@ def test_the_wheel_holds_what_the_folders_hold(python: str, tmp_path: Path) -> N
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy / name)
     (copy / "README.md").touch()
-    build = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
-    subprocess.run([python, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    sdist = _build(python, "sdist", copy, tmp_path / "sdist")
+    wheel = _build(python, "wheel", copy, tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "fxpool = fxpool.lowering.entry_point:fxpool_backend" in archive.read(entry_points).decode()
     walk = list(os.walk(copy / "fxpool", followlinks=True))
-    assert held == {Path(folder, name).relative_to(copy).as_posix() for folder, _, names in walk for name in names}
+    held = _held(wheel)
+    assert {*held} == {Path(folder, name).relative_to(copy).as_posix() for folder, _, names in walk for name in names}
+
+    with tarfile.open(sdist) as packed:
+        files = [member.name.partition("/")[2] for member in packed.getmembers() if member.isfile()]
+        assert not [member.name for member in packed.getmembers() if member.issym() or member.islnk()]
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    # Each file once: below fxpool/, not in the folders that the links lead to as well.
+    assert {name for name in files if name.endswith(".py")} == {name for name in held if name.endswith(".py")}
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert _held(_build(python, "wheel", source, tmp_path / "again")) == held
 
 
 def test_nothing_generic_is_installed_at_the_top() -> None:
@@ -218,5 +242,5 @@ def test_all_places_that_say_which_pythons_say_the_same() -> None:
     assert f'requires-python = ">=3.{oldest},<3.{newest + 1}"' in project
     assert [version for version in every if f'"Programming Language :: Python :: {version}"' in project] == every
     assert f'"Programming Language :: Python :: 3.{newest + 1}"' not in project
-    assert f"python: {json.dumps(every)}" in (ROOT / ".github/workflows/ci.yml").read_text()
+    assert f"python: {json.dumps(every)}" in (ROOT / ".github/workflows/nightly.yml").read_text()
     assert f"Python 3.{oldest}-3.{newest}" in (ROOT / "README.md").read_text()

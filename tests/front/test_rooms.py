@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import importlib.util
 import re
 import sys
@@ -44,6 +45,12 @@ def test_no_package_imports_itself_through_others(rooms: Any) -> None:
 
 def test_the_picture_is_of_these_sources(rooms: Any) -> None:
     assert rooms.PICTURE.read_text() == rooms.page(), "run: python docs/import_graph.py"
+
+
+def test_no_package_is_crowded() -> None:
+    """More than 20 modules in one folder are a package that wants to be several."""
+    modules = collections.Counter(path.parent for path in sources() if path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): count for folder, count in modules.items() if count > 20} == {}
 
 
 def named_in(docstring: str) -> list[str]:
