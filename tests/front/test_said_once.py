@@ -63,7 +63,10 @@ class Broken:
 
 
 def test_a_stream_that_is_closed_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = []
+
     def refuse(*_: object, **__: object) -> None:
+        refused.append(sys.stderr)
         raise ValueError("I/O operation on closed file")
 
     monkeypatch.setattr(sys, "stderr", Broken())
@@ -71,5 +74,7 @@ def test_a_stream_that_is_closed_fails_nothing(monkeypatch: pytest.MonkeyPatch) 
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", refuse)
         notices.warn("no pool")
+        assert len(refused) == 1
         monkeypatch.setattr(sys, "stderr", None)
         notices.warn("no pool")
+    assert refused[1:] == [None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +31,9 @@ def test_torch_calls_it() -> None:
 
 
 def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
-    """As in a checkout, where the rooms lie beside the package, for a Python that fxpool is not installed for."""
-    (tmp_path / "fxpool").symlink_to(Path(fxpool.__file__).parent)
+    """As in a checkout that lost its links: on a file system without them, or by a copy that left them out."""
+    links = shutil.ignore_patterns("pool", "lowering", "codecache", "bench", "__pycache__")
+    shutil.copytree(Path(fxpool.__file__).parent, tmp_path / "fxpool", ignore=links)
     metadata = tmp_path / "fxpool.egg-info"
     metadata.mkdir()
     (metadata / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: fxpool\nVersion: 0.0\n")
@@ -38,6 +41,7 @@ def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
     # Without `site`: what makes an editable fxpool whole is done there.
     found = subprocess.run(
         [sys.executable, "-S", "-c", SEEN],
+        cwd=tmp_path,
         env={"PYTHONPATH": f"{tmp_path}:{Path(torch.__file__).parents[1]}"},
         capture_output=True,
         text=True,
@@ -49,9 +53,14 @@ def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
     assert "fxpool" not in found.stderr
 
 
-def test_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_logged_and_not_raised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     def fail(*_: object) -> None:
         raise RuntimeError("a torch of the future")
 
     monkeypatch.setattr(cache_artifacts, "register", fail)
     torch_import.on_torch_import()
+    assert "RuntimeError: a torch of the future" in caplog.text
