@@ -1,7 +1,8 @@
-"""Two tiers of tests: `make test` runs the first, `make test-slow` both.
+"""Two tiers of tests: `make test` runs the first, `make test-all` both.
 
-The first tier is what a change is checked with, half an hour of two cores. The second adds most of what takes a quarter
-of a minute and more, and further cases of what the first shows with some.
+The first tier is what a change is checked with, ten minutes on two cores: every test without a compile or a server,
+the tests that `make without` names for each system, and some cases of each table of kills. The second tier
+(``@pytest.mark.slow``) has what takes longer than a second or two and is not named there.
 """
 
 from __future__ import annotations

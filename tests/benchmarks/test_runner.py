@@ -109,6 +109,7 @@ def run_all(mine: suite.Suite, *names: str, jobs: int) -> dict[str, Record]:
     return found
 
 
+@pytest.mark.slow
 def test_one_that_fails_costs_itself_only(mine: suite.Suite) -> None:
     found = run_all(mine, "model", "trained", "crashes", "fails", "wrong", jobs=3)
     assert {name: one.state for name, one in found.items()} == {
@@ -123,6 +124,7 @@ def test_one_that_fails_costs_itself_only(mine: suite.Suite) -> None:
     assert found["wrong"].difference and found["wrong"].difference > 0.1
 
 
+@pytest.mark.slow
 def test_one_that_hangs_or_eats_is_ended(mine: suite.Suite) -> None:
     found = run_all(mine, "hangs", "eats", "model", jobs=3)
     assert {name: one.state for name, one in found.items()} == {"hangs": "timeout", "eats": "memory", "model": "done"}
@@ -130,6 +132,7 @@ def test_one_that_hangs_or_eats_is_ended(mine: suite.Suite) -> None:
     assert "MB of 500, and was building" in found["eats"].reason
 
 
+@pytest.mark.slow
 def test_a_second_process_tells_what_a_first_call_takes_there(mine: suite.Suite) -> None:
     wanted = list(runs([mine.case("model"), mine.case("wrong")], backends=["eager", "aot_eager"]))
     found: dict[str, Record] = {}
@@ -173,12 +176,14 @@ def _states(mine: suite.Suite, names: tuple[str, ...]) -> tuple[list[str], int]:
     return seen, most
 
 
+@pytest.mark.slow
 def test_while_one_measures_the_others_stand_still(mine: suite.Suite) -> None:
     seen, most = _states(mine, ("busy", "after busy"))
     assert most >= 2, "what it started was not looked at"
     assert set(seen) <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", range(4))
 def test_a_runner_that_is_cancelled_while_a_result_comes_ends(
     mine: suite.Suite, later: int, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +229,7 @@ def recorded(tmp_path: Path) -> dict[Run, Record]:
     return results.read(path)[1] if path.exists() and path.read_bytes().count(b"\n") else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_runner_that_is_ended_leaves_nothing_and_goes_on(
     mine: suite.Suite, tmp_path: Path, number: signal.Signals
@@ -243,6 +249,7 @@ def test_a_runner_that_is_ended_leaves_nothing_and_goes_on(
     assert {run.case for run in recorded(tmp_path)} == {"model", "trained"}
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> None:
     process = bench(tmp_path, "--cases", "fails,model")
     output, _ = process.communicate(timeout=120)
@@ -261,6 +268,7 @@ def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> N
     assert process.returncode == 2 and "unknown case 'nothing'" in output
 
 
+@pytest.mark.slow
 def test_other_results_are_compared_with(mine: suite.Suite, tmp_path: Path) -> None:
     process = bench(tmp_path, "--cases", "model")
     assert process.communicate(timeout=120) and process.returncode == 0

@@ -72,6 +72,7 @@ def files(root: str) -> int:
     return sum(share.files for kind, share in contents.measure(root).items() if kind != contents.FOREIGN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "roles",
     [
@@ -96,6 +97,7 @@ def test_eight_processes_read_whole_entries_or_none(tmp_path: Path, roles: list[
         assert found.entry is not None
 
 
+@pytest.mark.slow
 def test_writers_alone_stay_within_the_bounds(tmp_path: Path) -> None:
     """Nobody clears: it is eviction after publications that keeps the number down, and not by emptying it."""
     root = str(tmp_path / "cache")

@@ -552,6 +552,7 @@ assert hits, "nothing was ever read"
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_write_and_read_while_one_clears(tmp_path: Path) -> None:
     root = str(tmp_path / "cache")
     workers = [subprocess.Popen([sys.executable, "-c", _WORKER, root, str(n), "1.5"]) for n in range(8)]

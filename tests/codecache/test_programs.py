@@ -172,6 +172,7 @@ def test_passes_are_found_as_the_compiler_finds_them(name: str) -> None:
     assert os.path.realpath(found) == os.path.realpath(shutil.which(said) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interpreter", "text"),
     [

@@ -364,6 +364,7 @@ def _(x):
 """
 
 
+@pytest.mark.slow
 def test_a_custom_operator_is_what_its_implementation_calls(tmp_path: Path) -> None:
     """Torch's own keys see its name only."""
     (tmp_path / "fxpool_test_operator.py").write_text(_OPERATOR)

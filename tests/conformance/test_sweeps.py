@@ -133,6 +133,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
     assert load(file) == [Record("a", RIGHT, fallbacks={"function": 2})]
 
 
+@pytest.mark.slow
 def test_one_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.conformance", "--sweeps", "operators", "--backends", "inductor"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -120,6 +120,7 @@ def run(place: Path, content: str, *arguments: str) -> str:
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", first_tier(["0", "2"], "0"))
 def test_a_line_says_what_was_done(place: Path, processes: str) -> None:
     output = run(place, _COMPILES, "-n", processes, "--fxpool-cache", str(place / "cache"))
@@ -135,16 +136,19 @@ def test_nothing_is_said_where_nothing_was_done(place: Path) -> None:
     assert "fxpool" not in output
 
 
+@pytest.mark.slow
 def test_one_that_measures_runs_alone(place: Path) -> None:
     output = run(place, _MEASURES, "-n", "4", "--dist", "load")
     assert "5 passed" in output
 
 
+@pytest.mark.slow
 def test_without_several_processes_it_just_runs(place: Path) -> None:
     output = run(place, _MEASURES, "-k", "alone")
     assert "1 passed" in output
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_killed_leaves_nothing_stopped(place: Path) -> None:
     process = begin(place, _STAYS, "-n", "2")
     begun = place / "tests" / "begun"

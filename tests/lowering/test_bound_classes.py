@@ -97,6 +97,7 @@ class Holder(torch.nn.Module):
         return self.scale.apply(x.cos()) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["given to an operator", "method called", "attribute of a module"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_it_is_compiled_here_under_a_name_and_gives_what_stock_inductor_gives(

@@ -41,6 +41,7 @@ expected = Expected.apply
 HELPER = "def same(x):\n    return x\n"
 
 
+@pytest.mark.slow
 def test_an_operator_of_the_main_script(programs: Programs) -> None:
     """With a backward that reads a global object of the script, and calls a module's function."""
     programs.write({"helper": HELPER})
@@ -87,6 +88,7 @@ def function(x):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [MUTATING, TAGGED, AUTOCAST], ids=["mutating", "of one device, tagged", "autocast"])
 def test_operators_of_every_kind(text: str, programs: Programs) -> None:
     assert programs.run(text)["stats"]["compiles"] == IN_A_WORKER
@@ -118,6 +120,7 @@ function = lambda x: torch.ops.by_value_library.op(x.sin()) + 1
 STAYING = {"a lock": (HELD, "operator_in_main"), "a library": (WITH_LIBRARY, "operator_of_unknown_source")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "reason"), STAYING.values(), ids=STAYING)
 def test_what_can_not_travel_is_named_and_compiled_here(text: str, reason: str, programs: Programs) -> None:
     stats = programs.run(text)["stats"]
@@ -153,6 +156,7 @@ function = lambda x: torch.sin(x) * 2 + {number}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_tier(REGISTRATIONS, "lowering"))
 def test_registrations_made_in_a_function(name: str, programs: Programs) -> None:
     """They are in force for their own program's graphs only, in the same workers."""

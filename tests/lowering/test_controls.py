@@ -52,6 +52,7 @@ def test_a_fresh_cache_knows_nothing_and_leaves_nothing() -> None:
     assert compiled(lambda x: x.cos() * 3) == (1, 0), "it was of the fresh cache"
 
 
+@pytest.mark.slow
 def test_what_is_known_of_the_host_is_known_in_a_fresh_cache(tmp_path: Path) -> None:
     compiled()
     with fresh_cache(dir=str(tmp_path), delete=False):
@@ -59,6 +60,7 @@ def test_what_is_known_of_the_host_is_known_in_a_fresh_cache(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*/fxpool*/toolchain")) and list(tmp_path.glob("*/fxpool*"))
 
 
+@pytest.mark.slow
 def test_what_is_compiled_when_a_fresh_cache_is_over_leaves_nothing(tmp_path: Path) -> None:
     torch._dynamo.reset()
     call = torch.compile(program, backend="fxpool", options={"mode": "async+subprocess"})
@@ -73,6 +75,7 @@ def test_what_is_compiled_when_a_fresh_cache_is_over_leaves_nothing(tmp_path: Pa
     assert fxpool.wait()[-1]["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_fresh_cache_shares_no_compile_with_who_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     flights: list[str] = []
     original = remote._one_job
@@ -89,6 +92,7 @@ def test_a_fresh_cache_shares_no_compile_with_who_is_outside(monkeypatch: pytest
     assert outside and inside and outside != inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variable",
     first_tier(["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE"], "TORCHINDUCTOR_FX_GRAPH_CACHE"),
@@ -106,6 +110,7 @@ print(json.dumps([stats["hits"], stats["misses"], stats["entries_written"], stat
     assert off == [0, 0, 0, {"caches_disabled": 1}]
 
 
+@pytest.mark.slow
 def test_clearing_memory_leaves_files() -> None:
     compiled()
     clear_caches()
@@ -113,6 +118,7 @@ def test_clearing_memory_leaves_files() -> None:
     assert compiled() == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_tag_has_entries_of_its_own() -> None:
     assert compiled() == (1, 0)
     with torch.compiler.config.patch(cache_key_tag="another"):
@@ -120,6 +126,7 @@ def test_a_tag_has_entries_of_its_own() -> None:
         assert compiled() == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switches",
     [
@@ -141,6 +148,7 @@ def test_caches_that_are_off(switches: Callable[[], Any]) -> None:
     assert compiled() == (0, 1)
 
 
+@pytest.mark.slow
 def test_without_autograd_s_cache_graphs_are_kept_after_it() -> None:
     with functorch_config.patch(enable_autograd_cache=False):
         assert compiled() == (1, 0)
@@ -168,6 +176,7 @@ def test_a_graph_that_can_not_be_kept_is_an_error_where_that_is_wanted(mode: str
         call(X)
 
 
+@pytest.mark.slow
 def test_a_remote_cache_is_refused_by_name_once() -> None:
     with inductor_config.patch(fx_graph_remote_cache=True):
         with pytest.warns(RuntimeWarning, match="fx_graph_remote_cache"):

@@ -9,6 +9,7 @@ import ranks
 from tiers import first_tier
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", first_tier(["96", "1024"], "1024"), ids=["one graph", "split by DDPOptimizer"])
 def test_each_graph_is_compiled_once_for_both_ranks(width: str, tmp_path: Path) -> None:
     first, second = ranks.reports("ddp_child.py", width, directory=tmp_path)

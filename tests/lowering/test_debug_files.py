@@ -45,6 +45,7 @@ def run(directory: Path, backend: str) -> tuple[dict[str, set[str]], dict[str, A
     return files, json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_worker_writes_the_files_that_stock_inductor_writes(cache: Path, tmp_path: Path) -> None:
     ours, compiles = run(tmp_path / "ours", "fxpool")
     assert compiles == {"worker": 1, "in_process": 0}
@@ -57,6 +58,7 @@ def test_a_worker_writes_the_files_that_stock_inductor_writes(cache: Path, tmp_p
     assert len(list((tmp_path / "ours").glob("torch_compile_debug/run_*"))) == 1
 
 
+@pytest.mark.slow
 def test_what_is_served_from_the_cache_writes_none(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * 3 + 1
@@ -72,6 +74,7 @@ def test_what_is_served_from_the_cache_writes_none(shared_pool: Path, cache: Pat
     assert fxpool.stats()["hits"] == 1
 
 
+@pytest.mark.slow
 def test_where_they_are_is_said(
     shared_pool: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

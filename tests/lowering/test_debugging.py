@@ -27,6 +27,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() @ x).relu()
 
 
+@pytest.mark.slow
 def test_generated_code_is_shown_and_tracebacks_find_it(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     torch.compile(function, backend="fxpool")(torch.ones(3, 3))

@@ -77,6 +77,7 @@ def test_an_edited_torch_is_compiled_with_and_has_a_key_of_its_own(child: Any, o
         assert (again["result"], again["hits"], again["misses"]) == (expected, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_tree_with_the_same_content_shares_entries(child: Any, overlay: Path) -> None:
     """A file that was copied or touched is no edit."""

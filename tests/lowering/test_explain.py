@@ -117,6 +117,7 @@ def _(x):
 """
 
 
+@pytest.mark.slow
 def test_a_custom_operator_s_source(tmp_path: Path) -> None:
     def of(rate: int = 2, sign: str = "*") -> Described:
         return operator_described(tmp_path, OPERATOR.format(rate=rate, sign=sign))
@@ -152,6 +153,7 @@ def operator_described(directory: Path, text: str) -> Described:
 # ---------------------------------------------------------------- after real compiles
 
 
+@pytest.mark.slow
 def test_misses_of_a_process_and_its_reasons(shared_pool: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="fxpool.lowering.artifact.miss_records")
     assert "nothing to explain" in str(fxpool.explain())

@@ -69,6 +69,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADING)
 def test_an_extension_built_anew(name: str, built: dict[int, Path], programs: Programs, tmp_path: Path) -> None:
     library, other = tmp_path / "p" / "built.so", tmp_path / "libother.so"
@@ -84,6 +85,7 @@ def test_an_extension_built_anew(name: str, built: dict[int, Path], programs: Pr
     assert report["stats"]["hits"] == 1
 
 
+@pytest.mark.slow
 def test_a_library_replaced_while_it_is_in_use_proves_nothing(
     built: dict[int, Path], programs: Programs, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from processes import run_python
 
 # Children of moments in which the thread imports what it needs, looks at the host, starts a server, sends a request.
@@ -47,6 +48,7 @@ print(json.dumps([ended, states]))
 """
 
 
+@pytest.mark.slow
 def test_children_of_the_first_use_of_the_pool(known_host: Path, cache: Path) -> None:
     printed = run_python(["-c", PROGRAM], TORCHINDUCTOR_FX_COMPILE_MODE="async+subprocess")
     ended, states = json.loads(printed.strip().splitlines()[-1])

@@ -42,6 +42,7 @@ AROUND: dict[str, Callable[[Any], Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AROUND)
 def test_hooks_that_run_around_the_code_do_not_keep_a_graph_from_its_worker(
     name: str, shared_pool: Path, cache: Path
@@ -63,6 +64,7 @@ def test_hooks_that_run_around_the_code_do_not_keep_a_graph_from_its_worker(
     assert fxpool.stats()["hits"] == 1
 
 
+@pytest.mark.slow
 def test_hooks_that_are_compiled_into_the_graph_step_down(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     model = network()

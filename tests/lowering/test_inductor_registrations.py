@@ -107,6 +107,7 @@ REGISTERING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_tier(REGISTERING, "lowering", "decomposition", "pattern", "device pass"))
 def test_what_is_registered_counts_with_what_it_refers_to(name: str, programs: Programs) -> None:
     programs.write({"registering": REGISTERING[name]})
@@ -120,6 +121,7 @@ def test_what_is_registered_counts_with_what_it_refers_to(name: str, programs: P
     assert plain["stats"]["hits"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "OpOverload" not in inspect.getsource(custom_op.register_custom_op_autotuning),
     reason="this torch takes choices for a program's own operators only",
@@ -140,6 +142,7 @@ TAKEN_AWAY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN_AWAY)
 @pytest.mark.parametrize("when", first_tier(["before the first compile", "after one"], "after one"))
 def test_what_leaves_no_function_counts(name: str, when: str, programs: Programs) -> None:
@@ -178,6 +181,7 @@ NOT_CONCERNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_tier(NOT_CONCERNED, "lowering", "a decomposition less", "a layout"))
 def test_a_graph_without_the_operator_is_a_worker_s_all_the_same(name: str, programs: Programs) -> None:
     programs.write({"registering": REGISTERING.get(name, ""), "helper": HELPER.format(factor=2.0)})
@@ -231,6 +235,7 @@ expected = Cosine.apply
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("registering", "program", "stays"),
     [
@@ -251,6 +256,7 @@ def test_an_operator_that_others_come_to_counts(
     assert programs.run(program)["stats"]["hits"] == 1
 
 
+@pytest.mark.slow
 def test_one_graph_s_refusal_is_none_of_the_next(programs: Programs) -> None:
     programs.write({"registering": STAYING, "helper": HELPER.format(factor=2.0)})
     both = "import registering, helper\nfirst = torch.compile(lambda x: torch.sin(x) + 1, backend='fxpool')\n"

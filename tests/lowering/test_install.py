@@ -60,6 +60,7 @@ def run(known: Path) -> Run:
 # --- graphs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_graphs_are_compiled_by_workers_and_kept_by_inductor(run: Run) -> None:
     first = run("graphs", **SUBPROCESS)
     assert first["right"]
@@ -79,18 +80,21 @@ def test_installed_after_inductor_was_imported_and_shapes_that_change(run: Run) 
     assert report["stats"] == {"borrowed": {"fx": 2}, "fallbacks": {}, "compiles": {"worker": 0, "in_process": 0}}
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_has_a_successor(run: Run) -> None:
     report = run("killed_once", **SUBPROCESS)
     assert (report["right"], report["lowerings"], report["stats"]["fallbacks"]) == (True, 0, {})
     assert max(report["attempts"]) == 2
 
 
+@pytest.mark.slow
 def test_a_graph_that_kills_its_workers_is_an_error_and_not_compiled_here(run: Run) -> None:
     report = run("killed_always", **SUBPROCESS)
     assert "WorkerDiedError: worker" in report["error"] and "signal 9" in report["error"]
     assert (report["lowerings"], report["stats"]["fallbacks"]) == (0, {})
 
 
+@pytest.mark.slow
 def test_without_a_pool_graphs_are_compiled_here_unless_strict(run: Run) -> None:
     report = run("pool_off", **SUBPROCESS)
     assert "PoolUnavailableError: the pool is switched off" in report["strict"]
@@ -111,6 +115,7 @@ def test_what_torch_does_not_hand_on_is_counted_and_said_once(run: Run) -> None:
     assert "higher_order_operator" in report["strict"]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_compile_comes_out_as_from_inductors_pool(run: Run) -> None:
     report = run("compile_error", **SUBPROCESS)
     assert report["error"].startswith("InductorError: SubprocException: An exception occurred in a subprocess")
@@ -144,6 +149,7 @@ def test_progressive_starts_with_code_and_goes_on_in_the_background(run: Run, tm
     assert len(set(report["workers"])) >= 2, "two stages"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", first_tier(["asynchronous", "progressive"], "progressive"))
 def test_torchs_own_wrappers_send_to_the_pool(wrapper: str, run: Run) -> None:
     # With its graph caches, torch refuses its own wrappers' results (NotImplementedError), installed or not.
@@ -171,6 +177,7 @@ def test_jobs_of_async_compile_run_in_workers_as_their_asker_would(run: Run, kno
     assert report["stats"]["fallbacks"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["process", "thread"])
 def test_triton_kernels_are_compiled_by_workers(run: Run, mode: str) -> None:
     if mode == "thread" and not hasattr(AsyncCompile, "get_worker_pool"):
@@ -225,6 +232,7 @@ def test_a_kernel_without_a_pool_is_an_error_under_strict() -> None:
 # --- installing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_uninstall_puts_everything_back(run: Run) -> None:
     report = run("restored")
     expected = {"process_pool", "get_worker_pool", "should_use_thread_workers"}.intersection(vars(AsyncCompile))

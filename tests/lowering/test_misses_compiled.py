@@ -45,6 +45,7 @@ def in_low_precision(q: torch.Tensor) -> torch.Tensor:
         return q @ q.transpose(-1, -2)
 
 
+@pytest.mark.slow
 def test_the_dtype_that_a_function_will_take_is_compiled(shared_pool: Path, cache: Path) -> None:
     assert counts_of(in_low_precision) == (0, 1)
     with setting(lambda dtype: torch.set_autocast_dtype("cpu", dtype), torch.float16, torch.get_autocast_dtype("cpu")):
@@ -63,6 +64,7 @@ def one_more(operator: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torc
     return lambda x: operator(x) + 1
 
 
+@pytest.mark.slow
 def test_a_changed_operator_is_compiled_again(
     shared_pool: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def check_nothing_of_a_compiler_was_needed(report: dict[str, Any], cache: Path) 
     assert strange == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", first_tier(zoo.NAMES, "gpt2", "resnet"))
 def test_a_worker_compiles_and_a_second_process_is_served(
     model: str, child: Child, inductor: Any, tmp_path: Path, cache: Path

@@ -20,6 +20,7 @@ def run(what: str, file: Path, case: str, **environment: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("case", first_tier(["infer", "train"], "train"))
 def test_a_function_compiled_ahead_of_time_needs_no_cache(case: str, tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_a_function_compiled_ahead_of_time_needs_no_cache(case: str, tmp_path: P
     assert written["lowerings"] == again["lowerings"] == loaded["lowerings"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_graph_called_through_cpp_carries_its_library(tmp_path: Path) -> None:
     assert run("write", tmp_path / "f", "infer", THROUGH_CPP="1")["compiles"]["worker"] == 1
@@ -49,6 +51,7 @@ def test_what_no_worker_can_have_is_inductors(tmp_path: Path) -> None:
     assert run("load", tmp_path / "f", "stays")["lowerings"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_caching_precompile_finds_what_it_stored(tmp_path: Path) -> None:
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}

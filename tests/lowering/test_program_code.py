@@ -342,6 +342,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_between_two_processes(name: str, programs: Programs) -> None:
     case = CASES[name]

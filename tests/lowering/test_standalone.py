@@ -99,6 +99,7 @@ def two(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x @ w).relu(), x.sum()
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_read_by_torch(tmp_path: Path) -> None:
     x = torch.randn(4, 8)
     gm = traced(two, x, W)
@@ -111,6 +112,7 @@ def test_what_is_saved_is_read_by_torch(tmp_path: Path) -> None:
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_gradients_go_through_a_piece() -> None:
     x, w = torch.randn(4, 8), W.clone().requires_grad_()
     made = fxpool.standalone_compile(traced(two, x, w), [x, w])
@@ -119,6 +121,7 @@ def test_gradients_go_through_a_piece() -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_sizes_of_the_graph_stay_symbols() -> None:
     x = torch.randn(4, 8)
     torch._dynamo.mark_dynamic(x, 0)
@@ -131,12 +134,14 @@ def test_sizes_of_the_graph_stay_symbols() -> None:
         torch.testing.assert_close(made(*[rows] * sizes, given, W)[0], two(given, W)[0])
 
 
+@pytest.mark.slow
 def test_sizes_of_examples_are_fixed() -> None:
     x = torch.randn(5, 8)
     made = fxpool.standalone_compile(traced(two, x, W), [x, W], dynamic_shapes="from_example_inputs")
     torch.testing.assert_close(made(x, W)[0], two(x, W)[0])
 
 
+@pytest.mark.slow
 def test_threads_may_wait_for_the_same_piece() -> None:
     x = torch.randn(4, 8)
     made = fxpool.standalone_compile(traced(two, x, W), [x, W])
@@ -151,6 +156,7 @@ def test_threads_may_wait_for_the_same_piece() -> None:
         torch.testing.assert_close(one, two(x, W)[0])
 
 
+@pytest.mark.slow
 def test_what_can_not_be_done_is_said(tmp_path: Path) -> None:
     x = torch.randn(4, 8)
     gm = traced(two, x, W)

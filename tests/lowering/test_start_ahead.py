@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from processes import run_python
 
@@ -28,16 +29,19 @@ def children_of(mode: str, call: str, **environment: str) -> list[int]:
     return json.loads(printed.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_asking_for_the_backend_starts_a_pool_where_nothing_is_kept(cache: Path) -> None:
     assert children_of("subprocess", "do not call") == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_so_it_does_for_compiles_in_the_background_where_a_core_is_free(cache: Path) -> None:
     mode = "async+subprocess"
     ahead = int(len(os.sched_getaffinity(0)) > 2)
     assert children_of(mode, "do not call", TORCHINDUCTOR_FX_COMPILE_MODE=mode) == [0, ahead, ahead]
 
 
+@pytest.mark.slow
 def test_where_something_is_kept_the_first_graph_may_be_a_hit(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: x @ x, backend="fxpool")(torch.ones(3, 3))
@@ -45,5 +49,6 @@ def test_where_something_is_kept_the_first_graph_may_be_a_hit(shared_pool: Path,
     assert children_of("subprocess", "do not call") == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_compiled_here_ends_it(cache: Path) -> None:
     assert children_of("normal", "call") == [0, 1, 0]

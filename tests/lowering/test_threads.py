@@ -67,12 +67,14 @@ crashes = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @crashes
 def test_the_first_compiles_of_a_program_that_imports_torch_alone(shared_pool: Path, cache: Path) -> None:
     printed = run_python(["-c", THREADS + COMPILES])
     assert json.loads(printed.splitlines()[-1]) == [[""] * 4, 4]
 
 
+@pytest.mark.slow
 @crashes
 def test_everything_public_at_once(shared_pool: Path, cache: Path) -> None:
     printed = run_python(["-c", THREADS + EVERYTHING], FXPOOL_POOL="embedded")

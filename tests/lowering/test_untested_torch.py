@@ -58,12 +58,14 @@ def result(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(line.removeprefix("RESULT"))
 
 
+@pytest.mark.slow
 def test_it_is_refused_without_the_variable() -> None:
     done = run("")
     assert done.returncode != 0
     assert "UnsupportedTorchError" in done.stderr and "FXPOOL_UNTESTED_TORCH=1" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_fits_is_compiled_as_ever(shared_pool: object) -> None:
     done = run("", FXPOOL_UNTESTED_TORCH="1")
     right, lowered, compiles, fallbacks = result(done)
@@ -78,6 +80,7 @@ def test_what_only_one_level_lacks_is_done_at_the_next(shared_pool: object) -> N
 
 
 # What no level of the chain comes past is counted as such; what each of them lacks is counted for each.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "reasons"),
     [
@@ -95,6 +98,7 @@ def test_what_does_not_fit_is_inductor_s_and_counted(
     assert done.stderr.count("is newer than the newest") == 1
 
 
+@pytest.mark.slow
 def test_strict_raises_it(shared_pool: object) -> None:
     done = run(NO_MODULE, FXPOOL_UNTESTED_TORCH="1", FXPOOL_STRICT="1")
     assert done.returncode != 0 and "shape_env" in done.stderr

@@ -30,6 +30,7 @@ def traced(tmp_path: Path, mode: str) -> tuple[list[dict[str, Any]], list[str], 
     return json.loads(trace.read_text()), log.read_text().splitlines(), parent, server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", first_tier(["subprocess", "async+subprocess"], "async+subprocess"))
 def test_a_compile_is_seen_in_parent_server_and_worker(
     shared_pool: Path, cache: Path, tmp_path: Path, mode: str
@@ -60,6 +61,7 @@ def test_a_compile_is_seen_in_parent_server_and_worker(
     assert positions == sorted(positions) and said[-1] == wanted[-1]
 
 
+@pytest.mark.slow
 def test_a_hit_is_seen_too(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     traced(tmp_path, "subprocess")
     (tmp_path / "run.json").unlink()

@@ -73,6 +73,7 @@ def in_next_process(function: Callable[..., Any], x: Callable[[], torch.Tensor])
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "x", "graphs", "fallbacks"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 import torch
 
 from fxpool.codecache.store.listing import Listing
@@ -16,6 +17,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).softmax(-1)
 
 
+@pytest.mark.slow
 def test_code_and_kernels_of_a_real_entry(tmp_path: Path, shared_pool: Path) -> None:
     torch.compile(function, backend="fxpool")(torch.randn(4, 8))
     view = StoreView(str(tmp_path / "c"))

@@ -99,6 +99,7 @@ def rows(page: Any) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_job_is_followed_live(page: Any, here: Place, tmp_path: Path) -> None:
     assert "no server of this host is running" in text(page, "who")
     with pool(here) as client:
@@ -132,6 +133,7 @@ def test_a_job_is_followed_live(page: Any, here: Place, tmp_path: Path) -> None:
     assert page.execute_script("return document.getElementById('link').textContent") == "live"
 
 
+@pytest.mark.slow
 def test_a_thousand_entries_are_a_few_rows(page: Any) -> None:
     assert text(page, "count") == f"{COUNT:,} entries"
     assert page.execute_script("return document.getElementById('grid').getAttribute('aria-rowcount')") == str(COUNT + 1)
@@ -210,6 +212,7 @@ def test_everything_is_reached_by_keys(page: Any) -> None:
     assert not page.execute_script("return document.getElementById('detail').open")
 
 
+@pytest.mark.slow
 def test_a_name_is_text_wherever_it_stands(page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -173,6 +173,7 @@ def hanging(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_loader_forks_for_each_measurement(hanging: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(hanging)}
     asked = ["--model", "gpt2", "--backend", "eager", "--what"]

@@ -401,6 +401,7 @@ def test_what_is_begun_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_real_compile_and_a_real_hit(python: str) -> None:
     done = subprocess.run([python, "-m", "fxpool", "doctor", "--json"], capture_output=True, text=True)
     facts = json.loads(done.stdout)

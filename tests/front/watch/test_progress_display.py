@@ -184,6 +184,7 @@ events.state("graph 9", "ready", "compiled by a worker")
 """
 
 
+@pytest.mark.slow
 def test_lines_of_the_program_stay_whole() -> None:
     lines = shown(["-c", BESIDE], {"FXPOOL_PROGRESS": "1"}).lines
     ours = [line for line in lines if line.startswith("fxpool: ")]
@@ -210,6 +211,7 @@ for outer in tqdm.tqdm(range(3), desc="outer", ncols=60, mininterval=0):
 """
 
 
+@pytest.mark.slow
 def test_bars_step_aside() -> None:
     lines = [line for line in shown(["-c", BARS], {"FXPOOL_PROGRESS": "1"}).lines if line]
     (bar,) = [line for line in lines if not line.startswith("fxpool: ")]
@@ -233,6 +235,7 @@ with Progress() as progress:
 """
 
 
+@pytest.mark.slow
 def test_a_live_display_of_the_programs_has_lines_above_it() -> None:
     lines = [line for line in shown(["-c", RICH], {"FXPOOL_PROGRESS": "1"}, columns=100).lines if line]
     assert len([line for line in lines if re.fullmatch(r"fxpool: graph \d: ready compiled by .* s", line)]) == 6

@@ -29,6 +29,7 @@ def run() -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["subprocess", "serialize"])
 def test_a_graph_that_was_compiled_fast_is_not_kept(
     shared_pool: Path, cache: Path, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -45,6 +46,7 @@ def test_a_graph_that_was_compiled_fast_is_not_kept(
     assert fxpool.stats()["entries_written"] == 1 and fxpool.stats()["hits"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_evicts_for_its_asker(shared_pool: Path, cache: Path) -> None:
     """The bounds are those of who asks, not of the server's environment."""
     store = LocalStore(str(cache))
@@ -65,6 +67,7 @@ def test_a_worker_evicts_for_its_asker(shared_pool: Path, cache: Path) -> None:
     assert fxpool.stats()["hits"] == 1, "what was just compiled stays"
 
 
+@pytest.mark.slow
 def test_what_is_loaded_outlives_its_eviction(shared_pool: Path, cache: Path) -> None:
     run()
     torch._dynamo.reset()

@@ -78,6 +78,7 @@ def test_it_is_looked_into_first_and_never_written_to(
     assert state_of(base) == before
 
 
+@pytest.mark.slow
 def test_it_serves_where_the_users_own_may_not_be_used(
     shared_pool: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_it_serves_where_the_users_own_may_not_be_used(
     assert (stats["hits"], stats["compiles"]["worker"]) == (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["writable by others", "not there"])
 def test_one_that_may_not_be_used_is_said_once_and_ignored(
     how: str, shared_pool: Path, base: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +126,7 @@ print(json.dumps([os.getuid(), {name: stats[name] for name in names}]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
 def test_what_root_filled_serves_another_user(base: Path) -> None:
     """An image: root fills the cache when it is made, and whoever runs it has another cache, empty and their own."""

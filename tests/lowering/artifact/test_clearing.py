@@ -48,6 +48,7 @@ def test_clearing_inductor_s_cache_leaves_no_entry(cache: Path) -> None:
     assert [hits(whole), hits(after_autograd), hits(whole)] == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_clearing_autograd_s_cache_leaves_graphs_after_it(cache: Path) -> None:
     assert [hits(whole), hits(after_autograd)] == [0, 0]
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
@@ -56,6 +57,7 @@ def test_clearing_autograd_s_cache_leaves_graphs_after_it(cache: Path) -> None:
     assert [hits(whole), hits(after_autograd), hits(whole)] == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_inside_a_fresh_cache_only_that_is_cleared(cache: Path) -> None:
     assert hits(whole) == 0
     with fresh_cache():
@@ -65,6 +67,7 @@ def test_inside_a_fresh_cache_only_that_is_cleared(cache: Path) -> None:
     assert hits(whole) == 1
 
 
+@pytest.mark.slow
 def test_a_base_is_left_alone_and_serves_nothing_more(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,5 +94,6 @@ print(json.dumps([fxpool.stats()["hits"], fxpool.stats()["store"]["entries"]]))
 """
 
 
+@pytest.mark.slow
 def test_a_class_that_is_imported_later(cache: Path) -> None:
     assert json.loads(run_python(["-c", PROGRAM]).splitlines()[-1]) == [0, 0]

@@ -46,6 +46,7 @@ def comparable(config: Any) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["infer", "train"])
 def test_the_workers_aot_config_is_stocks(what: str, known_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(known_host / "i"))
@@ -81,6 +82,7 @@ def test_a_restart_that_a_pass_asks_for_is_replayed_cold_and_warm(shared_pool: P
     assert restarts and all(one.used > 1 for one in restarts), "it is in use: it is not the next to be evicted"
 
 
+@pytest.mark.slow
 def test_output_that_is_a_view_and_input_that_is_changed(shared_pool: Path, cache: Path) -> None:
     def step(x: torch.Tensor, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counter.add_(1)
@@ -97,6 +99,7 @@ def test_output_that_is_a_view_and_input_that_is_changed(shared_pool: Path, cach
     assert (fxpool.stats()["hits"], fxpool.stats()["misses"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_equal_inputs_get_a_guard_and_not_each_others_code(shared_pool: Path, cache: Path) -> None:
     def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a.mul_(2)
@@ -111,6 +114,7 @@ def test_equal_inputs_get_a_guard_and_not_each_others_code(shared_pool: Path, ca
     assert fxpool.stats()["hits"] == 2
 
 
+@pytest.mark.slow
 def test_constants_count_by_value(shared_pool: Path, cache: Path) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self, by: list[float]) -> None:
@@ -127,6 +131,7 @@ def test_constants_count_by_value(shared_pool: Path, cache: Path) -> None:
         torch.testing.assert_close(torch.compile(model, backend="fxpool")(x), model(x))
 
 
+@pytest.mark.slow
 def test_nothing_of_the_graph_is_changed_by_capturing_it() -> None:
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         def state() -> list[Any]:

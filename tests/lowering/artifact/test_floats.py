@@ -59,6 +59,7 @@ def _called(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], dyna
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "calls", "dynamic"), first_tier(CALLS, CALLS[0], CALLS[1]), ids=[one.__name__ for one, *_ in CALLS]
 )
@@ -76,6 +77,7 @@ def test_a_number_that_no_operation_depends_on_is_traced_once(shared_pool: Path,
     assert _called(branches, [(1.5,), (2.5,), (3.5,), (4.5,)], True)["graphs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", first_tier([False, True], True))
 def test_settings_of_modules_are_numbers_too(training: bool, shared_pool: Path, cache: Path) -> None:
     """With ``dynamic=True`` a layer's ``eps`` is an input, until somebody asks for its value."""
@@ -106,6 +108,7 @@ def test_settings_of_modules_are_numbers_too(training: bool, shared_pool: Path, 
         assert (after["hits"] > before["hits"]) == again
 
 
+@pytest.mark.slow
 def test_floats_that_change_under_code_that_came_later(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(branches, backend="fxpool", dynamic=True, options={"mode": "async+subprocess"})

@@ -64,6 +64,7 @@ def _called(gm: Callable[[], fx.GraphModule], *examples: Any) -> Callable[[str],
     return compile_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [single, a_dict, inputs_and_numbers, several_of_one])
 def test_results_of_every_form(function: Callable[..., Any], beside_stock: BesideStock) -> None:
     beside_stock.agree(_called(lambda: _traced(function, X, Y), X, Y), lambda call: call(X, Y))
@@ -113,6 +114,7 @@ def of_structures(a: Any, b: Any) -> Any:
     return a[0] * b["of"] + a[1], a[0].sum()
 
 
+@pytest.mark.slow
 def test_inputs_in_structures(beside_stock: BesideStock) -> None:
     given = ([X, Y], {"of": Y})
     beside_stock.agree(_called(lambda: fx.symbolic_trace(of_structures), *given), lambda call: call([X, Y], {"of": Y}))
@@ -142,6 +144,7 @@ def _exported() -> Any:
     return torch.export.export(Model(), (X, {"y": Y}), dynamic_shapes=shapes)
 
 
+@pytest.mark.slow
 def test_an_exported_program(beside_stock: BesideStock) -> None:
     """Its module puts parameters, buffers and constants back where export had lifted them to."""
 
@@ -158,6 +161,7 @@ def test_an_exported_program(beside_stock: BesideStock) -> None:
     beside_stock.agree(compile_, lambda step: [step(4), step(9)])
 
 
+@pytest.mark.slow
 def test_the_graph_of_an_exported_program(beside_stock: BesideStock) -> None:
     """Handed over as it is: structures in, structures out, no Dynamo behind it."""
 

@@ -41,6 +41,7 @@ def counts() -> tuple[int, int, int]:
     return stats["compiles"]["worker"], stats["joined"], stats["compiles"]["in_process"]
 
 
+@pytest.mark.slow
 def test_what_was_written_since_we_looked_is_not_compiled_again(shared_pool: Path, cache: Path, late: None) -> None:
     run()
     assert counts() == (1, 0, 0)
@@ -50,12 +51,14 @@ def test_what_was_written_since_we_looked_is_not_compiled_again(shared_pool: Pat
     assert fxpool.stats()["entries_written"] == 1
 
 
+@pytest.mark.slow
 def test_guards_of_what_was_written_are_looked_at(shared_pool: Path, cache: Path, late: None) -> None:
     run(6, dynamic=False)
     run(7, dynamic=False)
     assert counts() == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_loaded_is_not_taken_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +77,7 @@ def test_what_could_not_be_loaded_is_not_taken_again(
     assert counts() == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +102,7 @@ def test_a_shared_result_that_does_not_fit_is_made_for_this_call(
     assert fxpool.stats()["graphs"][0]["outcome"] == "joined"  # the worker found the entry, which fits after all
 
 
+@pytest.mark.slow
 def test_a_result_that_is_sent_itself_is_kept_here(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +123,7 @@ def test_a_result_that_is_sent_itself_is_kept_here(
     assert fxpool.stats()["hits"] == 1
 
 
+@pytest.mark.slow
 def test_jobs_are_named_by_the_graphs_key(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[str] = []
     submit = runtime.pool().submit

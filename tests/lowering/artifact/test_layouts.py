@@ -66,6 +66,7 @@ def _step(x: Callable[[], torch.Tensor]) -> Callable[[Callable[..., Any]], Any]:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "x", "graphs"),
     [
@@ -101,6 +102,7 @@ def _at(offset: int, *sizes: int) -> torch.Tensor:
     return _random(count + 16)[offset : offset + count].view(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1], ids=["aligned at first", "misaligned at first"])
 def test_inputs_that_are_not_aligned(first: int, beside_stock: BesideStock) -> None:
     """The same code serves every place in memory: what it may assume of it is asked at every call."""
@@ -118,6 +120,7 @@ def test_inputs_that_are_not_aligned(first: int, beside_stock: BesideStock) -> N
     torch.testing.assert_close(hit.value, eager, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_may_be_assumed_of_inputs_is_in_the_key(beside_stock: BesideStock) -> None:
     def run() -> dict[str, int]:
         def step(call: Callable[..., Any]) -> Any:

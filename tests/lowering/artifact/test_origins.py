@@ -63,6 +63,7 @@ def origins(cache: Path) -> list[Origin]:
     return sorted((one for one in found if one is not None), key=lambda one: one.line)
 
 
+@pytest.mark.slow
 def test_a_model_its_function_its_inputs_and_a_break(shared_pool: Path, cache: Path) -> None:
     with torch.no_grad():
         torch.compile(Toy(), backend="fxpool")(torch.ones(2, 3))
@@ -76,6 +77,7 @@ def test_a_model_its_function_its_inputs_and_a_break(shared_pool: Path, cache: P
     assert contents.measure(str(cache))[contents.FOREIGN].files == 0
 
 
+@pytest.mark.slow
 def test_it_is_no_part_of_the_key_and_a_hit_does_not_ask(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_it_is_no_part_of_the_key_and_a_hit_does_not_ask(
     assert origin.name.endswith("one")
 
 
+@pytest.mark.slow
 def test_what_can_not_be_told_fails_no_compile(shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError("odd inputs")

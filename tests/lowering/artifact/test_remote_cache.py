@@ -143,6 +143,7 @@ def compiled(
     return after["compiles"]["worker"] - before["compiles"]["worker"], after["hits"] - before["hits"]
 
 
+@pytest.mark.slow
 @in_this_process
 def test_only_a_trusted_writer_writes(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file, remote_use="read-only")
@@ -155,6 +156,7 @@ def test_only_a_trusted_writer_writes(redis_url: str, key_file: Path, machine: C
     assert counted() == {"misses": 2, "writes": 1, "hits": 1}
 
 
+@pytest.mark.slow
 @in_this_process
 def test_entries_for_other_sizes_are_told_apart(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
     def branches(x: torch.Tensor) -> torch.Tensor:
@@ -169,6 +171,7 @@ def test_entries_for_other_sizes_are_told_apart(redis_url: str, key_file: Path, 
     assert counted() == {"misses": 2, "writes": 2, "hits": 2}
 
 
+@pytest.mark.slow
 @in_this_process
 def test_a_training_step_is_shared(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)
@@ -181,6 +184,7 @@ def test_a_training_step_is_shared(redis_url: str, key_file: Path, machine: Call
         torch.testing.assert_close(got, x.grad)
 
 
+@pytest.mark.slow
 @in_this_process
 def test_who_does_not_wait_for_a_compile_does_not_wait_for_the_remote(
     redis_url: str, key_file: Path, machine: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
@@ -204,6 +208,7 @@ def test_who_does_not_wait_for_a_compile_does_not_wait_for_the_remote(
     assert fxpool.wait()[-1]["state"] == "ready"
 
 
+@pytest.mark.slow
 @in_this_process
 def test_a_remote_that_is_dead_costs_one_look(key_file: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=f"redis://127.0.0.1:{free_port()}/0", remote_key_file=key_file)
@@ -216,6 +221,7 @@ def test_a_remote_that_is_dead_costs_one_look(key_file: Path, machine: Callable[
     assert [compiled(directory), compiled(directory, other)] == [(0, 1), (0, 1)]
 
 
+@pytest.mark.slow
 @in_this_process
 def test_another_key_is_a_miss(redis_url: str, key_file: Path, tmp_path: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=redis_url, remote_key_file=_key_file(tmp_path / "other key"))
@@ -225,6 +231,7 @@ def test_another_key_is_a_miss(redis_url: str, key_file: Path, tmp_path: Path, m
     assert counted() == {"misses": 2, "writes": 2, "error:not_authentic": 1}
 
 
+@pytest.mark.slow
 @in_this_process
 def test_a_new_key_in_the_file_is_taken_at_once(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)
@@ -235,6 +242,7 @@ def test_a_new_key_in_the_file_is_taken_at_once(redis_url: str, key_file: Path, 
     assert compiled(machine("three")) == (1, 0)
 
 
+@pytest.mark.slow
 @in_this_process
 def test_without_a_key_nothing_is_looked_at(redis_url: str, machine: Callable[[str], str], tmp_path: Path) -> None:
     fxpool.configure(remote_cache=redis_url)
@@ -262,6 +270,7 @@ def test_within_a_fresh_cache_there_is_no_remote(redis_url: str, key_file: Path,
     assert counted() == {}
 
 
+@pytest.mark.slow
 @in_this_process
 def test_a_directory_that_can_not_be_written_is_a_miss(
     redis_url: str, key_file: Path, machine: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
@@ -284,6 +293,7 @@ def test_a_directory_that_can_not_be_written_is_a_miss(
 # ---------------------------------------------------------------- Inductor's switches
 
 
+@pytest.mark.slow
 @in_this_process
 def test_inductor_s_variables_say_where_the_remote_is(
     key_file: Path, machine: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -320,6 +330,7 @@ def test_the_setting_comes_before_inductor_s_variables(monkeypatch: pytest.Monke
         assert sharing.address() == "redis://of-ours"
 
 
+@pytest.mark.slow
 def test_a_child_of_a_fork_has_a_level_of_its_own(
     redis_url: str, key_file: Path, machine: Callable[[str], str], shared_pool: Path
 ) -> None:

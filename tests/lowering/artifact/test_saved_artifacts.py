@@ -82,6 +82,7 @@ def test_an_unmodified_script_hits_on_another_machine(cache: Path, tmp_path: Pat
     assert late["stats"]["hits"] == 1 and late["info"]["fxpool"] == keys
 
 
+@pytest.mark.slow
 def test_artifacts_of_inductors_own_go_along(
     shared_pool: Path, cache: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_artifacts_of_inductors_own_go_along(
     assert LocalStore(elsewhere).sizes()["entries"] == 1
 
 
+@pytest.mark.slow
 def test_a_second_save_has_what_the_first_had(
     shared_pool: Path, cache: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_second_save_has_what_the_first_had(
     assert all(one.entry is not None and store.complete(one.entry) for one in store.scan())
 
 
+@pytest.mark.slow
 def test_a_served_entry_is_saved_and_one_that_is_gone_is_not(
     shared_pool: Path, cache: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_served_entry_is_saved_and_one_that_is_gone_is_not(
     assert len(left) == 1 and gone.key not in left
 
 
+@pytest.mark.slow
 def test_damaged_bytes_bring_nothing(
     shared_pool: Path, cache: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def _stepped(call: Callable[..., torch.Tensor], rows: int) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_guard_of_the_backward_is_the_entrys(shared_pool: Path, cache: Path, nothing_lowered_here: None) -> None:
     """Both parts are one entry: a forward that would fit is not served where its backward does not."""
     for rows, expected in ((8, (1, 0, 0)), (40, (1, 1, 0)), (5000, (1, 1, 1)), (6000, (1, 2, 1))):
@@ -101,6 +102,7 @@ def test_a_guard_of_the_backward_is_the_entrys(shared_pool: Path, cache: Path, n
     assert stats["compiles"] == {"worker": 2, "in_process": 0}
 
 
+@pytest.mark.slow
 def test_guards_are_kept_as_expressions(shared_pool: Path, cache: Path) -> None:
     compiled_total(4, 100)
     (stored,) = LocalStore(str(cache)).scan()

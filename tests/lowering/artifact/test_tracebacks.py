@@ -39,6 +39,7 @@ def test_an_error_in_code_of_a_hit_shows_the_line_that_raised_it() -> None:
         assert frame.line is not None and "_linalg_check_errors" in frame.line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_pool", "cache", "nothing_lowered_here")
 def test_entries_of_one_key_have_texts_of_their_own() -> None:
     _forget_texts()
@@ -73,6 +74,7 @@ def function(x):
 """
 
 
+@pytest.mark.slow
 def test_torchs_traces_name_the_programs_lines_behind_the_code(
     beside_stock: BesideStock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

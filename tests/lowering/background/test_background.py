@@ -150,6 +150,7 @@ def test_a_training_loop_of_gpt2(shared_pool: Path, cache: Path, held: threading
     assert fxpool.stats()["fallbacks"] == {}
 
 
+@pytest.mark.slow
 def test_a_swap_between_forward_and_backward(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     def swap(step: int) -> None:
         if step == 3:
@@ -164,6 +165,7 @@ def test_a_swap_between_forward_and_backward(shared_pool: Path, cache: Path, hel
     assert (of()["eager_calls"], of()["compiled_calls"]) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_swap_between_a_checkpoint_and_its_recomputation(
     reentrant: bool, shared_pool: Path, cache: Path, held: threading.Event
@@ -186,6 +188,7 @@ def test_a_swap_between_a_checkpoint_and_its_recomputation(
     assert fxpool.stats()["fallbacks"] == {}
 
 
+@pytest.mark.slow
 def test_a_hit_is_used_at_once_and_a_finished_compile_is_kept(shared_pool: Path, cache: Path) -> None:
     model = network().eval()
     x = torch.randn(4, 16)
@@ -201,6 +204,7 @@ def test_a_hit_is_used_at_once_and_a_finished_compile_is_kept(shared_pool: Path,
     assert fxpool.stats()["hits"] == 2
 
 
+@pytest.mark.slow
 def test_eight_threads_see_the_swap_whole(shared_pool: Path, cache: Path, held: threading.Event) -> None:
     model = network().eval()
     run = asynchronous(model)
@@ -259,6 +263,7 @@ def deadly_graph(how: str, **options: Any) -> Any:
     return asynchronous(lambda x: deadly(x.sin(), how).cos(), options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "error"),
     [("exit", "SystemExit"), ("kill", "signal 9"), ("hang", "limit of 3 s"), ("segfault", "signal 11")],
@@ -283,6 +288,7 @@ def test_a_compile_that_fails_leaves_the_graph_eager(shared_pool: Path, cache: P
     assert stats["compiles"] == {"worker": 0, "in_process": 0}
 
 
+@pytest.mark.slow
 def test_strict_raises_at_the_next_call(shared_pool: Path, cache: Path) -> None:
     run = deadly_graph("_exit", strict=True)
     assert torch.equal(run(X), (X.sin() + 1).cos())
@@ -296,6 +302,7 @@ def test_strict_raises_at_the_next_call(shared_pool: Path, cache: Path) -> None:
     assert isinstance(caught.value.inner_exception, QuarantinedError)
 
 
+@pytest.mark.slow
 def test_waiting_has_an_end(shared_pool: Path, cache: Path) -> None:
     fxpool.configure(job_timeout=5)
     run = deadly_graph("hang", strict=True)
@@ -317,6 +324,7 @@ def test_modes_that_make_no_sense(mode: str) -> None:
 # --- what the compile guards on ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_sizes_stay_right(shared_pool: Path, cache: Path) -> None:
     def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x @ y).softmax(-1).sum(0)
@@ -330,6 +338,7 @@ def test_other_sizes_stay_right(shared_pool: Path, cache: Path) -> None:
     assert sum(one["compiled_calls"] for one in fxpool.wait(0)) >= 3
 
 
+@pytest.mark.slow
 def test_a_call_outside_the_guards_is_eager_and_has_code_of_its_own_compiled(shared_pool: Path, cache: Path) -> None:
     """Inductor guards on the length of a reduction (4096), which Dynamo does not learn of any more."""
 
@@ -438,12 +447,14 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", first_tier(["0", "0.02", "0.1", "0.5", "2"], "0.02", "0.5"))
 def test_a_program_ends_well_whatever_is_under_way(later: str, shared_pool: Path, cache: Path) -> None:
     """Threads must be gone when the interpreter is: some of them abort the process (seen: signal 6)."""
     run_python(["-c", ENDS, later], TORCHINDUCTOR_FX_COMPILE_MODE="progressive+async+subprocess")
 
 
+@pytest.mark.slow
 def test_exit_with_a_compile_under_way_is_prompt_and_ends_it(shared_pool: Path, cache: Path) -> None:
     started = time.monotonic()
     printed = run_python(["-c", PROGRAM, str(HERE)], 100, TORCHINDUCTOR_FX_COMPILE_MODE="async+subprocess").split("\n")

@@ -72,6 +72,7 @@ def anew() -> None:
     compiles._background().reset()
 
 
+@pytest.mark.slow
 def test_stage_by_stage_behind_an_eager_graph(
     shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
 ) -> None:
@@ -97,6 +98,7 @@ def test_stage_by_stage_behind_an_eager_graph(
     assert len({one["key"] for one in stats["graphs"]}) == 3
 
 
+@pytest.mark.slow
 def test_the_first_stage_is_waited_for_without_async(
     shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
 ) -> None:
@@ -112,6 +114,7 @@ def test_the_first_stage_is_waited_for_without_async(
     assert only()["eager_calls"] == 0
 
 
+@pytest.mark.slow
 def test_a_later_process_starts_at_the_best_stage_that_exists(shared_pool: Path, cache: Path) -> None:
     torch.compile(graph, backend="fxpool", options=dict(UNROLLED))(X)  # the second stage's key, by another way
     anew()
@@ -127,6 +130,7 @@ def test_a_later_process_starts_at_the_best_stage_that_exists(shared_pool: Path,
     assert (fxpool.stats()["hits"], fxpool.stats()["compiles"]["worker"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_stage_that_came_by_another_way_skips_those_before_it(
     shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_stage_that_came_by_another_way_skips_those_before_it(
     assert fxpool.stats()["compiles"]["worker"] == 2
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_slower_is_not_kept_and_not_compiled_again(
     shared_pool: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +205,7 @@ def test_numbers_are_the_stages_own_where_one_is_left_out(shared_pool: Path, cac
     assert fxpool.wait(0) == [] and fxpool.stats()["graphs"][-1]["stage"] == 0
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path) -> None:
     def fragile(x: torch.Tensor) -> torch.Tensor:
         return deadly(x.sin(), "_exit in stage 1").cos()
@@ -216,6 +222,7 @@ def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path
     assert fxpool.stats()["fallbacks"] == {"progressive:WorkerDiedError": 1}
 
 
+@pytest.mark.slow
 def test_strict_raises_for_a_stage_that_fails(shared_pool: Path, cache: Path) -> None:
     run = in_stages(lambda x: deadly(x.sin(), "_exit in stage 1").cos(), strict=True)
     run(X)
@@ -224,6 +231,7 @@ def test_strict_raises_for_a_stage_that_fails(shared_pool: Path, cache: Path) ->
         run(X)
 
 
+@pytest.mark.slow
 def test_training_in_stages(shared_pool: Path, cache: Path, events_of_stages: dict[int, threading.Event]) -> None:
     events_of_stages.update({0: threading.Event(), 1: threading.Event()})
     torch.manual_seed(0)
@@ -244,6 +252,7 @@ def test_training_in_stages(shared_pool: Path, cache: Path, events_of_stages: di
     assert (only()["eager_calls"], only()["compiled_calls"]) == (2, 4)
 
 
+@pytest.mark.slow
 def test_other_sizes_stay_right_in_every_stage(shared_pool: Path, cache: Path) -> None:
     run = torch.compile(
         graph,
@@ -258,6 +267,7 @@ def test_other_sizes_stay_right_in_every_stage(shared_pool: Path, cache: Path) -
     assert all(one["state"] == "ready" and one["stage"] == 1 for one in fxpool.wait(0))
 
 
+@pytest.mark.slow
 def test_without_a_cache(shared_pool: Path, cache: Path) -> None:
     run = in_stages(cache=False, stages=[PLAIN, UNROLLED])
     run(X)
@@ -266,6 +276,7 @@ def test_without_a_cache(shared_pool: Path, cache: Path) -> None:
     assert fxpool.stats()["entries_written"] == 0
 
 
+@pytest.mark.slow
 def test_the_default_stages_end_with_max_autotune(shared_pool: Path, cache: Path) -> None:
     a, b = torch.randn(32, 64), torch.randn(64, 48)
     run = torch.compile(lambda a, b: (a @ b).relu(), backend="fxpool", options={"mode": "progressive+async+subprocess"})

@@ -63,6 +63,7 @@ def mounted(tmp_path: Path) -> Iterator[Any]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"), first_tier([("size=8k", "ENOSPC"), ("ro", "EROFS")], ("size=8k", "ENOSPC"))
 )
@@ -81,6 +82,7 @@ def test_a_cache_that_can_t_be_made() -> None:
     assert stats["switched_off"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a link", "a file", "open to others", "somebody else's"])
 def test_a_runtime_directory_that_may_not_be_used(how: str, tmp_path: Path) -> None:
     place = tmp_path / "runtime"
@@ -123,6 +125,7 @@ def test_what_a_process_without_workers_compiles_is_kept_for_the_next(tmp_path: 
         }
 
 
+@pytest.mark.slow
 def test_a_server_whose_zygote_can_t_start() -> None:
     said, stats = run('runtime._PRELOAD = ("no_such_module",)')
     assert "without its workers" in said and "No module named 'no_such_module'" in said and "FXPOOL_POOL=off" in said
@@ -130,11 +133,13 @@ def test_a_server_whose_zygote_can_t_start() -> None:
     assert stats["compiles"] == {"worker": 0, "in_process": 2}
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_switched_off_on_purpose_says_nothing() -> None:
     said, stats = json.loads(run_python(["-c", PROGRAM], FXPOOL_POOL="off").splitlines()[-1])
     assert (said, stats["switched_off"]) == ([], {})
 
 
+@pytest.mark.slow
 def test_in_the_background_it_is_said_once_too(tmp_path: Path) -> None:
     (tmp_path / "runtime").touch()
     wait = "import atexit; torch.compile(lambda x: x + 3, backend='fxpool')(torch.ones(3)); fxpool.wait()"
@@ -145,6 +150,7 @@ def test_in_the_background_it_is_said_once_too(tmp_path: Path) -> None:
     assert stats["switched_off"]["runtime_directory_refused"] >= 1
 
 
+@pytest.mark.slow
 def test_a_filter_that_makes_warnings_errors_fails_no_compile(tmp_path: Path) -> None:
     (tmp_path / "runtime").touch()
     (tmp_path / "open").mkdir()
@@ -187,6 +193,7 @@ def memory_group() -> Iterator[Path]:
     pytest.skip("no cgroup with a memory limit can be made here")
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_workers(memory_group: Path, tmp_path: Path) -> None:
     enter = f"import os; open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
     done = subprocess.run(

@@ -72,6 +72,7 @@ def earlier_on_the_path(place: Path, factor: str) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(directory), os.environ["PATH"]])}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "change",

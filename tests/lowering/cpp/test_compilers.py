@@ -98,6 +98,7 @@ def behind_ccache(place: Path) -> str:
     return str(place / "g++")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     first_tier([clang, posing, with_a_space, with_an_argument, behind_ccache], clang, with_a_space, with_an_argument),
@@ -124,6 +125,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", first_tier(["host", "off"], "host"))
 @pytest.mark.parametrize("first", [IN_WORKER, HERE_ONLY])
 @pytest.mark.parametrize(

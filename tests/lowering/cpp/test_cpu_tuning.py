@@ -118,6 +118,7 @@ except MeasurementBusyError:
 """
 
 
+@pytest.mark.slow
 def test_nobody_else_measures_meanwhile(tools: str, tmp_path: Path) -> None:
     def other() -> str:
         asked = [sys.executable, "-c", OTHER, str(tmp_path / "run")]
@@ -192,6 +193,7 @@ def test_what_is_for_a_gpu_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -
 # ------------------------------------------------------------------------------ programs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_same_product_in_another_graph_and_process_is_not_timed_again(tmp_path: Path) -> None:
     """Frozen weights, for which there are C++ templates."""

@@ -77,6 +77,7 @@ def test_helpers_of_one_name_are_each_kernels_own(units: int, link: Link) -> Non
     assert results(functions) == [6.0, 30.0]
 
 
+@pytest.mark.slow
 def test_what_is_valid_in_the_global_namespace_only_is_compiled_there(link: Link) -> None:
     special = "struct mine {}; template <> struct std::hash<mine> { int operator()() { return 7; } };"
     special = f"#include <functional>\n{special}"

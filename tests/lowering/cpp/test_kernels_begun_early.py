@@ -161,6 +161,7 @@ class Layers(torch.nn.Module):
         return torch.softmax(x, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_begins_early_is_what_the_modules_call(training: bool, dtype: torch.dtype) -> None:

@@ -85,6 +85,7 @@ def test_what_a_compiler_says_it_read_is_understood(name: str, tmp_path: Path) -
     assert found[-1] == f"{name}.h"
 
 
+@pytest.mark.slow
 def test_a_graph_is_compiled_by_a_worker_and_found_by_the_next_process(tmp_path: Path) -> None:
     places = {}
     for variable, name in (("FXPOOL_RUNTIME_DIR", "a 'b\"%é:"), ("FXPOOL_CACHE_DIR", ODD), ("TMPDIR", f"{ODD}t")):

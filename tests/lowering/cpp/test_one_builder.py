@@ -77,6 +77,7 @@ def test_a_library_of_c_functions(tmp_path: Path) -> None:
         linking.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_loaded_by_torch")
 def test_kernels_with_python_bindings(tmp_path: Path) -> None:
     submit, end = kernels.in_threads(1)

@@ -91,6 +91,7 @@ def test_a_header_that_does_not_compile_is_included_as_text(
     assert not list((toolchain_dir / "headers").glob("building-*"))
 
 
+@pytest.mark.slow
 def test_what_did_not_compile_is_not_tried_again_by_each_process(
     toolchain_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_all_models_for_all_gpus() -> None:
         _is_compiled(report[name], name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_graph_that_cuda_graphs_will_replay() -> None:
     """Inductor cuts it into partitions, which its module calls through a runner."""
@@ -178,6 +179,7 @@ with devices.unseen(facts, 1, sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_estimates_are_those_of_the_current_device(tmp_path: Path) -> None:
     """Whoever asks for one takes an error for none: for "compute bound", or for a time of 0."""
     printed = run_python(["-c", ESTIMATES, str(tmp_path)], PYTHONPATH=path_with_triton())

@@ -46,6 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["doubled", "turned", "summed"])
 def test_launches_are_those_of_torchs_launcher(compiled: dict[str, Any], name: str) -> None:
     kernel = compiled["kernels"][name]

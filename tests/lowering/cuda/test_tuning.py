@@ -54,6 +54,7 @@ def compiled() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_without_a_device_to_ask_torch_s_own_product_is_taken_and_that_is_recorded(compiled: dict[str, Any]) -> None:
     if torch.cuda.is_available():

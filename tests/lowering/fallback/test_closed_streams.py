@@ -51,6 +51,7 @@ def outcome(what: str, end: str, directory: Path, **environment: str) -> object:
     return json.loads(said.read_text()) if not done.returncode else f"ended with {done.returncode}: {done.stderr}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["closed_from_the_start", "strict"])
 def test_workers_compile_for_it(what: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     end = "<&- >&- 2>&-" if what == "closed_from_the_start" else ""
@@ -70,6 +71,7 @@ def test_nobody_sees_and_nothing_fails(shared_pool: Path, cache: Path, tmp_path:
     assert found == {what: HIT if what else COMPILED for what in found}
 
 
+@pytest.mark.slow
 def test_a_graph_in_quarantine_runs_eagerly_where_warnings_are_errors(shared_pool: Path, cache: Path) -> None:
     program = """
 import warnings, torch, fxpool

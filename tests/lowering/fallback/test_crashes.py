@@ -104,6 +104,7 @@ def _settles() -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "phase"),
     first_tier(
@@ -131,6 +132,7 @@ def test_killed_while_a_graph_is_compiled(who: str, phase: str, shared_pool: Pat
     nothing_lost(hunter, who, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", first_tier(["zygote", "server"], "server"))
 def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     pool = runtime.pool()
@@ -168,6 +170,7 @@ def test_killed_while_a_graph_waits_for_a_slot(who: str, shared_pool: Path, cach
     nothing_lost(hunter, who, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first_tier(["lowering", "kernels"], "kernels"))
 def test_of_four_who_want_it_the_one_who_asked_is_killed(phase: str, cache: Path, tmp_path: Path) -> None:
     directory = Path(os.environ["FXPOOL_RUNTIME_DIR"])

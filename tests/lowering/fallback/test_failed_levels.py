@@ -59,6 +59,7 @@ def workers(shared_pool: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return Workers(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [CannotReturnError("unpicklable", "of a kind"), RuntimeError("lost on the way")])
 def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, workers: Workers) -> None:
     workers.failing["aot"] = error
@@ -74,6 +75,7 @@ def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, w
     assert fxpool.stats()["compiles"] == {"worker": 0, "in_process": 1}
 
 
+@pytest.mark.slow
 def test_what_passes_is_tried_again(workers: Workers) -> None:
     workers.failing["aot"] = OSError("no space left")
     for _ in range(2):

@@ -59,6 +59,7 @@ def files(cache: Path) -> list[Path]:
     return sorted(p for kind in ("entries", "blobs") for p in (cache / kind).rglob("*") if p.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", first_tier(["flip", "cut", "empty"], "flip", "cut"))
 @pytest.mark.parametrize("kind", ["entries", "blobs"])
 def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cache: Path) -> None:
@@ -81,6 +82,7 @@ def test_a_damaged_file_is_a_miss(kind: str, damage: str, shared_pool: Path, cac
     assert fxpool.stats()["hits"] == 1, "and what was damaged has been written anew"
 
 
+@pytest.mark.slow
 def test_a_directory_removed_between_calls(shared_pool: Path, cache: Path) -> None:
     import shutil
 
@@ -101,6 +103,7 @@ def stores_forgotten() -> Iterator[None]:
     runtime.forget_stores()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["writable by others", "owned by somebody else"])
 def test_an_unsafe_cache_directory_is_refused_and_counted(
     how: str, shared_pool: Path, cache: Path, stores_forgotten: None
@@ -171,6 +174,7 @@ def test_a_graph_that_kills_workers_runs_eagerly_and_says_so(shared_pool: Path, 
     assert stats["compiles"] == {"worker": 0, "in_process": 0}
 
 
+@pytest.mark.slow
 def test_a_backward_that_kills_workers_runs_eagerly(shared_pool: Path, cache: Path) -> None:
     """On the second rung it is compiled when the first backward pass runs, in the middle of the user's step."""
 
@@ -196,6 +200,7 @@ def test_a_backward_that_kills_workers_runs_eagerly(shared_pool: Path, cache: Pa
     assert fxpool.stats()["eager_calls"] == {"worker_died": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["host", "embedded"])
 def test_ctrl_c_ends_the_compile_and_its_worker(
     pool: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +254,7 @@ def _has_worker(pid: int, directory: Path) -> bool:
 # --- what the caller got wrong -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["embedded", "off"])
 def test_no_compiler(pool: str, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = (
@@ -333,6 +339,7 @@ def test_a_mode_that_does_not_exist(mode: str) -> None:
         torch.compile(total, backend="fxpool", mode=mode)(X)
 
 
+@pytest.mark.slow
 def test_torchs_own_mode_names_are_options(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     found = torch.compile(total, backend="fxpool", mode="max-autotune-no-cudagraphs")(X)
@@ -354,6 +361,7 @@ def test_strict_makes_a_step_down_an_error() -> None:
         torch.compile(caller, backend="fxpool", options={"strict": True})(X)
 
 
+@pytest.mark.slow
 def test_a_graph_that_cannot_travel_steps_down_and_is_counted(shared_pool: Path, cache: Path) -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1

@@ -50,6 +50,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
         process.rlimit(psutil.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", first_tier(["server", "zygote"], "server"))
 def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Path, cache: Path, who: str) -> None:
     pool = runtime.pool()
@@ -67,6 +68,7 @@ def test_a_graph_for_which_no_worker_can_be_had_is_compiled_here(shared_pool: Pa
     assert fxpool.stats()["compiles"]["worker"] == 1
 
 
+@pytest.mark.slow
 def test_a_runtime_directory_that_others_can_replace_is_refused_by_name(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

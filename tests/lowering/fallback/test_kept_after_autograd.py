@@ -103,6 +103,7 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -130,6 +131,7 @@ def _inference(call: Callable[..., Any]) -> list[torch.Tensor]:
         return [call(X)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 def test_frozen_weights(packed: bool) -> None:
     """Their content is in the key: other weights are another graph. Packed by MKL, or as they are."""

@@ -50,6 +50,7 @@ def forks() -> int:
     return runtime.pool().status()["counters"]["forks"]
 
 
+@pytest.mark.slow
 def test_it_is_compiled_twice_and_never_again(shared_pool: Path, cache: Path) -> None:
     with pytest.warns(RuntimeWarning, match="runs eagerly") as warned:
         run("segfault 1")
@@ -96,6 +97,7 @@ print(json.dumps([forks, stats["eager_calls"], [str(w.message) for w in caught],
 """
 
 
+@pytest.mark.slow
 def test_other_processes_do_not_try(shared_pool: Path, cache: Path, tmp_path: Path) -> None:
     ready = tmp_path / "now-it-works"
     how = f"unless {ready}"
@@ -116,6 +118,7 @@ def test_other_processes_do_not_try(shared_pool: Path, cache: Path, tmp_path: Pa
     assert json.loads(run_python(["-c", PROGRAM, str(HERE), how]))[3] == {"worker": 1, "in_process": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "said"), [("kill", "signal 9"), ("_exit", "code 4"), ("abort", "signal 6")])
 def test_however_it_dies(shared_pool: Path, cache: Path, how: str, said: str) -> None:
     error = strictly(how)
@@ -131,6 +134,7 @@ def test_an_exit_is_an_error_of_the_graph_s(shared_pool: Path, cache: Path) -> N
     assert not list(quarantine.scan(str(cache)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_over_its_time(shared_pool: Path, cache: Path, how: str) -> None:
     fxpool.configure(job_timeout=4)
@@ -140,6 +144,7 @@ def test_over_its_time(shared_pool: Path, cache: Path, how: str) -> None:
     assert isinstance(strictly(how), QuarantinedError)
 
 
+@pytest.mark.slow
 def test_over_its_memory(shared_pool: Path, cache: Path) -> None:
     fxpool.configure(job_memory="700M")
     error = strictly("eat")
@@ -174,6 +179,7 @@ def test_a_larger_limit_of_time_is_another_chance(shared_pool: Path, cache: Path
     assert fxpool.stats()["compiles"]["worker"] == 1
 
 
+@pytest.mark.slow
 def test_a_larger_limit_of_memory_is_another_chance(shared_pool: Path, cache: Path) -> None:
     fxpool.configure(job_memory="700M")
     assert isinstance(strictly("hold 900"), JobMemoryError)
@@ -194,6 +200,7 @@ def test_a_death_is_none_of_a_limit_s(shared_pool: Path, cache: Path) -> None:
     assert isinstance(strictly("_exit of its own"), QuarantinedError)
 
 
+@pytest.mark.slow
 def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
     """The one that starts the host's server does not set them."""
     fxpool.configure(pool="host", idle_timeout=1.0, job_timeout=2.0, job_memory="600M")
@@ -207,6 +214,7 @@ def test_one_process_s_limits_are_not_its_neighbours(cache: Path) -> None:
 # --- what the host lacks ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Path, cache: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
@@ -224,6 +232,7 @@ def test_a_server_out_of_descriptors_puts_no_graph_in_quarantine(shared_pool: Pa
     assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
 
 
+@pytest.mark.slow
 def test_without_its_directory_of_logs_a_server_goes_on(shared_pool: Path, cache: Path) -> None:
     pool = runtime.pool()
     pool.start(wait=True)
@@ -242,6 +251,7 @@ def test_without_a_cache_there_is_no_quarantine(shared_pool: Path, cache: Path) 
 # --- servers -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lost_server_is_replaced_and_the_graph_compiled_by_a_worker(cache: Path, tmp_path: Path) -> None:
     fxpool.close()
     pool = runtime.pool()

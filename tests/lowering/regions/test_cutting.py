@@ -140,6 +140,7 @@ def test_blocks_of_one_s_own_size_are_one_piece() -> None:
     assert found.of_blocks() != cut(Stack(), X).of_blocks()
 
 
+@pytest.mark.slow
 def test_numbers_that_are_symbols_of_their_own() -> None:
     """Under ``dynamic=True`` each block's numbers are inputs of the graph, with symbols of their own."""
     found = cut(Stack(), X, dynamic=True)

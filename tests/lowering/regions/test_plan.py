@@ -99,6 +99,7 @@ def test_no_place_no_cut() -> None:
     assert plan.spread([1] * 20, [1] * 21, 4, least=15) == []
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.integers(1, 5), min_size=2, max_size=40),
     seed=st.integers(0, 2**16),

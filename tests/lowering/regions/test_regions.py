@@ -199,6 +199,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     first_tier(
@@ -222,6 +223,7 @@ def test_a_step_in_pieces_is_the_eager_one(name: str) -> None:
     assert counted["pieces"] > counted["distinct"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_tier(["equal blocks", "parts of tuples", "views given out"], "views given out"))
 def test_sizes_that_are_symbols(name: str) -> None:
     assert check(MODELS[name][0](), rows=(6, 8, 10))["graphs"] == 2, "the second size makes it a symbol"
@@ -243,6 +245,7 @@ def test_numbers_that_are_symbols() -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["equal blocks", "statistics", "inputs given back"])
 def test_inference(name: str) -> None:
     assert check(MODELS[name][0]().eval(), train=False)["graphs"] == 1
@@ -286,6 +289,7 @@ class _StackWithCaches(Stack):
         return self.last(x)
 
 
+@pytest.mark.slow
 def test_caches_that_are_written_to_in_place() -> None:
     model = _StackWithCaches(_Cached).eval()
     torch._dynamo.reset()
@@ -308,6 +312,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", first_tier([False, True], True), ids=["one graph", "a graph for each bucket"])
 def test_a_rank_of_data_parallel_training(one_rank: None, buckets: bool) -> None:
     model = Stack()
@@ -327,6 +332,7 @@ def test_a_rank_of_data_parallel_training(one_rank: None, buckets: bool) -> None
     assert buckets or graphs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
 def test_a_rank_with_sharded_blocks(one_rank: None) -> None:
     """The hooks at each block's borders end a graph: the blocks are graphs, and what is between them is."""
@@ -349,6 +355,7 @@ def test_a_rank_with_sharded_blocks(one_rank: None) -> None:
     torch.testing.assert_close(found, [one.grad for one in eager.parameters()], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deeper_model_finds_the_pieces_of_another() -> None:
     check(Stack(lambda: Block(scale=0.75)))
     before = fxpool.stats()
@@ -358,6 +365,7 @@ def test_a_deeper_model_finds_the_pieces_of_another() -> None:
     assert after["compiles"] == before["compiles"]
 
 
+@pytest.mark.slow
 def test_a_changed_head_is_compiled_alone() -> None:
     check(Stack(lambda: Block(scale=0.85)))
     before = fxpool.stats()
@@ -371,6 +379,7 @@ def _looks(graph: torch.fx.Graph) -> None:
     """A pass of the program's."""
 
 
+@pytest.mark.slow
 def test_a_pass_of_the_program_s_is_given_the_graph_as_a_whole() -> None:
     with torch._inductor.config.patch(post_grad_custom_post_pass=_looks):
         assert check(Stack()) == {"whole:configured_code": 1}
@@ -387,11 +396,13 @@ def test_inference_mode() -> None:
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_stays_whole_is_counted_with_the_reason() -> None:
     counted = check(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
     assert [name for name in counted if name.startswith("whole:")], counted
 
 
+@pytest.mark.slow
 def test_a_piece_that_can_not_travel_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are compiled by workers as ever."""
     from fxpool.errors import CannotTravelError
@@ -411,6 +422,7 @@ def test_a_piece_that_can_not_travel_goes_its_own_way(monkeypatch: pytest.Monkey
     assert fxpool.stats()["fallbacks"]["made_up"] == before + 1
 
 
+@pytest.mark.slow
 def test_a_piece_that_does_not_compile_leaves_the_graph_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a graph can be more than Inductor is up to where the whole is not."""
 
@@ -425,6 +437,7 @@ def test_a_piece_that_does_not_compile_leaves_the_graph_whole(monkeypatch: pytes
     assert after["graphs"][-1]["outcome"] == "worker"
 
 
+@pytest.mark.slow
 def test_compiled_code_runs_in_every_piece() -> None:
     torch._dynamo.reset()
     model = Stack()
@@ -437,6 +450,7 @@ def test_compiled_code_runs_in_every_piece() -> None:
     assert len(calls) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", first_tier(["progressive+subprocess", "async+subprocess"], "async+subprocess"))
 def test_pieces_come_before_the_first_stage(mode: str, shared_pool: object) -> None:
     torch._dynamo.reset()

@@ -115,6 +115,7 @@ print(json.dumps({
     return found
 
 
+@pytest.mark.slow
 def test_whatever_sets_something_is_decided(names: dict[str, list[str]]) -> None:
     setters = names["setters"]
     assert len([name for name in setters if name.startswith("core.")]) > 100
@@ -126,6 +127,7 @@ def test_whatever_sets_something_is_decided(names: dict[str, list[str]]) -> None
     assert not left, "\n".join(left)
 
 
+@pytest.mark.slow
 def test_every_switch_of_a_backend_is_decided(names: dict[str, list[str]]) -> None:
     switches_below = names["backends"]
     assert len(switches_below) > 25
@@ -163,6 +165,7 @@ def test_every_configuration_module_is_decided(names: dict[str, list[str]]) -> N
     assert plain - set(config_decisions.UNREAD) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", sorted(config_decisions.MODULES))
 def test_every_entry_of_a_configuration_is_decided(short: str) -> None:
     modules = {name: (path, module) for name, path, module in configuration()}
@@ -252,6 +255,7 @@ READ_ELSEWHERE_AS_WELL = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_said_to_be_dynamos_own_is_read_by_dynamo_alone() -> None:
     read = read_of(
         "torch._dynamo.config", outside=("_dynamo", "testing", "onnx", "export", "_export", "ao", "compiler")

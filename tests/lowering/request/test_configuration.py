@@ -144,6 +144,7 @@ def test_reading_and_entering_warn_of_nothing_and_leave_the_warning_to_the_progr
             entry._deprecation_warned = warned
 
 
+@pytest.mark.slow
 def test_a_program_under_w_error_compiles(shared_pool: Path, cache: Path) -> None:
     program = """
 import torch, fxpool

@@ -149,6 +149,7 @@ def test_state_of_an_object_counts(passes: Any) -> None:
         assert refusal() == "custom_pass_without_uuid"
 
 
+@pytest.mark.slow
 def test_choices_count(passes: Any) -> None:
     from torch._inductor.choices import InductorChoices
     from torch._inductor.virtualized import V

@@ -290,6 +290,7 @@ print(begun[-1].pid)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["wait", "end"])
 def test_the_library_is_made_ahead_and_nobody_waits_for_it_at_the_end(tmp_path: Path, then: str) -> None:
     toolchain_dir = tmp_path / "toolchain"

@@ -116,6 +116,7 @@ def test_shared_and_overlapping_inputs_are_keys_of_their_own() -> None:
     assert components_of(add, base[0:8], base[0:8].view_as(base[0:8]))["inputs"] != apart
 
 
+@pytest.mark.slow
 def test_source_of_a_custom_operator_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -179,6 +180,7 @@ def test_dynamic_sizes_share_a_key_and_promises_about_them_do_not() -> None:
     assert key_of(total, promised) != key_of(total, torch.ones(4, 8), dynamic=True)
 
 
+@pytest.mark.slow
 def test_keys_are_equal_in_another_process(tmp_path: Path) -> None:
     from processes import run_python
 

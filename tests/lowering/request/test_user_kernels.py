@@ -44,6 +44,7 @@ def elsewhere(place: Path, here: dict[str, Any]) -> dict[str, Any]:
     return child(place, "decode", "keys", PYTHONHASHSEED="7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "twice", "warps", "tuned", "several", "differentiable", "dynamic"])
 def test_another_process_calls_the_same_kernels(here: dict[str, Any], elsewhere: dict[str, Any], name: str) -> None:
     there = elsewhere["decode"][name]
@@ -121,6 +122,7 @@ def test_a_module_that_was_changed_after_its_import_is_noticed(elsewhere: dict[s
     assert elsewhere["decode"]["changed"] == "triton_kernel_differs"
 
 
+@pytest.mark.slow
 def test_workers_compile_them_for_a_gpu(tmp_path: Path) -> None:
     report = child(tmp_path, "compile")["compile"]
     kernels = {
