@@ -1,11 +1,11 @@
-"""Makes fxpool's artifacts known to torch, as soon as torch has been imported (`fxpool.torch_import`).
+"""Registers fxpool's type of cache artifact with torch, as soon as torch has been imported (`fxpool.torch_import`).
 
-A program may call `torch.compiler.load_cache_artifacts()` before anything makes torch look for the backend "fxpool",
-and torch refuses a file with artifacts of a type that it does not know. So the type is made known at once, in 2 ms
-(importing torch takes a second); what is done with artifacts is imported when there are some.
+A program may call `torch.compiler.load_cache_artifacts()` before torch has looked up the backend "fxpool", and torch
+refuses a file with artifacts of an unknown type. So the type is registered at import, which takes 2 ms (importing torch
+takes a second); the code that saves and restores artifacts is imported on first use.
 
-torch calls no entry point of this group where TORCH_DEVICE_BACKEND_AUTOLOAD is 0. Then the type is known once the
-backend was looked up, as ``torch.compile(..., backend="fxpool")`` does.
+torch calls no entry point of this group if TORCH_DEVICE_BACKEND_AUTOLOAD is 0. The type is then registered when the
+backend is looked up, as ``torch.compile(..., backend="fxpool")`` does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The backend: ``torch.compile(model, backend="fxpool")``.
 
-Called by Dynamo for each graph. Looks the graph up, has it compiled on a miss, and falls back where
-a graph can't take the direct way: from the graph as Dynamo made it, to the graphs AOTAutograd makes
-of it, to an ordinary compile in this process. Each step is counted under a reason; with ``strict``
-it is an error instead.
+Dynamo calls it for each graph. It looks the graph up and has it compiled on a miss. A graph that cannot be sent to a
+worker as Dynamo made it falls back to the graphs that AOTAutograd makes of it, and then to an ordinary compile in this
+process. Each fallback is counted under a reason; with ``strict`` it is an error instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One Dynamo graph of ``torch.compile(backend="fxpool")``, from the call's options to its callable."""
+"""Compiles one Dynamo graph of ``torch.compile(backend="fxpool")``: from the call's options to the callable."""
 
 from __future__ import annotations
 

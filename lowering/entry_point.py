@@ -1,6 +1,6 @@
-"""The entry point under which torch finds the backend "fxpool".
+"""The entry point through which torch finds the backend "fxpool".
 
-A program asks for this module's `fxpool_backend` by that name and by nothing else: asking starts a pool.
+Access this module's `fxpool_backend` only to look up the backend: the access may start a pool.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Exported programs compiled ahead of time, in the pool: ``fxpool.aot_compile``.
+"""Compiles exported programs ahead of time, in the pool: ``fxpool.aot_compile``.
 
 ExportedProgram ──▶ key: graph, interface, content of its tensors, configuration, tool chain
-                      │ hit ──────────────────────────────▶ the package, copied to its place
+                      │ hit ──────────────────────────────▶ the package, copied to the given path
                       ▼
-                    a file ──▶ worker: AOTInductor ──▶ package, kept in the cache ──▶ its place
+                    a file ──▶ worker: AOTInductor ──▶ package, stored in the cache ──▶ the given path
 """
 
 from __future__ import annotations

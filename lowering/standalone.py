@@ -1,7 +1,8 @@
-"""Graphs without Dynamo behind them: ``fxpool.standalone_compile``.
+"""Compiles graphs without Dynamo: ``fxpool.standalone_compile``.
 
-For back ends that split a graph themselves and compile it piece by piece, as inference servers do. A piece is looked up
-when it is handed in; a missing one is under way in the pool when the call returns, so pieces compile side by side.
+For back ends that split a graph themselves and compile it piece by piece, as inference servers do. Each piece is looked
+up when it is handed in. On a miss, the pool is already compiling it when the call returns, so pieces compile side by
+side.
 """
 
 from __future__ import annotations

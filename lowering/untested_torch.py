@@ -1,7 +1,7 @@
-"""Graphs under a torch that is newer than any that fxpool was tested with (``FXPOOL_UNTESTED_TORCH=1``).
+"""Compiles graphs under a torch newer than the tested releases (``FXPOOL_UNTESTED_TORCH=1``).
 
-A private name that moved shows as an ImportError, an AttributeError or a TypeError anywhere in fxpool. Each such graph
-is compiled by Inductor as if fxpool were not there, and counted as ``untested_torch:<error>`` under the fallbacks.
+A private name that moved shows as an ImportError, an AttributeError or a TypeError anywhere in fxpool. Inductor then
+compiles the graph as if fxpool were not used, and the fallback is counted as ``untested_torch:<error>``.
 """
 
 from __future__ import annotations

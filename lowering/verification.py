@@ -1,8 +1,8 @@
-"""Kept graphs compiled again in the pool, and compared: ``fxpool cache verify --recompute``.
+"""Compiles cached graphs again in the pool, and compares the results: ``fxpool cache verify --recompute``.
 
-An entry can be compiled again if its request was kept with it (the setting `keep_requests`). What is found is whatever
-digests can't tell: code that somebody published under a key that is not its own, a compiler that answers differently
-from one time to the next, or something that shapes code and is missing from the key.
+An entry can be compiled again if its request was stored with it (the setting `keep_requests`). This finds errors that
+digests cannot detect: code that was published under the wrong key, a compiler whose output changes from run to run, or
+an influence on the code that is missing from the key.
 """
 
 from __future__ import annotations

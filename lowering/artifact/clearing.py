@@ -1,11 +1,11 @@
-"""What becomes of fxpool's entries when a program clears torch's caches on disk.
+"""Removes entries when a program clears torch's caches on disk.
 
-    FxGraphCache.clear()       no entry is left: none of torch's could be served either
-    AOTAutogradCache.clear()   those of graphs after AOTAutograd stay
+    FxGraphCache.clear()       removes every entry, as torch has none left either
+    AOTAutogradCache.clear()   keeps the entries of graphs after AOTAutograd
 
-As with torch's caches, all processes that use the directory in force are concerned (inside ``fresh_cache()``, the one
-of that). A cache base is not ours to clear: this process serves nothing from it any more. What is known of the host's
-tool chain stays.
+As with torch's caches, this affects all processes that use the current cache directory (inside ``fresh_cache()``, its
+temporary directory). A cache base is read-only and is not cleared; this process stops serving from it. Facts about the
+host's tool chain are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The content of an entry besides blobs and guards: effects of the compile, and decisions made on its way."""
+"""The contents of an entry besides blobs and guards: effects of the compile, and decisions made during it."""
 
 from __future__ import annotations
 

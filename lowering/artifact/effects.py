@@ -1,11 +1,11 @@
-"""Changes that a compile makes to its surroundings: recorded by the worker, replayed by the process that loads.
+"""Side effects of a compile: recorded by the worker, replayed by the process that loads the graph.
 
-    shape guards      sympy expressions, in the entry's own field; evaluated, then added to the ShapeEnv
-    AOTAutograd's     DuplicateInputs and StorageOverlap, sources replaced by input positions
+    shape guards      sympy expressions, in the entry's `guards` field; evaluated, then added to the ShapeEnv
+    AOTAutograd's     DuplicateInputs and StorageOverlap, with input positions in place of sources
     restarts          a pass asked Dynamo to trace again with some inputs specialized
-    mutated inputs    which inputs the code writes to: their overlap is checked at every call
+    mutated inputs    the inputs that the code writes to; their overlap is checked at every call
 
-Output strides are set by torch's own post-compile from what the result holds.
+Output strides are not recorded: torch's own post-compile sets them from the result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A compiled graph as bytes: published as an entry of a store, or carried inline.
+"""The parts of a compiled graph: published as an entry of a store, or carried inline.
 
-The parts are the pickled result of torch, the libraries of C++ and Triton kernels, the guards and the effects. An
-entry keeps the first three as blobs; an inline artifact is one message. `Artifact` is what loading
-works from, wherever the parts lie.
+The parts are torch's pickled result, the libraries of C++ and Triton kernels, the guards and the effects. An entry
+stores the result and the libraries as blobs; an inline artifact is a single message. `Artifact` presents both forms to
+the loader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the parts of a compiled graph to a callable, under the state and for the inputs of this call."""
+"""Builds a callable from the parts of a compiled graph, under the state and for the inputs of this call."""
 
 from __future__ import annotations
 

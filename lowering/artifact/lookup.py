@@ -1,7 +1,7 @@
-"""A captured graph against the stores: the entry that may be served, or why there is none.
+"""Looks up a captured graph in the stores: the entry that may serve it, or the reason for the miss.
 
-Candidates under a key differ by their guards. One whose guards do not hold for this call's sizes is
-a guard miss; one that is damaged, incomplete or can't be replayed counts as absent.
+Candidates under one key differ in their guards. A candidate whose guards do not hold for this call's sizes counts as a
+guard miss; a damaged or incomplete entry, or one whose effects cannot be replayed, counts as absent.
 """
 
 from __future__ import annotations

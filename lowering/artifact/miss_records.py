@@ -1,8 +1,8 @@
-"""Keeps the last misses of this process, so that `fxpool.explain` can say why each was one; logs them if that is asked.
+"""Records the last misses of this process, so that `fxpool.explain` can give their reasons; logs them on request.
 
-A record is a key with its packed parts, some 10 KB, made by what a miss does anyway: its entry keeps the same. Nothing
-is compared until somebody asks: `fxpool.explain()`, a handler for INFO (``TORCH_LOGS=fxpool``), a structured trace
-(``TORCH_TRACE``).
+A record is a key with its packed parts, about 10 KB. A miss computes these anyway, because its entry stores them.
+Comparisons are made only when requested: by `fxpool.explain()`, a log handler at level INFO (``TORCH_LOGS=fxpool``), or
+a structured trace (``TORCH_TRACE``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A compiled graph that carries its own parts: what Dynamo writes into a file, and loads where no cache is.
+"""A compiled graph that carries its own parts, so that Dynamo can write it to a file and load it without a cache.
 
 entry or inline artifact ──▶ `bundle` ──▶ torch's bundled result, with its libraries inside ──▶ a file of Dynamo's
 """

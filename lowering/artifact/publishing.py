@@ -1,4 +1,4 @@
-"""Compiled graphs on their way into a store, and what is said of those that do not get there."""
+"""Publishes compiled graphs in a store, and reports those that cannot be cached."""
 
 from __future__ import annotations
 

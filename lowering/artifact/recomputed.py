@@ -1,6 +1,6 @@
-"""What a second compile of a kept graph came to, and how two compiled graphs are compared as text and data.
+"""The outcome of compiling a cached graph again, and the comparison of two compiled graphs as text and data.
 
-Imported by `cache verify`, which asks, and by the worker that compiles again: plain data and pure functions.
+Imported by ``fxpool cache verify`` and by the worker that compiles again: plain data and pure functions.
 """
 
 from __future__ import annotations

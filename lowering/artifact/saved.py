@@ -1,9 +1,9 @@
-"""Entries that `torch.compiler.save_cache_artifacts()` saves, and `load_cache_artifacts()` brings back.
+"""Saves entries with `torch.compiler.save_cache_artifacts()`, and restores them with `load_cache_artifacts()`.
 
-Each entry that this process wrote or was served is recorded by reference. Its bytes are read when the program saves:
-a bundle of the entry and its blobs (`codecache.bundle.bundle`). Loading puts it into the cache directory in force,
-where the next lookup finds it. Torch trusts the bytes that a program loads, and so does this; they are checked for
-damage.
+Each entry that this process published or was served is recorded by reference. Its bytes are read when the program
+saves: a bundle of the entry and its blobs (`codecache.bundle`). Loading writes the bundle into the current cache
+directory, where the next lookup finds it. Torch trusts the bytes that a program loads, and so does this module; it
+checks them for damage only.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""This process's share of the remote cache: which one there is, what is looked for there, and what is sent.
+"""The remote cache as this process uses it: its address, downloads on a local miss, uploads of published entries.
 
-The address is the setting `remote_cache`; without one, that of Inductor's variables for Redis, where the program has
-asked for Inductor's remote cache. Without a key file nothing is looked at and nothing sent: what comes over a network
-is code. What is wrong with the settings is warned of once, and the program goes on without the remote.
+The address is the setting `remote_cache`. If that is unset and the program has enabled Inductor's remote cache, the
+address comes from Inductor's variables for Redis. Without a key file nothing is downloaded or uploaded, because entries
+that come over a network are code. A wrong setting is warned of once, and the program continues without the remote.
 
     lookup.serve ──miss──▶ `fetch` ──▶ level of the remote ──▶ written into the local store, and served from there
     publishing   ────────▶ `offer` ──▶ uploads in the background
 
-What looks into the remote is imported when there is one and the local store has missed.
+The remote's client is imported on the first local miss, if a remote is configured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Modes in which the program does not wait: ``async+`` and ``progressive+``.
+"""Modes in which the program does not wait for its code: ``async+`` and ``progressive+``.
 
-    stages      which stages a call has, and which are known not to pay here
-    compiles    compiles the next stage while the graph runs as it is, or as an earlier one
-    swap        what Dynamo calls: changes over to better code between two calls
+    stages      the stages of a call, without those measured as slower on this host
+    compiles    compiles the next stage while the graph runs eagerly or in an earlier stage
+    swap        the callable given to Dynamo: switches to better code between two calls
 
 Imports `request`, `artifact` and `core`.
 """

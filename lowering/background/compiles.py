@@ -1,9 +1,9 @@
-"""Compiling behind the user's back: a graph runs as it is, or as an earlier stage, while workers compile the next.
+"""Compiles in the background: a graph runs eagerly, or in an earlier stage, while workers compile the next stage.
 
 Dynamo ──▶ Swap ── first: the graph as Dynamo made it; autograd, mutation, random numbers are eager's
              ▲            or the code of an earlier stage
              └─ one assignment, between two calls
-thread of the graph, stage by stage: job of low priority ──▶ worker ──▶ entry ──▶ loaded here, one at a time
+thread of the graph, stage by stage: job of low priority ──▶ worker ──▶ entry ──▶ loaded here, one graph at a time
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The stages of progressive modes: which there are for a call, and which of them are worth nothing here.
+"""The stages of progressive modes: those that a call has, and those that do not pay on this host.
 
-A stage is a set of Inductor's options over those of the call; each has a key of its own in the cache. One that was
-timed and found slower than the stage before is marked in the cache directory, and later processes leave it out.
+A stage is a set of Inductor's options on top of the call's options; each stage has its own key in the cache. A stage
+that was timed and found slower than the stage before it is marked in the cache directory, and later processes skip it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The callable of a graph whose code changes: eager or an earlier stage first, better code once that is there.
+"""The callable of a graph whose code changes: eager or an earlier stage first, better code once it is ready.
 
-Dynamo has fixed its guards by then, so what a later compile guards on (sizes, overlapping memory) is checked at each
-call; a call outside of it takes the version before, and in the end the one that Dynamo guards. Forward and backward of
-a step belong to one version, because a forward takes its backward along; inside of an activation checkpoint the
-recomputation chooses among the versions that its forward chose among.
+Dynamo has already fixed its guards when later code is compiled. So the guards of that compile (sizes, overlapping
+memory) are checked at each call; a call that does not satisfy them runs the previous version, down to the version that
+Dynamo's own guards cover. Forward and backward of a step belong to the same version, because a forward brings its
+backward along. Inside an activation checkpoint, the recomputation chooses among the versions that its forward chose
+among.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The base of all other parts of `lowering`: options, attempts, the process's runtime.
 
-    options             what the caller of ``torch.compile`` asked for, and the mode
-    attempt             one graph on its way, and what has happened to it so far
-    runtime             the state of the process: pool, stores, and what other parts keep
-    pool_environment    what the pool's processes are told of this one's environment
+    options             options and mode of a call of ``torch.compile``, checked and parsed
+    attempt             the state of one graph's compile: settings, key, outcome, reasons
+    runtime             the state of the process: pool, stores, and per-process parts of other modules
+    pool_environment    the environment variables and import path of the pool's processes
     host_report         adds the process's counters to the host's statistics
-    job_place           the jobs of this process: where they run, and what they may take
-    job_progress        a job of the pool as those see it who watch
-    switched_off        what is said once when a part of fxpool is off
-    scratch             directories for what Inductor and Triton write
+    job_place           job specifications with this process's environment and limits
+    job_progress        reports a job's progress to displays and traces
+    switched_off        one-time warnings that a part of fxpool is disabled
+    scratch             temporary directories for Inductor and Triton
 
 Imports no other part of `lowering`.
 """

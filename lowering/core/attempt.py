@@ -1,4 +1,4 @@
-"""One graph on its way to its code: what was asked for it, and what has happened to it so far."""
+"""The compile of one graph: its options, and its state so far."""
 
 from __future__ import annotations
 

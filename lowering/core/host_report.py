@@ -1,7 +1,7 @@
-"""Adds what this process counts to the host's statistics: at its exit, and meanwhile where it runs for long.
+"""Adds this process's counters to the host's statistics: at exit, and at intervals in a process that runs for long.
 
-See `codecache.store.host_statistics`, which is imported inside functions, when there is something to add. A child that
-was forked adds what it counts itself.
+Uses `codecache.host_statistics`, which is imported inside functions, when there are counts to add. A forked child adds
+its own counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The jobs of this process: where they run, and what they may take."""
+"""Job specifications with this process's environment, import path, working directory and limits."""
 
 from __future__ import annotations
 

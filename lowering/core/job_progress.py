@@ -1,4 +1,4 @@
-"""A job in the pool as whoever watches sees it: where its graph is, and what server and workers spent their time on."""
+"""Reports the progress of a job: the state of its graph, and the time that server and workers spent on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The `mode` and `options` of ``torch.compile(backend="fxpool", mode=..., options={...})``, checked and parsed.
 
-`mode` takes torch.compile's names (``reduce-overhead``, ``max-autotune``, ...) or a compile mode in
-the grammar of ``TORCHINDUCTOR_FX_COMPILE_MODE``. `options` takes the names below, and every option
-of Inductor's.
+`mode` takes torch.compile's names (``reduce-overhead``, ``max-autotune``, ...) or a compile mode in the grammar of
+``TORCHINDUCTOR_FX_COMPILE_MODE``. `options` takes the names below, and every option of Inductor's.
 """
 
 from __future__ import annotations

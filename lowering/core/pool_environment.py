@@ -1,7 +1,7 @@
 """The environment of the pool's processes: variables and import path of server, zygote and jobs.
 
-A server and its zygote get only what they need to find their interpreter, their libraries and their temporary files.
-Everything else of this program travels with each of its jobs.
+A server and its zygote get only the variables that they need to find their interpreter, libraries and temporary files.
+The rest of this program's environment is sent with each of its jobs.
 """
 
 from __future__ import annotations

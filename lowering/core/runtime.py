@@ -1,14 +1,14 @@
-"""This process's share of fxpool: its pool of workers, its stores, and the state of all other parts.
+"""The state of fxpool in this process: its pool client, its stores, and the per-process state of other modules.
 
-Everything that lasts as long as the process hangs on the one `runtime`: it has the one hook for forks, and one `reset`
-for tests. A module that keeps something of its own for the whole process (compiles in the background, graphs on trial)
-asks `Runtime.part` for it.
+All state that lives as long as the process belongs to the single `runtime`, which has the only fork hook and the only
+`reset` for tests. A module with its own per-process state (compiles in the background, graphs on trial) gets it from
+`Runtime.part`.
 
-One pool per process serves every graph; it starts on the first miss and ends with the process. A store is a directory;
-one that may not be used (owned by somebody else, writable by others) is refused once, counted and warned of, and
-compilation goes on without a cache.
+One pool client per process serves every graph; it connects on the first miss and closes with the process. A store is a
+directory; one that may not be used (owned by another user, writable by others) is refused once, counted and warned of,
+and compilation continues without a cache.
 
-What a pool needs is imported when there is to be one: a process whose graphs are in the store has none.
+The pool's modules are imported when the pool is first needed: a process with only hits does not load them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Directories for what Inductor and Triton write while they compile."""
+"""Temporary directories that Inductor and Triton write to while they compile."""
 
 from __future__ import annotations
 

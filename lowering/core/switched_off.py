@@ -1,4 +1,4 @@
-"""Warnings, each given once, that a part of fxpool is off, with the remedy."""
+"""One-time warnings that a part of fxpool is disabled, each with its remedy."""
 
 from __future__ import annotations
 

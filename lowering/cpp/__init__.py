@@ -1,13 +1,13 @@
 """C++ kernels: compiled side by side into one library, and called from it.
 
-    kernels               a graph's kernels, in few units that are compiled as sub-jobs
-    unit_source           C++ of one unit, and how Python calls its kernels
+    kernels               compiles a graph's kernels in a few units, as sub-jobs
+    unit_source           C++ source of one unit, and the way Python calls its kernels
     built                 libraries of one source each: C++ wrappers, Halide, CUDA and ROCm kernels
-    source_builds         those of CUDA and ROCm sources in the store, whichever graph has them
-    cpu_tuning            ways to compute on the CPU that are chosen by time: timed alone, kept per host
-    library               libraries in the process that calls them
-    executable            loads it from a file system on which nothing may be executed
-    host_facts            what the host's toolchain can do, found once per host
+    source_builds         shares libraries of CUDA and ROCm sources between graphs, through the store
+    cpu_tuning            times candidates on the CPU, exclusively, and stores the times per host
+    library               loads libraries in the process that calls them
+    executable            loads a library from a file system mounted noexec
+    host_facts            capabilities of the host's toolchain, probed once per host
     precompiled_header    the header of all kernels, compiled once per host and flags
 
 Imports no other part of `lowering`.

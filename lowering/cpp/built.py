@@ -1,16 +1,16 @@
-"""Libraries that Inductor builds of one source each: built in a worker, kept in the entry, loaded without a compiler.
+"""Libraries that Inductor builds from one source each: built in a worker, stored in the entry, loaded as they are.
 
     C++ wrapper          a graph that is called through C++ (g++)
-    C++ library          of C functions (g++)
-    Halide kernel        and the runtime that all of them share (Halide's generator, g++)
-    CUDA, ROCm template  a matrix product or convolution of CUTLASS's or CK's (nvcc, ROCm's clang)
+    C++ library          plain C functions (g++)
+    Halide kernel        with the runtime that all of them share (Halide's generator, g++)
+    CUDA, ROCm template  a matrix product or convolution from CUTLASS or CK (nvcc, ROCm's clang)
 
     generated call ──▶ `BuiltLinking.take` ──▶ a thread that calls the compiler ──▶ `libraries` ──▶ blobs of the entry
-    linked code ──▶ `BuiltLibraries.<name>` ──▶ loaded when it is asked for
+    linked code ──▶ `BuiltLibraries.<name>` ──▶ loaded on first access
 
-A library is compiled in a thread as soon as its source is there, the forward's while the backward is lowered. The
-compiler is a process of its own, and Inductor says how it is called. The first letter of a library's name says how it
-is loaded, its number which one of the entry's it is.
+A thread compiles each library as soon as its source is generated, so the forward's libraries compile while the backward
+is lowered. The compiler runs as a separate process, with Inductor's command line. The first letter of a library's name
+says how to load it; the number is its index in the entry.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Ways to compute on the CPU that are chosen by time (`max_autotune`): timed alone, once per host, and kept.
+"""Times candidates on the CPU (`max_autotune`): exclusively, once per host, with the times stored.
 
-    lowering ──▶ candidates, compiled ──▶ known? ──▶ the choice
+    lowering ──▶ candidates, compiled ──▶ stored times? ──▶ the choice
                                             │ no
                                             ▼
-                       the host's turn, other workers stopped ──▶ milliseconds ──▶ kept
+                       exclusive use of the host, other workers stopped ──▶ milliseconds ──▶ stored
 
 <tools>/measured/<digest of processor, compiler, torch, switches and product>    milliseconds by candidate
 
-A worker times in its own process, which runs on the processor in question, while all others are stopped.
+A worker times in its own process, since that runs on the right processor; all other workers are stopped for that time.
 """
 
 from __future__ import annotations

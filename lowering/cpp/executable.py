@@ -1,7 +1,7 @@
-"""Shared libraries that lie where nothing may be executed: on a file system that is mounted noexec.
+"""Loads shared libraries from a file system that is mounted noexec.
 
-The loader maps no code from there. From memory it does: a library is copied to an anonymous file for as long as it
-takes to load it. Each process has a copy of its own then, which is all that it costs.
+The loader cannot map code from such a file system, but it can from memory. So a library is copied to an anonymous file
+until it is loaded. The only cost is that each process has its own copy.
 """
 
 from __future__ import annotations

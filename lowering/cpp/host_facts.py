@@ -1,10 +1,9 @@
-"""The abilities of a host's tool chain, found once and kept beside the graphs.
+"""The capabilities of a host's tool chain, probed once and stored beside the graphs.
 
-Which vector instructions the CPU, torch and the compiler agree on takes Inductor a chain of test
-builds (8 s and more, in every process that finds no trace of an earlier one); it is one build here,
-on top of the precompiled header that kernels need anyway. The answer is kept per compiler, CPU and
-torch, so that a machine that changes, or a home directory shared by several, asks again instead of
-being told wrong.
+To find the vector instructions that CPU, torch and compiler support, Inductor runs a chain of test builds (8 s and
+more, in every process without the result of an earlier one). Here it is one build, which reuses the precompiled header
+that kernels need anyway. The result is stored per compiler, CPU and torch. So a machine that changes, or a home
+directory that several machines share, is probed again and never gets a wrong result.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""A graph's C++ kernels, compiled side by side into one library.
+"""Compiles a graph's C++ kernels side by side into one library.
 
-One compiler call per kernel spends most of its time reading the same header. Here the kernels of a graph (backward
-included) are shared out over as few units as keep the free cores busy, each unit is compiled by a sub-job, and their
-objects are linked to one library, a blob of the entry. Where a core is free, kernels compile while the others are still
-being generated, and the forward's while the backward is lowered.
+A compiler call per kernel would spend most of its time reading the same header. Instead the kernels of a graph
+(backward included) are divided into only as many units as keep the free cores busy. Each unit is compiled by a sub-job,
+and the objects are linked to one library, a blob of the entry. If a core is free, kernels compile while the others are
+still being generated, and the forward's kernels while the backward is lowered.
 
     generated kernels ──▶ `Linking.begin` ─┐
     collected kernels ──▶ `Linking.take` ──▶ sub-jobs (g++) ──▶ objects ──▶ `Linking.library` ──▶ entry
 
-A unit that the compiler refuses is compiled kernel by kernel, and what is refused then without its namespace.
+If the compiler rejects a unit, its kernels are compiled one by one, and a kernel that is rejected again is compiled
+without its namespace.
 """
 
 from __future__ import annotations

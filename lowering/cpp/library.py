@@ -1,4 +1,4 @@
-"""Libraries of compiled graphs in the process that calls them."""
+"""Loads the libraries of compiled graphs in the process that calls them."""
 
 from __future__ import annotations
 

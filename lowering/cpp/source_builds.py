@@ -1,10 +1,10 @@
-"""Libraries of CUDA and ROCm sources in the store, each under a key of its own.
+"""Stores libraries of CUDA and ROCm sources, each under its own key.
 
-A graph's entry has the library of each of its templates, but the candidates that lost, and equal templates of another
-graph, are in no entry: nvcc takes half a minute for one. So each library is an entry, too, and a graph's blob of equal
-bytes is the same file.
+A graph's entry has the library of each template that it uses. Candidates that lost, and equal templates of other
+graphs, are in no entry, although nvcc takes half a minute for each. So each library is stored as a separate entry, too;
+its blob and a graph's blob of equal bytes are the same file.
 
-    source, command without places, compiler, headers ──▶ key ──▶ found, or built and published
+    source, command without paths, compiler, headers ──▶ key ──▶ found, or built and published
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""C++ source of one translation unit: several generated kernels, and how Python calls each of them.
+"""C++ source of one translation unit: several generated kernels, and the way Python calls each of them.
 
-Inductor calls every kernel's function ``kernel``, and kernels define helpers under names that others use too. So each
-gets a namespace of its own, and a number that is its name in the library: `k3`. A unit lists its functions in a section
-of the object file that the linker gathers from all units of a library, so units are compiled in any order and know
-nothing of each other.
+Inductor calls every kernel's function ``kernel``, and different kernels define helpers of the same name. So each kernel
+gets its own namespace, and a number that is its name in the library: `k3`. A unit lists its functions in a section of
+the object file, and the linker gathers these sections from all units of a library. So units compile in any order,
+independently of each other.
 """
 
 from __future__ import annotations

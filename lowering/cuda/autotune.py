@@ -1,11 +1,11 @@
-"""Templates chosen by time (`max_autotune`): compiled by workers without a GPU, timed by one that is given it.
+"""Chooses templates by time (`max_autotune`): workers without a GPU compile them, a worker that sees it times them.
 
     lowering ──▶ candidates ──▶ sub-jobs that compile, side by side, no GPU ──▶ binaries in the job's directory
-        └──▶ a question ──▶ kept from before, or a sub-job that sees the device and runs alone ──▶ milliseconds ──▶ kept
+        └──▶ a query ──▶ stored result, or a sub-job that sees the device and runs exclusively ──▶ milliseconds, stored
 
 <tools>/measured/<digest of format, device, torch, switches and question>    milliseconds
 
-The process that times holds a CUDA context for as long as there is something to time, and some seconds longer.
+The timing process holds a CUDA context while there are candidates to time, and some seconds longer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Decisions that take a clock: kept beside a host's other facts, and made by who has the device.
+"""Decisions that need measurements: made by a process that has the device, stored beside the host's other facts.
 
-worker: lowering asks ──▶ `KnownAnswers` ──▶ kept, or a question to who asked for the compile ──▶ `answer`
-                                             one at a time ──▶ kept ──▶ the worker, which waits for it, goes on
+worker: lowering asks ──▶ `KnownAnswers` ──▶ stored result, or a query to the client ──▶ `answer`
+                                             one at a time ──▶ stored ──▶ the waiting worker continues
 
-A caller that can't be asked gets the questions as the compile's result, and asks again with the answers (`measure`).
+A client that cannot answer queries gets them as the compile's result. It measures, and submits the job again with the
+answers (`measure`).
 
 <tools>/measured/<digest of device, torch and question>    "1" or "0"; times of candidates (`tuning`)
 """

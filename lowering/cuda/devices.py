@@ -1,8 +1,8 @@
-"""The CUDA devices of a graph: what its worker is told of them, and where its code runs.
+"""The CUDA devices of a graph: the facts that its worker gets, and the devices that its code runs on.
 
-A worker compiles for devices that it does not see. Their facts travel with the request; which of several equal devices
-they are does not, and is said where code is loaded. What only a device can answer while a graph is lowered keeps it
-from travelling so: it is compiled by a worker that sees the devices, which is counted under the reason.
+A worker compiles for devices that it does not see. Their facts are sent with the request. Indices are not: which of
+several equal devices the code uses is decided when it is loaded. If lowering needs an answer that only a device can
+give, the graph is compiled by a worker that sees the devices; this is counted under the reason.
 
     parent: `placement`  ──▶ facts, in the key and the request ──▶ worker: `answered`
                └─▶ indices ──▶ load: the code's devices

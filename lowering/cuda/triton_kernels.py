@@ -1,8 +1,9 @@
-"""A graph's Triton kernels, compiled side by side into one part of its entry.
+"""Compiles a graph's Triton kernels side by side into one part of its entry.
 
-Each kernel is a sub-job that starts as soon as Inductor has generated its text, compiles all candidate configurations
-for the device that the text names, and touches no GPU. What comes back is plain data: binaries, and the text of the
-function that launches them. Which candidate is fastest is found out where the device is, see `triton_library`.
+Each kernel is a sub-job that starts as soon as Inductor has generated its text. It compiles all candidate
+configurations for the device that the text names, and touches no GPU. It returns plain data: binaries, and the text of
+the function that launches them. The fastest candidate is chosen in the process that has the device, see
+`triton_library`.
 
     generated text ──▶ `TritonLinking.take` ──▶ sub-jobs (Triton, ptxas) ──▶ `TritonLinking.part` ──▶ entry
 """

@@ -1,7 +1,7 @@
 """The Triton kernels of a graph in the process that calls them: loaded, measured and launched without Triton.
 
-A kernel's binary is loaded when it is first called. Where it has several candidates, they are measured then, on the
-very inputs of that call, as Inductor does; the choice is kept with the entry, so that nobody on such a device measures
+A kernel's binary is loaded at its first call. If it has several candidates, they are measured then, on the inputs of
+that call, as Inductor does. The choice is stored with the entry, so that no other process with such a device measures
 again.
 """
 

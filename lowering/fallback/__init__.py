@@ -1,10 +1,10 @@
-"""The fallback chain: where a graph is compiled, and what happens when that does not work.
+"""The fallback chain: at which level a graph is compiled, and the next step after a failure.
 
-    chain            the graph as Dynamo made it, else after AOTAutograd, else in this process
-    remote           a worker's compile of one captured graph, with all that the worker may ask
-    aot_graphs       the second of these: each graph that AOTAutograd makes, by a worker
-    eager            the end of the chain for a graph that killed its workers: it runs as it is
-    failed_levels    what failed at a level before, in whichever process, is not tried there again
+    chain            the levels in order: the Dynamo graph, the graphs after AOTAutograd, in this process
+    remote           the compile of one captured graph in a worker, with the worker's queries
+    aot_graphs       the second level: a worker compiles each graph that AOTAutograd makes
+    eager            runs a graph eagerly after it killed its workers
+    failed_levels    records levels that failed, so that no process tries them again
 
 Imports all other parts of `lowering`.
 """

@@ -1,7 +1,7 @@
-"""Level "fx": AOTAutograd runs in this process, and each graph it makes is compiled by a worker.
+"""Level "fx": AOTAutograd runs in this process, and a worker compiles each graph that it makes.
 
-The seam is Inductor's inner compile. A backward may come later than the forward, when the first
-backward pass runs: the options in force at the forward are put in force again for it.
+The seam is Inductor's inner compile. A backward may be compiled later than the forward, at the first backward pass: it
+is compiled under the options that were in force at the forward.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The fallback chain of one graph: where it is compiled, and what happens when that does not work.
+"""The fallback chain of one graph: the levels at which it can be compiled, in order.
 
     level "aot"           the graph as Dynamo made it    a worker runs AOTAutograd and Inductor
     level "fx"            the graphs AOTAutograd makes   a worker runs Inductor on each of them
-    level "in_process"    this process                   as if fxpool were not there
+    level "in_process"    this process                   as if fxpool were not used
 
-Each level goes through the same guarded cache. A graph that killed workers leaves the chain: it runs eagerly. Errors
-of the user's own (a graph that Inductor can't compile) come out of the last level as they always did, with the
+Each level goes through the same guarded cache. A graph that killed workers leaves the chain and runs eagerly. The
+user's own errors (a graph that Inductor cannot compile) are raised by the last level as without fxpool, with the
 worker's error as their context.
 
-What only a miss needs is imported on the way down: a hit's 0.05 s should not grow by half of that.
+Modules that only a miss needs are imported inside the functions that use them: they would add half to the 0.05 s of a
+hit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A graph that killed workers as often as it may is never compiled again under the same key: it runs as it is.
+"""Quarantine: a graph that killed its workers at every attempt is not compiled again under its key, but runs eagerly.
 
-Not in the user's process either: what killed a worker would kill that. One that was ended for its time or its memory is
-tried again by who allows more; what became of that takes the record's place. What the host is short of is no graph's
-doing: such errors are none of `DEADLY`.
+It is not compiled in the user's process either, since it would kill that, too. A graph that exceeded a limit of time or
+memory is tried again by a process with a larger limit, and the new outcome replaces the record. Resource shortages of
+the host are not the graph's fault: their errors are not in `DEADLY`.
 """
 
 from __future__ import annotations

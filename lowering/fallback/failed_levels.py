@@ -1,7 +1,7 @@
-"""Levels of the fallback chain that failed for a graph: no later process tries them again.
+"""Records the levels of the fallback chain that failed for a graph: later processes skip them.
 
-A level that fails costs a compile, and those below it another. What failed there and works further down is remembered
-by the key of that level (`codecache.store.failed`), as what can't be sent back is.
+A level that fails costs a compile, and each level below costs another. A level that failed although a lower level works
+is recorded under its key (`codecache.failed`), as is a result that could not be sent back.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A worker's compile of one captured graph: ask for it, answer what it asks, and load what comes back.
+"""The compile of one captured graph by a worker: submit the job, answer its queries, load the result.
 
     submit ──▶ worker ──▶ an entry in the store         loaded from there
-                      ├─▶ the result itself             where nothing may be kept, or nothing could be written
-                      ├─▶ questions for a device        timed here while it waits (`on_ask`); where it could not ask,
-                      │                                 timed here, and asked again with the answers
-                      └─▶ a device it has to see        asked again with the devices in sight
+                      ├─▶ the result inline             if it may not be cached, or could not be written
+                      ├─▶ queries for a device          timed here while the worker waits (`on_ask`); if it cannot
+                      │                                 ask, timed here, and submitted again with the answers
+                      └─▶ a device that it has to see   submitted again with the devices visible
 
-Several processes may want one graph: they share a flight, and the one compile may come to guards that do not hold for
-the others. Those ask again, for their own sizes.
+Several processes may want the same graph. They share one compile (single-flight), and its guards may not hold for all
+of them. Those processes submit a job again, for their own sizes.
 
 Only a miss imports this module, with the pool's client: 0.05 s.
 """

@@ -1,4 +1,4 @@
-"""``fxpool.install()`` and ``fxpool.uninstall()``: fxpool's pools in the place of Inductor's own."""
+"""``fxpool.install()`` and ``fxpool.uninstall()``: replace Inductor's pools by fxpool's, and restore them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs that Inductor sends, in a worker: a call of one of torch's functions, or the compile of a graph."""
+"""Inductor's jobs, in a worker: a call of a torch function, or the compile of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools in the place of Inductor's own, in the process that compiles: they send its kernels and graphs to fxpool's."""
+"""Pools that replace Inductor's in the compiling process: they send its kernels and graphs to fxpool's pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of a job that Inductor sends, and its result, as both ends know them."""
+"""The input and the result of an Inductor job, shared by both sides."""
 
 from __future__ import annotations
 

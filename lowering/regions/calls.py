@@ -1,7 +1,7 @@
-"""The tree of module calls behind a Dynamo graph, from what Dynamo notes at each node.
+"""The tree of module calls behind a Dynamo graph, read from the metadata of its nodes.
 
-A call is a range of nodes with a name and a class. A graph that an operator of operators is given (a checkpoint, a
-region that the user marked) counts as a call, too, with the nodes of that graph as its weight.
+A call is a range of nodes with a name and a class. A subgraph of a higher-order operator (a checkpoint, a region that
+the user marked) counts as a call, too, and its nodes count as the weight.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""From a Dynamo graph to the composed callable of its pieces, or the reason why it stays whole.
+"""Compiles a Dynamo graph in pieces to a composed callable, or gives the reason why it stays whole.
 
-    graph ──▶ calls, plan ──▶ intervals ──▶ pieces ──▶ distinct ones ──▶ captured and looked up, one after another
-                                                                          │ not there: a worker each, side by side
-    composed callable ◀── generated code ◀── loaded, or the next level of the fallback chain ◀────┘
+    graph ──▶ calls, plan ──▶ intervals ──▶ pieces ──▶ distinct pieces ──▶ captured and looked up, one after another
+                                                                            │ misses: a worker each, side by side
+    composed callable ◀── generated code ◀── loaded, or the next level of the fallback chain ◀──────┘
 
-A piece that fails goes down the fallback chain by itself; the others do not notice.
+A piece that fails goes down the fallback chain alone; the other pieces are not affected.
 """
 
 from __future__ import annotations

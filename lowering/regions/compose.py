@@ -1,13 +1,13 @@
-"""The callables of a graph's pieces in one line of generated code.
+"""Composes the callables of a graph's pieces into straight-line generated code.
 
     def composed(a0, a1, ...):
         v0, = f0([a0, a1])
-        del a0                        # its last use is over
+        del a0                        # after its last use
         v1, v2, = f1([v0, a1])
         return (v1, v2)
 
-Locals, no dictionaries, and nothing that runs per call besides the pieces. A piece takes its inputs in a list that it
-may empty, so that it frees what it has used up; a value is dropped here where its last piece has it.
+It uses locals instead of dictionaries, and runs nothing per call besides the pieces. A piece takes its inputs in a list
+that it may empty, to free memory early; a value is deleted here once the last piece that uses it has it.
 """
 
 from __future__ import annotations

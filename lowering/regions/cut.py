@@ -1,6 +1,6 @@
-"""Where a graph is cut: equal calls first, what is left in parts of a size that keeps the cores busy.
+"""Chooses the cuts of a graph: equal calls first, the remaining nodes in parts large enough to keep the cores busy.
 
-Brings the numbers of `plan` together with what `traced` allows and `pieces` takes for equal.
+Combines the numbers of `plan` with the cuts that `traced` allows and the pieces that `pieces` considers equal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""An interval of a graph as a graph of its own, and what tells two such graphs apart.
+"""Makes an interval of a graph a separate graph, and compares two such graphs.
 
-Two pieces are the same if they are the same as plain data: operators, arguments, what is known of inputs (sizes,
-strides, offsets, types, which of them share memory, which require gradients), constants by content, metadata of nodes
-that compiling reads. That is the form which keys are made of (`codecache.graph.graph_codec`), so what can't be put
-into it is not taken for equal to anything.
+Two pieces are equal if they are equal as plain data: operators, arguments, facts about inputs (sizes, strides, offsets,
+types, shared memory, which inputs require gradients), constants by content, and metadata of nodes that the compile
+reads. Keys are made of the same form (`codecache.graph_codec`), so a piece that cannot be encoded equals no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which cuts of a graph are worth making, decided on numbers: weights of nodes, digests of intervals, live values.
 
-Weights are numbers of nodes, which the time of lowering grows with. Equal digests mean that one compile serves both.
+Weights count nodes, as the time of lowering grows with them. Equal digests mean that one compile serves both.
 """
 
 from __future__ import annotations

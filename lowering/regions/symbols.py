@@ -1,10 +1,10 @@
-"""Symbols of two pieces that mean the same under different names.
+"""Matches symbols of two pieces that differ in name only.
 
-With ``dynamic=True`` each block's numbers are inputs of the graph, each with a symbol of its own (`zf12` is the epsilon
-of one normalization, `zf40` that of the next). To compare two pieces, symbols are called by the order in which they
-appear; what the graph knows of each (range, replacement, value in this call, guards) is compared as well. What one
-compile finds out about the symbols of its piece is then made known of the others' symbols: their values are the same in
-this call, so it holds for them, and Dynamo checks it of each in later calls.
+With ``dynamic=True`` each block's numbers are inputs of the graph, each with a separate symbol (`zf12` is the epsilon
+of one normalization, `zf40` that of the next). To compare two pieces, symbols are renamed in order of appearance; the
+facts that the graph has about each (range, replacement, value in this call, guards) are compared as well. Guards that
+one compile adds for its piece's symbols are then translated to the other piece's symbols. They hold there, because the
+values are the same in this call, and Dynamo checks them for each piece in later calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A graph as Dynamo made it, and where it may be cut.
+"""A Dynamo graph, and the places where it may be cut.
 
-A cut is refused where it would change what the program does: inside of a stretch under another state (autocast,
-gradients off), where memory that one side writes to is used on the other, and where a value has no form as the input
-of a graph. Unsure means whole.
+A cut is refused where it could change the program's behaviour: inside a stretch under another state (autocast,
+gradients off), where one side writes to memory that the other side uses, and where a value cannot be an input of a
+graph. In doubt, the graph is not cut.
 """
 
 from __future__ import annotations

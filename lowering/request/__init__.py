@@ -1,12 +1,12 @@
-"""From what Dynamo hands over to plain data that can travel, and its key.
+"""Encodes Dynamo's graph and inputs as plain data that can be sent to a worker, with a key.
 
-    capture            graph, inputs, sources and shapes as a request, and the key of the cache
-    compile_request    the request: all that a worker needs
-    ambient            the state of the process that shapes code: captured, in the key, re-entered
-    variables          environment variables that shape code
-    needed             modules, libraries and definitions that a graph needs elsewhere
+    capture            builds a request and its cache key from graph, inputs, sources and shapes
+    compile_request    the request: everything that a worker needs
+    ambient            process state that affects code: captured, in the key, re-entered
+    variables          environment variables that affect code
+    needed             modules, libraries and definitions that another process needs for a graph
     placement          the graph's CUDA devices
-    overlap            which inputs share memory
+    overlap            inputs that share memory
 
 Imports no other part of `lowering`.
 """

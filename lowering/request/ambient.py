@@ -1,9 +1,9 @@
-"""The state of a process that shapes compiled code, in one record.
+"""The process state that affects compiled code, in one record.
 
-Captured once per request, hashed into the key, and re-entered in the worker and in any thread that
-loads an entry. It consists of global switches (`torch_compat.switches`), configuration
-(`torch_compat.configs`), the code that is configured, and the environment variables that torch and Triton read at every
-compile (`variables`). What can't be re-entered (`torch_compat.thread_state`) is refused by name.
+It is captured once per request, hashed into the key, and re-entered in the worker and in any thread that loads an
+entry. It consists of global switches (`torch_compat.switches`), configuration (`torch_compat.configs`), the code that
+the configuration refers to, and the environment variables that torch and Triton read at every compile (`variables`).
+State that cannot be re-entered (`torch_compat.thread_state`) is refused by name.
 """
 
 from __future__ import annotations

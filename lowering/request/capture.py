@@ -1,7 +1,7 @@
-"""From what Dynamo hands to a backend to a request that can travel, and its key.
+"""Builds a request that can be sent to a worker, and its key, from the arguments of a backend call.
 
-Everything is read; nothing of the graph, its inputs or the tracing context is changed, because
-Dynamo goes on using them when the backend has returned.
+Capture only reads: it changes nothing of the graph, its inputs or the tracing context, because Dynamo continues to use
+them after the backend has returned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What another process needs before it can rebuild a graph."""
+"""The modules, libraries and definitions that another process needs before it can rebuild a graph."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Inputs that share memory: recorded at capture, checked at every call of a graph that changes its inputs.
+"""Inputs that share memory: recorded at capture, checked at every call of a graph that mutates its inputs.
 
-Code compiled for inputs that lie apart is wrong for inputs that overlap when it writes to one of
-them, and Dynamo guards neither on overlap nor on storage offsets. So the layout of shared memory is
-part of a key, and a graph that mutates inputs is only run on calls laid out like the one it was
-compiled for; `Checked` sends every other call elsewhere.
+Code that was compiled for separate inputs and writes to one of them is wrong for inputs that overlap, and Dynamo guards
+neither on overlap nor on storage offsets. So the layout of shared memory is part of a key, and a graph that mutates
+inputs is only run on calls with the layout that it was compiled for; `Checked` sends every other call elsewhere.
 
-Intervals of memory are compared, not elements: two interleaved views count as overlapping, which
-costs such callers a compile of their own and never a wrong number.
+Intervals of memory are compared, not elements: two interleaved views count as overlapping. That costs such callers a
+separate compile, but never gives wrong results.
 """
 
 from __future__ import annotations

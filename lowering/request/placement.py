@@ -1,4 +1,4 @@
-"""The CUDA devices of a graph: which they are here, what a worker is told of them, and why one may have to see them."""
+"""The CUDA devices of a graph: their indices here, the facts for its worker, and reasons why a worker must see them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Variables of the environment that shape compiled code: which are in a key, and which a worker gets.
+"""Environment variables that affect compiled code: those in a key, and those that a worker gets.
 
-torch and Triton read them at every compile, and no configuration has them. Which of Triton's count is what Triton says
-of itself (what invalidates its cache, and its options' defaults); a test asks the installed Triton.
+torch and Triton read them at every compile, and no configuration contains them. Triton itself says which of its
+variables count (those that invalidate its cache, and those of its options' defaults); a test compares this list with
+the installed Triton.
 """
 
 from __future__ import annotations

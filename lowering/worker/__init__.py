@@ -1,12 +1,12 @@
 """The code that runs in a worker, and in the zygote that workers are forked from.
 
     jobs        the functions that a pool calls
-    compiler    one request through AOTAutograd and Inductor; in the caller's process for mode ``serialize``
-    packages    an exported program through AOTInductor
-    wrapper     the generated module as code that needs no compiler to load
-    recompute   a kept graph compiled once more and compared: ``fxpool cache verify --recompute``
-    random_inputs   inputs to run both on
-    warmup      small compiles in the zygote, so that a worker's first job costs what its second does
+    compiler    runs a request through AOTAutograd and Inductor; in the caller's process for mode ``serialize``
+    packages    compiles an exported program with AOTInductor
+    wrapper     links the generated module into code that loads without a compiler
+    recompute   compiles a cached graph again and compares: ``fxpool cache verify --recompute``
+    random_inputs   makes inputs to run both versions on
+    warmup      small compiles in the zygote, so that a worker's first job is as fast as later ones
 
 Imports `request`, `artifact`, `cpp`, `cuda` and `core`.
 """

@@ -1,8 +1,7 @@
-"""Compile a request in this process: rebuild the graph, run AOTAutograd and Inductor, link, pack.
+"""Compiles a request in this process: rebuild the graph, run AOTAutograd and Inductor, link, pack.
 
-Runs in a worker for mode ``subprocess`` and in the asker's process for ``serialize``. Lowering is
-torch's; everything around it here is about handing it the same graph, under the same state, as
-the asking process has.
+Runs in a worker for mode ``subprocess`` and in the client's process for ``serialize``. Lowering is torch's; this module
+gives it the same graph, under the same state, as in the client's process.
 """
 
 from __future__ import annotations

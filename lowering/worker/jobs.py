@@ -1,7 +1,7 @@
 """The job functions that run in the pool, and the imports of the zygote before it forks.
 
-A worker is forked from a zygote that has imported this module, serves one job and ends. It shares
-nothing with the process that asks but the request.
+A worker is forked from a zygote that has imported this module, runs one job and exits. It shares nothing with the
+client's process but the request.
 """
 
 from __future__ import annotations

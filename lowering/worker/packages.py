@@ -1,4 +1,4 @@
-"""The compile of an exported program in a worker."""
+"""Compiles an exported program in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real inputs of a graph, made up from the description of those it was compiled for."""
+"""Makes real inputs of a graph, from the descriptions of the inputs that it was compiled for."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The job of ``fxpool cache verify --recompute``: compile a kept graph once more, and compare.
+"""The job of ``fxpool cache verify --recompute``: compile a cached graph again, and compare.
 
-    request that the entry keeps ──▶ `jobs.compile_job`, no store looked into ──┐
-    what the entry holds ───────────────────────────────────────────────────────┴▶ code, guards, effects compared;
-                                                                                   on the CPU, both run on equal inputs
+    request stored with the entry ──▶ `jobs.compile_job`, without a store ──┐
+    contents of the entry ──────────────────────────────────────────────────┴▶ code, guards, effects compared;
+                                                                               on the CPU, both run on equal inputs
 
-Both run in this worker: code that crashes ends the job, and nothing else.
+Both run in this worker: code that crashes ends only the job.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Small compiles in the zygote, so that a worker's first job costs what its second does.
+"""Small compiles in the zygote, so that a worker's first job is as fast as later ones.
 
-A first compile registers pattern tables and decompositions, imports the back ends that it asks for, and fills sympy's
-and torch's own memories: half a second to a second in every worker otherwise, because each one serves one job and ends.
-Nothing of the small graphs is kept; no C++ and no Triton kernel is compiled, and no thread is started.
+A first compile registers pattern tables and decompositions, imports the back ends that it needs, and fills sympy's and
+torch's caches. Without the warm-up this would take half a second to a second in every worker, because each worker runs
+one job and exits. The results of the small graphs are discarded; no C++ or Triton kernel is compiled, and no thread is
+started.
 
-A zygote must not touch a GPU: asking CUDA's driver for anything starts a thread, and a process with threads can't be
-forked. So no device is within reach, and what is warmed up for one is answered from facts of a common model. Which one
-does not matter: what stays is what knows of no device (`preload.forget_devices`), and tables of patterns, which are
-kept by a device's number.
+A zygote must not touch a GPU: any call of CUDA's driver starts a thread, and a process with threads cannot be forked
+safely. So devices are out of reach, and the warm-up for a device is answered from the facts of a common model. The
+model does not matter: only state that does not depend on a device remains (`preload.forget_devices`), and pattern
+tables, which are stored by device index.
 """
 
 from __future__ import annotations

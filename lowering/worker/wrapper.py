@@ -1,10 +1,10 @@
-"""Linking a graph's wrapper: from Inductor's generated module to a code object that loads without a compiler.
+"""Links a graph's wrapper: turns Inductor's generated module into a code object that loads without a compiler.
 
-The generated text imports half of Inductor to name a few functions of torch, and holds every kernel's source to have
-it compiled. The linker keeps what a call needs: unused imports, benchmarks and sample inputs go; kernels become
-functions of the entry's libraries; functions of torch are named where torch has them. Line numbers stay those of the
-generated text, so that tracebacks show it. What is not recognised keeps its text, and torch's loader with it, and is
-named in `LinkedWrapper.unlinked`.
+The generated text imports half of Inductor to name a few functions of torch, and contains every kernel's source to have
+it compiled. The linker keeps only the parts that a call needs. It removes unused imports, benchmarks and sample inputs;
+replaces kernels by functions of the entry's libraries; and imports functions of torch from the modules that define
+them. Line numbers stay those of the generated text, so that tracebacks show it. Code that the linker does not recognise
+is kept with torch's loader, and is listed in `LinkedWrapper.unlinked`.
 """
 
 from __future__ import annotations
