@@ -1,4 +1,4 @@
-"""Calls when a module of torch's has been imported: its classes are needed then, and importing it takes time before."""
+"""Calls a function once a torch module has been imported, for code that needs its classes but must not import it."""
 
 from __future__ import annotations
 

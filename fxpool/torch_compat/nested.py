@@ -1,4 +1,4 @@
-"""Values in nested containers, as torch takes them apart and puts them together."""
+"""Flattens and rebuilds nested containers as torch does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attribute of torch's or Triton's replaced for a while."""
+"""Replaces one attribute of torch's or Triton's temporarily."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Supported releases of torch and Python, supported platforms, and the message for any other.
 
-A new release of torch: docs/architecture/torch-releases.md says what to read and to run before `NEWEST` is raised.
+For a new torch release, docs/architecture/torch-releases.md lists what to read and to run before raising `NEWEST`.
 """
 
 from __future__ import annotations

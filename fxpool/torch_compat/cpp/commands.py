@@ -1,7 +1,7 @@
-"""Compiler commands and flags as Inductor makes them, and the collection of its C++ kernels.
+"""Compiler commands and flags as Inductor builds them, and the collection of its C++ kernels.
 
-In a worker the kernels of a graph are collected instead of compiled one by one (`collecting`), so
-that fxpool decides how they are grouped; the compiler's command line for a group is Inductor's.
+In a worker the kernels of a graph are collected instead of compiled one by one (`collecting`), so that fxpool decides
+how they are grouped. The compiler's command line for a group is Inductor's.
 """
 
 from __future__ import annotations

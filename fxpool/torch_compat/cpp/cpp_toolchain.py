@@ -1,10 +1,11 @@
-"""Lists the C++ compilers that Inductor would try, in its order, and clears what it remembers of the one it found.
+"""Lists the C++ compilers that Inductor would try, in its order, and clears its cache of the compiler that it chose.
 
 Inductor 2.11 to 2.13 go through `config.cpp.cxx` (by default None and then $CXX or g++, read when the module was
-imported) and take the first that runs; None stands for one that it downloads, if told to by TORCH_INDUCTOR_INSTALL_GXX.
-The choice, the compiler's kind and its version are remembered for the life of a process, some of it without the
-compiler's name: a process that changes to another compiler (a worker, forked from a zygote that warmed up with its own;
-a program that changes the configuration) would use the first one's flags with it.
+imported) and take the first that runs; None stands for a compiler that Inductor downloads if
+TORCH_INDUCTOR_INSTALL_GXX is set. Inductor caches the choice, the compiler's kind and its version for the life of a
+process, some of it without the compiler's name. So a process that changes to another compiler (a worker, forked from a
+zygote that warmed up with a different one; a program that changes the configuration) would use the first one's flags
+with it.
 """
 
 from __future__ import annotations

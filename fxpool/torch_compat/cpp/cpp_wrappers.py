@@ -1,4 +1,4 @@
-"""Graphs that are called through C++ (``config.cpp_wrapper``): Inductor's libraries, taken as they are built.
+"""Graphs that are called through C++ (``config.cpp_wrapper``): takes Inductor's libraries as they are built.
 
 Such a graph's generated module hands one long C++ source to Inductor's builder, which compiles it and loads the
 library. In a worker the library is built, but not loaded (`collecting`), and its bytes go into the entry; the process

@@ -1,8 +1,8 @@
-"""Graphs on a GPU that are called through C++: the binaries of their Triton kernels are put into their library.
+"""GPU graphs that are called through C++: embeds the binaries of their Triton kernels in the library.
 
-Inductor's source has the paths of files in the directory of the process that compiled the kernels, and loads them from
-there when the graph is first called: nothing that another process, or another day, can rely on. CUDA's driver takes a
-binary from memory as well, and the assembler takes one into a library (`.incbin`), as AOTInductor's packages have it.
+Inductor's source contains paths of files in the directory of the process that compiled the kernels, and loads them from
+there at the graph's first call. Another process, or a later run, cannot rely on these files. CUDA's driver also loads a
+binary from memory, and the assembler can embed one in a library (`.incbin`), as in AOTInductor's packages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds the vector instruction sets that Inductor may use on this host, with one compile.
 
-Inductor builds, and loads in a fresh interpreter, one test program per instruction set and per extension of it
-(2.13: up to seven programs, each including torch's vector headers). `probe_source` puts all of them into one, for the
-best set that the CPU reports; if that program builds and loads, every lesser set is assumed to work, too.
+Inductor builds one test program per instruction set and per extension of it, and loads it in a fresh interpreter (2.13:
+up to seven programs, each including torch's vector headers). `probe_source` combines all of them into one program for
+the best set that the CPU reports. If that program builds and loads, every lesser set is assumed to work, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The compilers of `source_kernels`: which of them the configuration lets Inductor use, and how they are called.
 
-`kept` stands before Inductor's call of nvcc and of ROCm's clang, for candidates of autotuning as well as for the
-kernels of a graph: what was built before, of the same source by the same command, is put where Inductor would have it.
+`kept` wraps Inductor's call of nvcc and of ROCm's clang, both for candidates of autotuning and for the kernels of a
+graph: an earlier build of the same source by the same command is copied to the path where Inductor expects it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Kernels in sources of one library each: C++, Halide programs, and CUDA and ROCm templates (CUTLASS, CK).
 
-A generated module hands such a source to Inductor, which runs its compiler and loads the library that comes of it. In a
-worker the library is built and not loaded (`collecting`); the process that calls the graph loads its bytes (`opened`).
+A generated module hands such a source to Inductor, which runs the compiler and loads the resulting library. In a worker
+the library is built but not loaded (`collecting`); the process that calls the graph loads its bytes (`opened`).
 
     cpp      g++: a library of plain C functions (Inductor's ordinary kernels have Python bindings: see `commands`)
-    halide   Halide's generator in a process of its own, then g++; all its kernels share one runtime library
+    halide   Halide's generator in a separate process, then g++; all its kernels share one runtime library
     cuda     nvcc
     rocm     ROCm's clang
 

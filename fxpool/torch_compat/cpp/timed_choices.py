@@ -1,8 +1,8 @@
-"""Choices between ways to compute on the CPU by time: what Inductor asks its cache of times, and answers to it.
+"""Choices by time between candidates on the CPU: intercepts Inductor's lookups in its cache of times.
 
-Under `max_autotune` lowering builds candidates for a matrix product (C++ templates, oneDNN, ATen), looks their times up
-in a file of its cache directory, and times them where they are not there. Here a `Times` takes the file's place, and
-says when the clock may run. Candidates for a GPU are in `torch_compat.triton.autotuning`.
+Under `max_autotune` lowering builds candidates for a matrix product (C++ templates, oneDNN, ATen), looks up their times
+in a file of its cache directory, and times those that are missing. Here a `Times` object replaces that file, and
+decides when timing may run. Candidates for a GPU are in `torch_compat.triton.autotuning`.
 
 Source: torch/_inductor/codecache.py (PersistentCache) and select_algorithm.py, 2.11 and 2.13.
 """

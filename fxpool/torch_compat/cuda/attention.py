@@ -1,8 +1,9 @@
 """Finds and sets the implementation of attention that a graph's calls use.
 
-``scaled_dot_product_attention`` asks the device while it is traced: flash, memory-efficient, cuDNN's or plain. A worker
-has no device to ask. So the process that has one traces each call by itself, under fake tensors, and records torch's
-choice; it travels with the graph, and the worker's call uses it.
+While ``scaled_dot_product_attention`` is traced, it queries the device to choose between flash, memory-efficient,
+cuDNN's and plain attention. A worker has no device to query. So the process that has the device traces each call
+separately, under fake tensors, and records torch's choice; the choice is sent with the graph, and the worker's call
+uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Facts of common GPUs, for compiling where there is none.
+"""Facts of common GPUs, to compile for them without a device.
 
-In the form of `device_facts.capture`. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
-programming guide. A real device's answers take precedence: these are for tests, and to inspect compiled code.
+They have the form of `device_facts.capture`. Sources: NVIDIA's data sheets and the compute capability table of the CUDA
+programming guide. A real device's answers take precedence: these facts are for tests, and to inspect compiled code.
 """
 
 from __future__ import annotations

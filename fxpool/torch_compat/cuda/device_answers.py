@@ -1,7 +1,7 @@
-"""Compiles for a CUDA device in a process that has none: torch and Triton get their answers from `DeviceFacts`.
+"""Compiles for a CUDA device in a process that has none: answers torch and Triton from `DeviceFacts`.
 
-A question that they can't answer is an error that names it: nothing is guessed. Generated code is not executed: a
-generated module is only read for the calls that compile its kernels.
+A query without an answer is an error that names it: no answer is guessed. Generated code is not executed: a generated
+module is only read for the calls that compile its kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Captures facts that compiling for a CUDA device depends on, as plain data.
 
-Lowering and Triton ask a device for a handful of facts. The process that has the device reads them once (`capture`);
-they travel with each request, are part of its key, and a worker answers from them (`torch_compat.cuda.device_answers`)
-without touching a device.
+Lowering and Triton query a device for a handful of facts. The process that has the device reads them once (`capture`).
+They are sent with each request and are part of its key, and a worker answers from them
+(`torch_compat.cuda.device_answers`) without touching a device.
 """
 
 from __future__ import annotations

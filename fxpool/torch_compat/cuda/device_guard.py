@@ -1,9 +1,9 @@
 """Answers torch's C++ about CUDA devices while it traces for them, in a process that has none.
 
-Autograd notes a stream for each tensor of a device, fake ones included, asks torch's guard of that kind of device for
-it, and asks whether there is such a device at all; a convolution asks for cuDNN. A build without CUDA has no guard, and
-a build with CUDA asks a driver that sees no device. A small library, compiled once per host and build of torch, puts a
-guard with one stream in that place and answers the rest from a few numbers.
+Autograd records a stream for each tensor of a device, fake ones included. It gets the stream from torch's guard of that
+device type, and checks whether such a device exists; a convolution checks for cuDNN. A build without CUDA has no guard,
+and a build with CUDA calls a driver that sees no device. A small library, compiled once per host and build of torch,
+registers a guard with one stream instead, and answers the other queries from a few numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keeps devices out of reach for a while, in a process that must stay safe to fork.
+"""Keeps devices out of reach temporarily, in a process that must stay safe to fork.
 
-Asking CUDA's driver for anything, even for the number of devices when all are hidden, starts a thread, and leaves a
-state that children of the process can't use. Torch asks in many places: functions of `torch.cuda`, Triton's driver, the
-guards of its C++, by which autograd counts devices. Inside `out_of_reach` all of them find none. To answer for a device
-instead (`device_answers`), enter that inside it.
+Any call of CUDA's driver, even for the number of devices when all are hidden, starts a thread and leaves a state that
+children of the process cannot use. Torch calls it in many places: functions of `torch.cuda`, Triton's driver, and the
+guards of its C++, through which autograd counts devices. Inside `out_of_reach` none of them sees a device. To answer
+for a device instead (`device_answers`), enter that inside `out_of_reach`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decides whether a matrix product is padded: lowering times that, and a worker has no device to time.
+"""Decides whether to pad a matrix product: lowering measures this, and a worker has no device to measure on.
 
-If sizes alone do not decide, Inductor runs both products and compares. In a worker such a question is answered by
-earlier measurements, or recorded (`asking`); the process with the device answers it (`measure`), by Inductor's own
+If sizes alone do not decide, Inductor runs both products and compares. In a worker such a query is answered by earlier
+measurements, or recorded (`asking`). The process with the device then answers it (`measure`), by Inductor's own
 measurement, and the graph is compiled again.
 """
 

@@ -1,9 +1,9 @@
-"""Makes torch's table of backends safe for threads that ask for an unknown backend at once.
+"""Makes torch's table of backends safe for threads that look up an unknown backend at the same time.
 
 `lookup_backend` checks whether it has the name, loads the entry point, and registers the result under a name that must
-be new. Between the first and the last step several threads get there, and all but one fail ("duplicate name"). An entry
-point can only prevent that while it is imported, as Python's import lock admits one thread at a time then: the
-registering function has already been called, but has not looked into the table yet.
+be new. Several threads can pass the check before one of them registers; all others then fail ("duplicate name"). An
+entry point can prevent this only while it is imported, because Python's import lock then admits one thread at a time:
+the registering function has been called, but has not checked the table yet.
 """
 
 from __future__ import annotations

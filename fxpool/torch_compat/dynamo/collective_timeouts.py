@@ -1,8 +1,8 @@
-"""Timeouts of collectives, which grow by what a hit saved.
+"""Extends timeouts of collectives by the time that a hit saved.
 
-One rank may be served a graph that another compiles for minutes; the first then waits in a collective, which NCCL would
-give up. As after a hit of Inductor's own cache, all groups of this process wait longer for their next collective. Other
-backends than NCCL's do not know of it.
+One rank may be served a graph that another rank compiles for minutes. The first rank then waits in a collective, and
+NCCL would time out. As after a hit of Inductor's own cache, all groups of this process get a longer timeout for their
+next collective. Only NCCL's backend supports this.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""torch's own record of a compile in a worker, put among that of the process it was compiled for.
+"""Merges torch's own record of a compile in a worker into the records of the client process.
 
     compile_times()            seconds by function               torch._dynamo.utils.compilation_time_metrics
     calculate_time_spent()     nanoseconds by phase              torch._dynamo.utils.cumulative_time_spent_ns
     get_compilation_metrics()  ``..._us`` of the compile that is under way, from which torch makes its seconds
                                (``inductor_compile_time_s``, ``code_gen_time_s``)
-    counters                   of Inductor's passes and lowering, but those that come back with the loaded graphs
+    counters                   of Inductor's passes and lowering, except those that come back with the loaded graphs
 
-A graph that is served from the cache has none: nothing was compiled, as in stock Inductor.
+A graph that is served from the cache adds no record, because it was not compiled; stock Inductor does the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Inputs of graphs after AOTAutograd that are no values: a device mesh (torch 2.13 and later).
+"""Inputs of graphs after AOTAutograd that are not values: a device mesh (torch 2.13 and later).
 
-DTensor's device mesh is an input of the graph that AOTAutograd makes, which hands it on to the backward and does
-nothing else with it. A worker gets something of the same class in its place.
+DTensor's device mesh is an input of the graph that AOTAutograd makes. The graph only passes it on to the backward. A
+worker gets an object of the same class in its place.
 """
 
 from __future__ import annotations

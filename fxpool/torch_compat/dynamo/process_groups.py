@@ -1,8 +1,8 @@
 """Process groups by name, in graphs of functional collectives.
 
-A graph names a group by text that says which group it is in this process: ranks that compute the same in groups of
-their own have other names. For a compile only a group's size matters, so graphs number their groups, a worker has
-groups of these sizes to show, and the names are put into code where it is loaded.
+A graph refers to a group by a name that is valid in this process only: ranks that do the same computation in their own
+groups have other names. Only a group's size matters to a compile. So groups are numbered in the encoded graph, a worker
+gets placeholder groups of the same sizes, and the names are inserted when the code is loaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Symbolic shapes as data: the state of the parent's ShapeEnv for a worker, and the worker's guards for the parent.
 
-A worker compiles with symbols of the same names, ranges, replacements and hints as the parent,
-so that its proofs and guards mean the same there. The state travels as a pickle of
-plain attributes (`dump`, `load`); the part that belongs in a key is `facts`, which leaves hints out,
-because guards on them are checked when an entry is looked up. Guards come back as sympy
-expressions over the symbols of the inputs (`guards_over`) and are added to the parent's
-ShapeEnv by `add_guard`.
+A worker compiles with symbols of the same names, ranges, replacements and hints as the parent, so that its proofs and
+guards mean the same there. The state is sent as a pickle of plain attributes (`dump`, `load`). The part that belongs in
+a key is `facts`; it leaves hints out, because guards on them are checked when an entry is looked up. Guards come back
+as sympy expressions over the symbols of the inputs (`guards_over`), and `add_guard` adds them to the parent's ShapeEnv.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Graphs that are compiled without Dynamo: their shapes, and files of the kind that torch's own artifacts are in."""
+"""Graphs that are compiled without Dynamo: their shapes, and files in the format of torch's own artifacts."""
 
 from __future__ import annotations
 

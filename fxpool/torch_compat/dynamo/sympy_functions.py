@@ -1,7 +1,7 @@
 """torch's own sympy functions and constants, found by inspection in the installed version.
 
-torch 2.11 to 2.13 keep them in `torch.utils._sympy.functions` and `.numbers`; a class that a later version adds appears
-here by itself, and callers refuse names that they do not know.
+torch 2.11 to 2.13 define them in `torch.utils._sympy.functions` and `.numbers`. A class that a later version adds is
+found automatically, and callers refuse unknown names.
 """
 
 from __future__ import annotations

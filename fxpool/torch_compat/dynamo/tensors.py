@@ -1,8 +1,8 @@
 """A tensor's description, and the fake tensor made from it in another process.
 
-torch's own graph pickler refuses views (it clears the fake mode of a view but not of its base),
-so descriptions are ours; the tensor is built by torch's MetaConverter, which keeps views,
-shared storages and leaves as they were. Sizes, strides and offsets may be symbolic.
+torch's own graph pickler refuses views (it clears the fake mode of a view but not of its base), so fxpool has its own
+descriptions. The tensor is built by torch's MetaConverter, which preserves views, shared storages and leaves. Sizes,
+strides and offsets may be symbolic.
 """
 
 from __future__ import annotations

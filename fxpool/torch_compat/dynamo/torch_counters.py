@@ -1,8 +1,8 @@
-"""torch's own counters of its caches, which its users' tools and tests read.
+"""torch's own counters of its caches, which users' tools and tests read.
 
-Each look into the cache is in ``torch._dynamo.utils.counters``, among the metrics of the compile that is under way
-(``get_compilation_metrics()``), and an artifact of the structured trace (``TORCH_TRACE``).
-A graph as Dynamo made it counts as AOTAutograd's, and the one or two that AOTAutograd makes of it as Inductor's.
+Each lookup in the cache is counted in ``torch._dynamo.utils.counters``, in the metrics of the compile that is under way
+(``get_compilation_metrics()``), and in an artifact of the structured trace (``TORCH_TRACE``).
+A graph as Dynamo made it counts as AOTAutograd's, and the one or two graphs that AOTAutograd makes of it as Inductor's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dynamo's tracing context, as far as a backend needs it: fake inputs, sources, guards and ids.
 
-A backend is called while Dynamo's ``TracingContext`` is active. Three parts of it leave the
-process with a graph: the fake mode (through `shape_env` and `tensors`), the source of every
-input, and the guards that compiling adds, which Dynamo reads after the backend has returned.
+A backend is called while Dynamo's ``TracingContext`` is active. Three parts of it leave the process with a graph: the
+fake mode (through `shape_env` and `tensors`), the source of every input, and the guards that compiling adds, which
+Dynamo reads after the backend has returned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Takes a Dynamo graph through AOTAutograd and Inductor, and makes a callable of the result.
 
-AOTAutograd can bundle forward and backward into one picklable result for its own cache. Here that
-result is taken at the moment it would be saved (`compile_graph`), and turned into a callable in
-another process (`wrap`). torch's cache itself is neither read nor written.
+AOTAutograd can bundle forward and backward into one picklable result for its own cache. Here that result is intercepted
+when torch would save it (`compile_graph`), and turned into a callable in another process (`wrap`). torch's cache itself
+is neither read nor written.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     hit, compile ──▶ record ──▶ torch's manager ──save──▶ `read`: the bytes, only now ──▶ the program's file
     the program's file ──load──▶ torch's factory: a type by name ──▶ `restore`: into the cache directory
 
-What is recorded is a reference. A process that loads knows the type only after `register`, which is therefore called
-when torch has been imported (`fxpool.torch_import`); an unknown type makes torch refuse the whole file.
+A record is a reference. A process that loads a file must know the type, or torch refuses the whole file; so `register`
+is called when torch has been imported (`fxpool.torch_import`).
 
 `torch.compiler._cache` is imported by torch itself. Read in 2.11 to 2.15, where it is the same.
 """

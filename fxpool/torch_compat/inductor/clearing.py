@@ -1,7 +1,7 @@
-"""Hears of the calls by which a program clears torch's caches on disk.
+"""Reports the calls by which a program clears torch's caches on disk.
 
-``FxGraphCache.clear()`` and ``AOTAutogradCache.clear()`` still do what they do. They are static methods of classes that
-a program may have imported by name, so what is replaced is the method.
+``FxGraphCache.clear()`` and ``AOTAutogradCache.clear()`` still do their work. They are static methods of classes that a
+program may have imported by name, so the method is replaced, not the class.
 """
 
 from __future__ import annotations

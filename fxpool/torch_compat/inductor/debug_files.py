@@ -1,8 +1,8 @@
-"""Files that Inductor writes for a person who debugs it (``TORCH_COMPILE_DEBUG=1``, ``trace.enabled``).
+"""Inductor's debug files (``TORCH_COMPILE_DEBUG=1``, ``trace.enabled``).
 
-The compile is in a worker, whose configuration of these is its own and whose directory is another: what the program has
-of both is sent with the graph, and is in no key. As with stock Inductor, a graph that is served from the cache writes
-none: nothing is lowered for it.
+The compile runs in a worker, which has another configuration of these files and another directory. So the program's
+settings for both are sent with the graph; they are in no key. As with stock Inductor, a graph that is served from the
+cache writes no files, because it is not lowered.
 """
 
 from __future__ import annotations

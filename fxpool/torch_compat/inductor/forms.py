@@ -1,7 +1,7 @@
-"""Graphs of other forms than Dynamo's: brought into that form, and their callables back out of it.
+"""Graphs in other forms than Dynamo's: converts them into that form, and their callables back.
 
-Who calls the back end itself may hand over a graph that returns a single value or a nested structure, as pieces of a
-split graph do, or one that takes and returns nested structures by its code, as an exported graph does.
+A direct caller of the back end may pass a graph that returns a single value or a nested structure, as pieces of a split
+graph do, or one whose code takes and returns nested structures, as an exported graph does.
 """
 
 from __future__ import annotations

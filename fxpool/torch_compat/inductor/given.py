@@ -1,8 +1,8 @@
-"""Constants that the caller of a compile has: results name them by number instead of carrying them.
+"""Constants that the caller of a compile has: results refer to them by number and do not contain them.
 
-A frozen graph's weights are its constants. An entry that held them would be as large as the model, and the caller's are
-there anyway, as the key holds their content. Weights that oneDNN has packed for itself have no form outside it: a
-worker gets the same numbers in a tensor of the same kind, which is enough to compile for them.
+A frozen graph's weights are its constants. An entry that contained them would be as large as the model, and the caller
+has them anyway, as the key covers their content. Weights that oneDNN has packed have no form outside it: a worker gets
+the same numbers in a tensor of the same kind, which is enough to compile for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes over the work that Inductor gives to processes of its own, and gives it back.
+"""Takes over the work that Inductor gives to its own processes, and gives it back.
 
     AsyncCompile.process_pool        kernels: a pool that Inductor starts for itself, or its
       and get_worker_pool            threads                                                  ──▶ `Kernels`
@@ -6,9 +6,9 @@
                                      one spawned process that forgets its caches each time    ──▶ `Graphs`
     compile_fx                       Dynamo's graphs, under ``async+`` and ``progressive+``   ──▶ `Begin`
 
-What Inductor puts around the first two stays its own: its graph cache is looked up and written in the calling process.
-The third is taken whole, because torch's own asynchronous mode compiles in the calling process first, and works only
-with caches off. `install` and `uninstall` are for that process, `take_in_worker` for one that compiles a graph for it.
+The code around the first two stays Inductor's: its graph cache is read and written in the calling process. The third is
+replaced as a whole, because torch's own asynchronous mode compiles in the calling process first, and works only with
+caches off. `install` and `uninstall` are for that process, `take_in_worker` for a worker that compiles a graph for it.
 """
 
 from __future__ import annotations

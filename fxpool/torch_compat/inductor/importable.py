@@ -1,9 +1,9 @@
 """Finds paths to the objects that a generated wrapper names, without importing Inductor's compiler.
 
-Inductor's wrappers reach torch's operators through a namespace (``extern_kernels``) whose module brings the whole
-compiler with it, though most objects that they take from it are functions of torch. `path_of` finds a name of the
-same object in modules that any process with Dynamo has imported already; `plain_function` returns the text of a
-small function of Inductor's that needs nothing else.
+Inductor's wrappers reach torch's operators through a namespace (``extern_kernels``) whose module imports the whole
+compiler, though most objects that they take from it are functions of torch. `path_of` finds a name of the same object
+in modules that any process with Dynamo has already imported; `plain_function` returns the text of a small function of
+Inductor's that has no other dependencies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Takes one graph after AOTAutograd through Inductor: the level a graph travels at if its Dynamo form can't.
+"""Takes one graph after AOTAutograd through Inductor, for graphs whose Dynamo form cannot be sent to a worker.
 
-AOTAutograd then runs in the user's process (`compile_with_inner`), and each of the graphs it makes
-(inference, forward, backward) is passed to an ``inner compile`` of ours.
+AOTAutograd then runs in the user's process (`compile_with_inner`), and each of the graphs it makes (inference, forward,
+backward) is passed to fxpool's ``inner compile``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Inductor's output for one graph, and its loading from an entry without the compiler.
 
 A linked graph (`link`) carries its wrapper as code that is ready to be executed, with its kernels in a library. Loading
-one imports nothing of Inductor but what Dynamo has imported already; all that follows (alignment of inputs, cudagraphs,
-counters, traces) is torch's own post-compile or has the same effect. A graph that was not linked keeps torch's loader.
+it imports nothing of Inductor beyond the modules that Dynamo has already imported. The following steps (alignment of
+inputs, cudagraphs, counters, traces) are torch's own post-compile or have the same effect. A graph that was not linked
+keeps torch's loader.
 """
 
 from __future__ import annotations

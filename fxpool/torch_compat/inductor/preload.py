@@ -1,4 +1,4 @@
-"""Imports parts of torch before they are needed.
+"""Imports parts of torch ahead of time.
 
 A zygote imports everything a compile needs before it forks workers, and starts no thread.
 """

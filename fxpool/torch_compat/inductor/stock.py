@@ -1,4 +1,4 @@
-"""Stock Inductor as a backend, with as few of torch's names as can be: those that public documents show."""
+"""Stock Inductor as a backend, through names that torch documents publicly as far as possible."""
 
 from __future__ import annotations
 

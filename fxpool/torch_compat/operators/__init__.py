@@ -1,13 +1,13 @@
 """Operators by name, and a program's registrations for them.
 
 operators                 operators and functions of a graph by name
-node_effects              what a node of a graph writes to, and what state of the thread it sets
-registrations             a program's registrations for an operator, and for torch's own
-dispatch_probe            the Python code behind a kernel of the dispatcher's
+node_effects              the tensors that a node writes to, and the thread state that it sets
+registrations             a program's registrations for its own operators and for torch's
+dispatch_probe            the Python code behind a kernel of the dispatcher
 libraries                 the shared library that registered an operator
 custom_operators          operators behind the objects that `custom_op` and `triton_op` return
 inductor_registrations    a program's lowerings, decompositions, patterns and device passes
 replaced                  torch's functions that a program replaced
-by_value                  operators and registrations as bytes, where no import makes them
-otherwise                 operators that a program compiles differently: ends a compile that meets one
+by_value                  operators and registrations as bytes, for processes whose imports do not make them
+otherwise                 ends a compile that meets an operator with the program's own lowering
 """

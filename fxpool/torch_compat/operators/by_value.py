@@ -1,10 +1,11 @@
-"""A program's operators and registrations as bytes, for a process whose imports don't make them.
+"""A program's operators and registrations as bytes, for a process whose imports do not make them.
 
     operators       of `torch.library.custom_op` that are defined in the main script, in a notebook or in a function
     registrations   functions that a program put into Inductor's tables of lowerings and decompositions
 
-Functions of importable modules travel by name, all others by code with what they refer to (cloudpickle). What arrives
-is compared with the sender's by digest, so nothing is compiled with a function that lost something on its way.
+Functions of importable modules are sent by name, all others as code with the objects that they refer to (cloudpickle).
+The worker compares the digest of each rebuilt function with the sender's, so it never compiles with a function that
+lost a part on the way.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Finds the Python code that the dispatcher would run for an operator.
 
-A kernel that a program registers with ``torch.library.Library.impl`` is held by the dispatcher in C++, and nothing in
-torch returns the function. So it is probed: the operator is sent to the kernel with stand-in arguments, and a
-profiling function stops the call at the kernel's first frame, before any of its code has run. Only kernels registered
-from Python are probed; the dispatcher's table shows them by the place of registration: a file of Python source, while
-those of C++ name the source they were built from.
+The dispatcher holds a kernel that a program registers with ``torch.library.Library.impl`` in C++, and no function of
+torch returns it. So it is probed: the operator is sent to the kernel with stand-in arguments, and a profiling function
+stops the call at the kernel's first frame, before any of its code has run. Only kernels registered from Python are
+probed. The dispatcher's table shows the place of registration: a Python source file for these, and the C++ source for
+kernels of C++.
 
 A `types.FrameType` has all parts of the kernel: code, globals, the values of its closure and of its defaults.
 """

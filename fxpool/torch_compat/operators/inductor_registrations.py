@@ -1,11 +1,11 @@
-"""Finds a program's changes to Inductor and AOTAutograd, in tables that torch keeps in modules.
+"""Finds a program's changes to Inductor and AOTAutograd, in tables of torch's modules.
 
-Lowerings, decompositions, layout constraints, patterns of the graph passes, passes and back ends of a device, operators
-made fallbacks, decompositions removed. A table is read only if its module is loaded: code that registers something
-has loaded it, and ordinary programs with fxpool never do.
+These are lowerings, decompositions, layout constraints, patterns of the graph passes, passes and back ends of a device,
+operators made fallbacks, and removed decompositions. A table is read only if its module is loaded: code that registers
+with it has loaded it, and ordinary programs with fxpool never do.
 
 A program's functions are recognized by their modules. Removing an entry, and making a fallback, leave no function; they
-show in comparison with the tables as torch's module made them, which `watch` records.
+are found by comparing with the original tables of torch's module, which `watch` records.
 """
 
 from __future__ import annotations

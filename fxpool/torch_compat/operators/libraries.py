@@ -1,8 +1,8 @@
 """Finds the shared library of this process that registered an operator.
 
-The dispatcher knows the C++ source in which a kernel was registered, by the text that the compiler put for
-``__FILE__``; the library it was compiled into contains that text. Considered are all libraries mapped into this
-process, however they were loaded: by ``torch.ops.load_library``, an extension module, or another library.
+The dispatcher knows the C++ source in which a kernel was registered, from the compiler's text for ``__FILE__``; the
+library it was compiled into contains that text. All libraries mapped into this process are considered, however they
+were loaded: by ``torch.ops.load_library``, by an extension module, or by another library.
 """
 
 from __future__ import annotations

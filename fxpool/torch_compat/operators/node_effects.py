@@ -1,9 +1,9 @@
-"""What a node of a Dynamo graph does besides computing its value: tensors it writes to, state of the thread it sets.
+"""Effects of a node of a Dynamo graph besides its value: tensors it writes to, thread state it sets.
 
 Dynamo's graphs are not functional. A node may write to an argument, and a pair of nodes may put a stretch of the graph
-under another state (autocast, gradients off). Who cuts such a graph has to know both. What is not known here is
-answered on the safe side: a function from elsewhere may write to all its arguments, and a call without a value that is
-not known may set any state.
+under another state (autocast, gradients off). Code that cuts such a graph has to know both. Unknown nodes are treated
+conservatively: a function from elsewhere may write to all its arguments, and an unknown call without a value may set
+any state.
 """
 
 from __future__ import annotations

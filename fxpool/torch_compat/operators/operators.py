@@ -1,6 +1,6 @@
 """Operators and functions of a graph by name.
 
-A graph names its targets; a worker finds them again. For a program's registrations for an operator see
+A graph names its targets, and a worker resolves the names. For a program's registrations for an operator see
 `registrations`.
 """
 

@@ -1,9 +1,9 @@
-"""Ends a compile that meets an operator which the program would have compiled differently than this process.
+"""Ends a compile that meets an operator which the program would lower differently from this process.
 
-If a program registers a lowering for one operator, its other graphs are still compiled by workers, which don't have it.
-The operators that a graph needs are known only as it is compiled: they come from decompositions, from a backward, from
-passes, and a lowering may call another's. So the entry of each such operator is replaced, in the tables where a compile
-looks it up, by one that records the operator and ends the compile.
+If a program registers a lowering for one operator, its other graphs are still compiled by workers, which do not have
+that lowering. The operators that a graph needs are known only during the compile: they come from decompositions, from a
+backward, from passes, and a lowering may call another. So the entry of each such operator is replaced, in the tables
+where a compile looks it up, by a function that records the operator and ends the compile.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Collects a program's registrations for an operator: rules, kernels, effects, and their files and libraries.
 
-    custom_op and triton_op     the definition that torch keeps: functions, dtypes for autocast, kernels switched off
+    custom_op and triton_op     torch's definition: functions, dtypes for autocast, disabled kernels
     torch.library's registries  rules for fake tensors and dispatch classes, effects, symmetric memory
     the dispatcher              kernels registered from Python (`dispatch_probe`) and from C++ (`libraries`)
 
-A part tells whether its code is traced into graphs or only called by compiled code when that runs.
+Each part says whether its code is traced into graphs, or only called by compiled code at run time.
 """
 
 from __future__ import annotations

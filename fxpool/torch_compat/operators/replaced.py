@@ -1,11 +1,11 @@
-"""Finds functions and methods of torch's that a program replaced.
+"""Finds torch functions and methods that a program replaced.
 
-A graph names its calls: ``x.sin()`` is a call of ``sin`` whatever ``torch.Tensor.sin`` is by then, and torch's own
-Python functions look up the functions they call when they run. If a program has put one of torch's C functions under
-the name of another, Dynamo takes it for the one of that name, in the program's process only. A function of the
-program's own is traced through instead, unless torch's functions call it as a method.
+A graph names its calls: ``x.sin()`` is a call of ``sin``, whatever ``torch.Tensor.sin`` is when it runs, and torch's
+Python functions look up the functions they call at run time. If a program has put one of torch's C functions under the
+name of another, Dynamo takes it for the function of that name, in the program's process only. A function that the
+program defines is traced through instead, unless torch's functions call it as a method.
 
-Read in torch 2.11 to 2.13: a C function knows its own name, and torch itself has only few under two.
+Read in torch 2.11 to 2.13: a C function knows its own name, and torch itself has only few under two names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Inductor's choices (how kernels are tiled, fused and tuned) as a program sets them, for keys and for workers.
 
-Three ways, which add up: the factory that the configuration names (``inductor_choices_class``), factories registered
-by name (since 2.15, `register_inductor_choices`), and a handler set for a thread. A thread that compiles without a
-handler makes one of the factories and keeps it. A handler made so is not captured: the factories are, and a thread
-that has not compiled yet has the same key as one that has.
+A program can set them in three ways, which combine: the factory that the configuration names
+(``inductor_choices_class``), factories registered by name (since 2.15, `register_inductor_choices`), and a handler set
+for a thread. A thread that compiles without a handler makes one from the factories and keeps it. Such a handler is not
+captured. The factories are, so a thread that has not compiled yet gets the same key as a thread that has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Entries of torch's configuration that are not in a key, and why, one reason per group.
+"""Entries of torch's configuration that are not in a key, with a reason for each group.
 
-Every entry not named here is in every key and travels to the worker, so that an entry that a new release adds is safe
-before anybody has looked at it. A test that changes every entry checks that these tables are complete and in use.
+Every other entry is in every key and is sent to the worker, so an entry that a new release adds is safe before it has
+been reviewed. A test that changes every entry checks that these tables are complete and in use.
 """
 
 from __future__ import annotations

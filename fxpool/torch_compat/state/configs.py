@@ -1,9 +1,9 @@
 """Configuration of everything that compiles, as data, for keys and for workers.
 
-Portable values (numbers, strings, lists) travel and are hashed, except those that `config_decisions` names. Any other
-value is code (custom passes, estimators, a factory of choices) or an object: `code_values` finds all of them, whatever
-their names; they go into a key by uuid or content, and travel if they can be pickled by name. Entries of back ends for
-other devices count like torch's own.
+Portable values (numbers, strings, lists) are sent and hashed, except those that `config_decisions` names. Any other
+value is code (custom passes, estimators, a factory of choices) or an object. `code_values` finds all of them, whatever
+their names; they go into a key by uuid or content, and are sent if they can be pickled by name. Entries of back ends
+for other devices count like torch's own.
 """
 
 from __future__ import annotations

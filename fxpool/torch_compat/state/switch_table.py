@@ -1,7 +1,7 @@
-"""Every switch of a process or a thread that can shape compiled code, with its reader and its writer.
+"""Every switch of a process or a thread that can affect compiled code, with its reader and its writer.
 
-`TABLE` holds both for each name, so that none can be captured and then forgotten on re-entry. torch's other switches
-are listed, with the reason, beside the test that enumerates torch (``tests/lowering/switch_decisions.py``).
+`TABLE` holds both for each name, so that a captured switch cannot be forgotten on re-entry. torch's other switches are
+listed, with the reason, beside the test that enumerates torch (``tests/lowering/switch_decisions.py``).
 """
 
 from __future__ import annotations

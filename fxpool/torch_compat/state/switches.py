@@ -1,8 +1,8 @@
-"""Captures and re-enters global state that shapes compiled code, outside the configuration modules.
+"""Captures and re-enters global state that affects compiled code, outside the configuration modules.
 
-`capture` reads every switch of `switch_table` into plain data; `entered` puts a process (or a new thread, which
-starts with all of it at its defaults) into that state for a while. State that can't be re-entered elsewhere (see
-`thread_state`) is not included.
+`capture` reads every switch of `switch_table` into plain data. `entered` puts a process (or a new thread, which starts
+with defaults) into that state temporarily. State that cannot be re-entered elsewhere (see `thread_state`) is not
+included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detects thread state that can't be re-entered elsewhere: modes, levels and hooks that are objects of this process."""
+"""Detects thread state that cannot be re-entered elsewhere: modes, levels and hooks that belong to this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Chooses between templates by time in a process that has no device: hands out what Inductor would run.
+"""Chooses templates by time in a process that has no device: hands out the work that Inductor would run.
 
 Under `max_autotune` lowering compiles candidates for a matrix product or convolution, times them, and times them again
-fused with what follows. In a worker both leave the process: other jobs compile the candidates, and what is to be timed
-goes as plain data to a process that has the device (`benchmarks`). A measurement that can't be handed out raises
+fused with their epilogues. In a worker both steps leave the process: other jobs compile the candidates, and the timing
+goes as plain data to a process that has the device (`benchmarks`). A measurement that cannot be handed out raises
 `UnansweredError`.
 
 Source: torch/_inductor/select_algorithm.py (AlgorithmSelectorCache), scheduler.py (speedup_by_fusion), 2.11 and 2.13.

@@ -1,8 +1,8 @@
-"""The library of mathematical functions that torch has Triton link, where a configuration asks for eager's rounding.
+"""The math library that torch makes Triton link if a configuration requests eager's rounding.
 
-torch points Triton at the CUDA toolkit's libdevice in the process that compiles, by a variable of the environment and a
-global of Triton's. Here that is a fact of the request: the path travels as the variable, the file's content is in the
-key, and the program's own environment stays as it is.
+torch points Triton at the CUDA toolkit's libdevice in the process that compiles, through an environment variable and a
+Triton global. Here that is a fact of the request: the path is sent as the variable, the file's content is in the key,
+and the program's own environment is not changed.
 """
 
 from __future__ import annotations

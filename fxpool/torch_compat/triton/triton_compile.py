@@ -1,4 +1,4 @@
-"""Compiles Inductor's Triton kernels to what a launch needs, in a process that touches no GPU.
+"""Compiles Inductor's Triton kernels to the data that a launch needs, in a process that touches no GPU.
 
 Inductor's autotuner picks the candidate configurations and compiles each for the device that is named in the kernel's
 source. A launch needs plain data of the result: the binaries, how arguments are passed, how the grid follows from them.

@@ -1,6 +1,6 @@
 """Launches Triton's binaries with torch's static launcher, without importing Triton.
 
-Also does what Inductor does around a launch: measures candidates as its autotuner does, and reports each kernel to
+It also does what Inductor does around a launch: measures candidates as its autotuner does, and reports each kernel to
 profilers and debug modes.
 """
 

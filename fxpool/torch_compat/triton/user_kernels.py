@@ -1,10 +1,10 @@
 """A program's own Triton kernels in a graph, as plain data and back.
 
-Dynamo puts the call of such a kernel into a graph as a higher-order operator, and kernel and constant arguments into
-two tables of its process; the graph has only their indices there. In another process a kernel is the function that
-`triton.jit` made, found under its name in its module, and the contents of an autotuner around it, by value: Dynamo
-makes autotuners of its own (for ``num_warps=`` in a call, for heuristics, of pruned configurations), which have no
-name, and a module's arguments to `triton.autotune` may depend on the device it is imported for.
+Dynamo puts the call of such a kernel into a graph as a higher-order operator. The kernel and its constant arguments go
+into two tables of Dynamo's process, and the graph has only their indices. In another process a kernel is the function
+that `triton.jit` made, found under its name in its module, and the contents of an autotuner around it, by value. The
+autotuner is sent by value because Dynamo makes autotuners without a name (for ``num_warps=`` in a call, for heuristics,
+of pruned configurations), and a module's arguments to `triton.autotune` may depend on the device it is imported for.
 
 Triton is imported only for such a kernel, whose module has imported it already.
 """
