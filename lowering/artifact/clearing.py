@@ -23,7 +23,7 @@ log = notices.logger(__name__)
 
 
 def cleared(cache: str) -> None:
-    """Follow a program that has cleared torch's cache: `cache` is the name of its class."""
+    """Remove entries after the program has cleared one of torch's caches; `cache` is the name of its class."""
     runtime.leave_base()
     store = runtime.store()
     if store is None:

@@ -11,16 +11,16 @@ from fxpool.errors import CorruptEntryError
 
 __all__ = ["Choices", "Content", "Decisions", "Effects", "content_of"]
 
-#: Kernel to its fastest candidate: sizes to the candidate's number.
+#: For each kernel the number of its fastest candidate, by kind of device.
 Choices = dict[str, dict[str, int]]
 
 
 class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes that a compile makes to its surroundings, to be replayed where its code is loaded.
+    """Side effects of a compile, to be replayed when its code is loaded.
 
     `restart` names inputs: a pass asked Dynamo to trace again with those specialized, and there is no code.
     `aot_guards` are AOTAutograd's (see `torch_compat.dynamo.tracing.describe_aot_guards`), `mutated_inputs` the
-    positions of inputs that the code writes to. Shape guards stand in the entry's own field.
+    positions of inputs that the code writes to. Shape guards are in the entry's `guards` field.
     """
 
     restart: list[str] = []
@@ -29,13 +29,13 @@ class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Decisions by a clock, for people to read: paddings that were `measured`, templates that were `tuned`."""
+    """Decisions made by timing, for people to read: paddings that were `measured`, templates that were `tuned`."""
 
     measured: list[Any] = []
     tuned: list[Any] = []
 
     def described(self) -> dict[str, str]:
-        """Put questions and answers into words."""
+        """Describe the decisions in words."""
         rows: list[tuple[str, str]] = []
         for question, pays in self.measured:
             product, *operands = question
@@ -52,7 +52,7 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`level` is that of the graph (see `fallback.chain`), `choices` which Triton kernels were found fastest so far."""
+    """`level` is the graph's (see `fallback.chain`), `choices` are the fastest candidates of Triton kernels so far."""
 
     level: str
     effects: Effects = Effects()
@@ -61,7 +61,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def content_of(entry: Entry) -> Content:
-    """An entry's content. Raises CorruptEntryError if it is of another shape."""
+    """Return an entry's content. Raises CorruptEntryError if it does not have the expected form."""
     try:
         return msgspec.convert(entry.content, Content)
     except msgspec.ValidationError as error:

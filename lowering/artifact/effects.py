@@ -22,10 +22,10 @@ from fxpool.torch_compat.dynamo.tracing import TracingContext
 
 
 def record(context: TracingContext | None, sources: Sequence[Any], mutated: Sequence[int]) -> Effects:
-    """The effects of a finished compile; `mutated` are the positions of inputs that its code writes to.
+    """Return the effects of a finished compile; `mutated` are the positions of inputs that its code writes to.
 
     Raises:
-        CannotReturnError: an effect that can't be replayed elsewhere.
+        CannotReturnError: an effect cannot be replayed in another process.
     """
     try:
         aot = tracing.describe_aot_guards(tracing.aot_guards(context), sources)
@@ -35,10 +35,10 @@ def record(context: TracingContext | None, sources: Sequence[Any], mutated: Sequ
 
 
 def encoded_guards(env: ShapeEnv, names: set[str]) -> list[Any]:
-    """Shape guards over the inputs' symbols, encoded.
+    """Return the shape guards over the inputs' symbols, encoded.
 
     Raises:
-        CannotReturnError: a guard outside what can be saved.
+        CannotReturnError: a guard cannot be encoded.
     """
     try:
         return [guards.encode(expr) for expr in shape_env.guards_over(env, names)]
@@ -47,7 +47,7 @@ def encoded_guards(env: ShapeEnv, names: set[str]) -> list[Any]:
 
 
 def guards_hold(encoded: Sequence[Any], values: Mapping[str, Any]) -> bool:
-    """Return whether every guard holds for these values; a guard that can't be evaluated does not."""
+    """Return whether every guard holds for these values; a guard that cannot be evaluated does not hold."""
     try:
         return all(guards.evaluate(guard, values) for guard in encoded)
     except guards.UnknownGuardError:
@@ -55,16 +55,16 @@ def guards_hold(encoded: Sequence[Any], values: Mapping[str, Any]) -> bool:
 
 
 def add_guards(env: ShapeEnv, encoded: Sequence[Any]) -> bool:
-    """Add an entry's guards to this call's ShapeEnv. False when one can't be replayed there."""
+    """Add an entry's guards to this call's ShapeEnv. Return False if a guard cannot be replayed there."""
     symbols = shape_env.symbols(env)
     try:
         return all(shape_env.add_guard(env, guards.decode(guard, symbols)) for guard in encoded)
-    except Exception:  # the ShapeEnv raises of many kinds; each means that this entry is not for this call
+    except Exception:  # the ShapeEnv raises many types; any of them means that the entry does not fit this call
         return False
 
 
 def replay(effects: Effects, context: TracingContext | None, sources: Sequence[Any]) -> None:
-    """Replay everything but shape guards. Raises Dynamo's restart where the compile asked for one."""
+    """Replay all effects but shape guards. Raises Dynamo's restart if the compile asked for one."""
     if effects.restart:
         tracing.request_restart(effects.restart)
     if context is not None and effects.aot_guards:

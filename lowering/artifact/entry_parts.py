@@ -34,21 +34,21 @@ log = notices.logger(__name__)
 RESULT = "result"
 LIBRARY = "kernels"
 TRITON = "triton"
-#: The `CompileRequest`, where the setting `keep_requests` asks for it; nothing is loaded from it.
+#: The `CompileRequest`, if the setting `keep_requests` is on; not used for loading.
 REQUEST = "request"
-#: With a number behind it, from 0.
+#: Prefix, followed by a number from 0.
 BUILT = "built."
-#: `Artifact.unkept` where C++ was compiled by another compiler than the key says
+#: The value of `Artifact.unkept` if another compiler than the key's compiled the C++.
 COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
 
 
 class Artifact(msgspec.Struct, kw_only=True):
     """A compiled graph in parts.
 
-    `seconds` is what compiling took, `phases` how much of that was ``lowering`` and then waiting for ``kernels``;
-    `unkept` is why it is in no store though it might be, `unprepared` that its kernels were compiled without the
-    precompiled header that the host should have, `guessed` that templates were chosen without a device to time them,
-    `times` what torch has recorded of the compile; `compiled_cpp` that there is C++ in the result itself.
+    `seconds` is the compile time; `phases` are its parts: ``lowering``, then waiting for ``kernels``. `unkept` is the
+    reason for not storing an artifact that has a key. `unprepared`: its kernels were compiled without the precompiled
+    header that the host should have. `guessed`: templates were chosen without a device to time them on. `times` is
+    torch's record of the compile. `compiled_cpp`: the result itself contains C++.
     """
 
     level: str
@@ -68,14 +68,14 @@ class Artifact(msgspec.Struct, kw_only=True):
     compiled_cpp: bool = False
 
     def has_cpp(self) -> bool:
-        """Whether a C++ compiler made a part of it."""
+        """Return whether any part was made by a C++ compiler."""
         return self.compiled_cpp or self.library is not None or bool(self.built)
 
 
 class Reference(msgspec.Struct, kw_only=True):
-    """An artifact that was published: in which store, the key it is under, and the entry's name there.
+    """A published artifact: the store, the key, and the entry's name.
 
-    `found` says that it was there when the worker looked, so that nothing was compiled.
+    `found`: the worker found the entry in the store, and compiled nothing.
     """
 
     store: str
@@ -90,10 +90,10 @@ class Reference(msgspec.Struct, kw_only=True):
 
 
 class CompileReply(msgspec.Struct, kw_only=True):
-    """The result of a compile job: one of these fields is set.
+    """The result of a compile job: exactly one of these fields is set.
 
-    `questions` are to be answered before the graph can be compiled; `unanswered` is what a device was asked for that
-    only a worker which sees it can find out.
+    `questions` need answers before the graph can be compiled. `unanswered` is a query for a device that only a worker
+    that sees the device can answer.
     """
 
     artifact: Artifact | None = None
@@ -103,21 +103,21 @@ class CompileReply(msgspec.Struct, kw_only=True):
 
 
 def encode_reply(reply: CompileReply) -> bytes:
-    """A reply as bytes."""
+    """Encode a reply."""
     return msgspec.msgpack.encode(reply)
 
 
 def decode_reply(data: bytes) -> CompileReply:
-    """The reply of `encode_reply`. Raises msgspec.DecodeError for other bytes."""
+    """Decode a reply of `encode_reply`. Raises msgspec.DecodeError for other bytes."""
     return msgspec.msgpack.decode(data, type=CompileReply)
 
 
 class Parts:
-    """The parts of a compiled graph, wherever they lie: loading takes them from here.
+    """The parts of a compiled graph for the loader, independent of where they are stored.
 
-    `library` is None for a graph without C++ kernels, `triton` for one without Triton kernels that are linked;
-    `built` are digests and files of libraries that were built of one source each. Who loads says in
-    `indices` which CUDA devices the graph is to run on, and in `groups` what its process groups are called.
+    `library` is None for a graph without C++ kernels, `triton` for a graph without linked Triton kernels; `built` are
+    digests and files of libraries built from one source each. The loading code sets `indices`, the CUDA devices that
+    the graph runs on, and `groups`, the names of its process groups.
     """
 
     def __init__(
@@ -140,17 +140,17 @@ class Parts:
         self.groups: Sequence[str] = ()
 
     def library(self) -> Any:
-        """The loaded library. Raises CorruptEntryError if there is none; else as `Library.load`."""
+        """Return the loaded library. Raises CorruptEntryError if there is no library; else as `Library.load`."""
         if self._library is None:
             raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
         return self._library.load()
 
     def built(self) -> BuiltLibraries:
-        """The libraries built of one source each; one is loaded when asked for, with `Library.load`'s errors."""
+        """Return the libraries built from one source each, loaded on first access, with `Library.load`'s errors."""
         return self._built
 
     def triton(self) -> TritonLibrary:
-        """The library of Triton kernels, the same for all graphs of the entry. Raises CorruptEntryError."""
+        """Return the library of Triton kernels, shared by all graphs of the entry. Raises CorruptEntryError."""
         if self._loaded_triton is None:
             if self._triton is None:
                 raise CorruptEntryError("the entry has no Triton kernels, and its wrapper asks for some")
@@ -158,22 +158,22 @@ class Parts:
         return self._loaded_triton
 
     def inline(self) -> Artifact:
-        """All parts as one message. Raises CorruptEntryError: one is gone or damaged."""
+        """Return all parts as one message. Raises CorruptEntryError: a part is gone or damaged."""
         if self._inline is None:
             raise CorruptEntryError("the graph was changed since it was read, and has no other form")
         return self._inline()
 
     def missed(self, what: str) -> None:
-        """Something of the graph was not linked, and torch loads (or compiles) it: counted."""
+        """Count a part of the graph that was not linked: torch loads or compiles it."""
         counters.count("fallbacks", f"loader:{what}")
 
 
-#: Makes a callable of parts, for the call at hand.
+#: Makes a callable from parts, for the current call.
 Load = Callable[[Parts], Any]
 
 
 def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
-    """Parts of a stored entry. Reading one that is gone or damaged raises CorruptEntryError."""
+    """Return the parts of a stored entry. Reading a part that is gone or damaged raises CorruptEntryError."""
     content = content_of(entry)
 
     def read(name: str) -> bytes:
@@ -226,7 +226,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
 
 
 def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], None]) -> TritonLibrary:
-    from fxpool.lowering.cuda import triton_kernels, triton_library  # a graph without such kernels does without them
+    from fxpool.lowering.cuda import triton_kernels, triton_library  # not needed for a graph without such kernels
 
     try:
         return triton_library.TritonLibrary(triton_kernels.decode(data), choices, keep)
@@ -235,7 +235,7 @@ def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], Non
 
 
 def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
-    """Put which candidates are fastest into an entry, so that the next process does not measure them."""
+    """Store the choice of candidates in an entry, so that the next process does not measure them."""
     try:
         content = msgspec.structs.replace(content_of(entry), choices=choices)
         store.publish(msgspec.structs.replace(entry, content=content), {})
@@ -245,15 +245,15 @@ def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
 
 
 def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
-    """(name in tracebacks, text) of each module that Inductor generated for an entry: wrapper and kernels.
+    """Return (name in tracebacks, text) of each module that Inductor generated for an entry: wrapper and kernels.
 
     Raises:
-        CorruptEntryError: the entry is damaged, or this process can't read what its torch wrote.
+        CorruptEntryError: the entry is damaged, or this process cannot read the entry of another torch.
     """
-    from fxpool.torch_compat.inductor import aot, inner, output_code  # for `cache show`, which imports no torch before
+    from fxpool.torch_compat.inductor import aot, inner, output_code  # late: `cache show` has not imported torch before
 
     data = parts_of_entry(entry, store).result()
-    if not data or content_of(entry).level not in (AOT, FX):  # to be traced again, or of no graph
+    if not data or content_of(entry).level not in (AOT, FX):  # a restart, or an entry without a graph
         return []
     try:
         graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [inner.load(data)]
@@ -263,7 +263,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
 
 
 def parts_of_artifact(artifact: Artifact) -> Parts:
-    """Parts of an inline artifact; its library passes through a file that is gone once it is loaded."""
+    """Return the parts of an inline artifact; its library is written to a temporary file to be loaded."""
     data = artifact.library
 
     @contextlib.contextmanager

@@ -16,21 +16,22 @@ from fxpool.torch_compat.inductor import aot, inner, output_code
 
 
 class GuardsDoNotHold(Exception):
-    """The entry is for other sizes than this call's, or its guards can't be replayed here."""
+    """The entry does not cover this call's sizes, or its guards cannot be replayed here."""
 
 
 def load_aot(
     parts: Parts, captured: Captured, eager: Callable[..., Any], *, late: bool = False, boxed: bool = False
 ) -> Callable[..., Any]:
-    """The callable for a Dynamo graph, to be called with the graph's inputs one by one.
+    """Return the callable for a Dynamo graph, to be called with the graph's inputs one by one.
 
-    `eager` runs where the compiled code may not: on inputs whose memory overlaps in another way. `late`: Dynamo has
-    returned and takes no guards any more. Those on sizes are for the caller to check, those on memory are here.
-    `boxed`: the callable is for generated code instead of Dynamo, and takes the inputs in a list that it may empty.
+    `eager` runs in place of the compiled code on inputs whose memory overlaps in another way. `late`: Dynamo has
+    returned and accepts no more guards; the caller has to check guards on sizes, and the callable checks those on
+    memory. `boxed`: the callable is for generated code instead of Dynamo, and takes the inputs in a list that it may
+    empty.
 
     Raises:
-        GuardsDoNotHold: the entry is not for this call; nothing was changed.
-        CorruptEntryError: a part is gone or does not load.
+        GuardsDoNotHold: the entry does not fit this call; nothing was changed.
+        CorruptEntryError: a part is gone or cannot be loaded.
     """
     if late:
         if parts.effects.restart:
@@ -52,7 +53,7 @@ def load_aot(
     call = _unboxed(of_list, captured.lifted)
     written: Sequence[int] = parts.effects.mutated_inputs
     if late and parts.effects.aot_guards:
-        # Inputs that are one, or overlap: every pair has to be as it was.
+        # Guards on inputs that are identical or overlap: the layout of every pair has to be unchanged.
         written = range(len(captured.sources))
     if written:
         call = _watch_overlap(call, eager, captured, written)
@@ -68,7 +69,7 @@ def _add_guards(parts: Parts, captured: Captured) -> bool:
 
 
 def _unboxed(of_list: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Callable[..., Any]:
-    """Inputs one by one in front of a callable that empties a list, parameters put before them."""
+    """Wrap a callable that empties a list: take inputs one by one, and put the parameters before them."""
     if lifted:
         leading = list(lifted)
 
@@ -86,7 +87,7 @@ def _unboxed(of_list: Callable[[list[Any]], Any], lifted: Sequence[Any]) -> Call
 def _watch_overlap(
     call: Callable[..., Any], eager: Callable[..., Any], captured: Captured, written: Sequence[int]
 ) -> Callable[..., Any]:
-    """Positions in `written` and in the captured layout count lifted parameters first."""
+    """Run `eager` if memory overlaps in another way. `written` and the captured layout include lifted parameters."""
     shift = len(captured.lifted)
     expected = tuple(
         (first - shift, second - shift, *rest)
@@ -105,7 +106,7 @@ def _watch_overlap(
 
 
 def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> Any:
-    """Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
+    """Return Inductor's output for a graph that AOTAutograd made, ready to be called. Errors as `load_aot`."""
     if not _add_guards(parts, captured):
         raise GuardsDoNotHold
     parts.indices, parts.groups = captured.placement.indices, captured.groups

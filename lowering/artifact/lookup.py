@@ -37,10 +37,11 @@ def serve(
     misses: bool = True,
     elsewhere: Callable[[], tuple[LocalStore, Entry] | None] | None = None,
 ) -> T | None:
-    """The loaded graph from the first entry that fits this call; None is a miss. Counts what it was.
+    """Return the loaded graph of the first entry that fits this call; None is a miss. Counts the hit or miss.
 
-    `stores` are looked into one after another; `elsewhere` is asked when they have none, and has put what it gives into
-    one of them. Without `misses`, a miss is not counted: the graph is looked for in another form, too.
+    The `stores` are searched in order. `elsewhere` is called if they have no such entry; it returns an entry that it
+    has written to one of them. With `misses` false, a miss is not counted, as the graph is looked up in another form,
+    too.
     """
     if captured.key is None or not stores:
         return None
@@ -54,7 +55,7 @@ def serve(
         loaded = _hit(captured, entry, store, load)
         if loaded is not None:
             return loaded
-        if store.root == captured.request.store:  # of others a worker's own look knows nothing
+        if store.root == captured.request.store:  # the worker looks into this store only
             captured.reject(entry.name)
     if elsewhere is not None and (found := elsewhere()) is not None:
         store, entry = found
@@ -64,14 +65,14 @@ def serve(
     if misses:
         counters.count("guard_misses" if tried else "misses")
         _tell_torch(captured, "guard_miss" if tried else "miss")
-        from fxpool.lowering.artifact import miss_records  # a hit does without
+        from fxpool.lowering.artifact import miss_records  # not needed for a hit
 
         miss_records.remember(captured, tried, stores, _damaged(stores) > damaged)
     return None
 
 
 def _hit(captured: Captured, entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
-    """Load an entry whose guards hold, and count the hit; None if it is damaged, incomplete or not for this call."""
+    """Load an entry whose guards hold, and count the hit; None if it is damaged, incomplete or does not fit."""
     if content_of(entry).effects.restart:  # loading it raises Dynamo's restart
         counters.count("hits")
         counters.count("restarts")
@@ -88,19 +89,19 @@ def _hit(captured: Captured, entry: Entry, store: LocalStore, load: Callable[[Pa
 
 
 def _used(captured: Captured, entry: Entry, store: LocalStore) -> None:
-    """Tell those who evict, and those who save, that an entry served this process."""
+    """Mark an entry as used, for eviction and for ``save_cache_artifacts()``."""
     store.mark_used(entry)
     if captured.request.level != PACKAGE:
         saved.record(entry, store)
 
 
 def _damaged(stores: Sequence[LocalStore]) -> int:
-    """How many damaged entries these stores have met so far."""
+    """Return the number of damaged entries that these stores have met so far."""
     return sum(store.counters()["corrupt"] for store in stores)
 
 
 def _tell_torch(captured: Captured, state: str) -> None:
-    if captured.request.level == PACKAGE:  # torch has no cache of those
+    if captured.request.level == PACKAGE:  # torch has no cache of packages
         return
     key = captured.key.digest if captured.key is not None else ""
     torch_counters.looked_up(state, before_autograd=captured.request.level == AOT, inputs=captured.fakes, key=key)
@@ -114,7 +115,7 @@ def _candidates(captured: Captured, stores: Sequence[LocalStore]) -> Iterator[tu
 
 
 def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T | None:
-    """Load one entry; None if it is damaged, incomplete or not for this call."""
+    """Load one entry; None if it is damaged, incomplete or does not fit this call."""
     if not store.complete(entry):
         return None
     try:
@@ -128,9 +129,9 @@ def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T
 
 
 def published(reference: Reference, store: LocalStore) -> Entry | None:
-    """The entry that a worker refers to; None if it is gone or damaged.
+    """Return the entry that a worker refers to; None if it is gone or damaged.
 
-    One that was made for somebody with another store is copied into this one.
+    An entry that was compiled for a client with another store is copied into this one.
     """
     entry = _published(reference, store)
     if entry is not None and content_of(entry).level != PACKAGE:
@@ -163,7 +164,7 @@ def _named(store: LocalStore, reference: Reference) -> Entry | None:
 
 
 def present(request: CompileRequest) -> Entry | None:
-    """An entry that fits a request and that its asker has not tried: written since it looked."""
+    """Return an entry that fits a request and was written since the client's lookup, or None."""
     if request.key is None or request.store is None:
         return None
     try:
@@ -174,6 +175,6 @@ def present(request: CompileRequest) -> Entry | None:
     for entry in (entry for key in keys for entry in store.entries(key.digest)):
         fits = entry.name not in request.rejected_entries and effects.guards_hold(entry.guards, request.values)
         if fits and store.complete(entry):
-            store.mark_used(entry)  # its asker loads it next: not to be evicted meanwhile
+            store.mark_used(entry)  # the client loads it next: it must not be evicted before
             return entry
     return None

@@ -30,9 +30,9 @@ __all__ = ["KEPT", "entries_of", "explained", "kept", "remember"]
 
 log = notices.logger(__name__)
 
-#: Misses that are kept, the latest ones.
+#: The number of misses that are recorded; older ones are dropped.
 KEPT = 64
-# Entries that a log line or a trace looks at, as each miss does it anew.
+# The number of entries that a log line or a trace compares with, as it does so at each miss.
 _LOOKED_AT = 2000
 
 
@@ -52,7 +52,7 @@ class _Misses:
             return list(self._misses)
 
     def after_fork_in_child(self) -> None:
-        """A child explains its parent's misses, too: it has its graphs."""
+        """Keep the parent's misses: a child has its parent's graphs, and explains their misses, too."""
 
     def reset(self) -> None:
         with self._lock:
@@ -62,7 +62,7 @@ class _Misses:
 def remember(
     captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], stores: Sequence[LocalStore], newly_damaged: bool
 ) -> None:
-    """Keep a miss: `tried` are the entries of its key that were not served. Never raises, as nothing depends on it."""
+    """Record a miss; `tried` are the entries of its key that were not served. Never raises: it is only diagnostic."""
     try:
         miss = _miss(captured, tried, newly_damaged)
         runtime.part(_Misses).add(miss)
@@ -103,12 +103,12 @@ def entries_of(stores: Sequence[LocalStore]) -> Iterator[Entry]:
 
 
 def explained(miss: Miss, stores: Sequence[LocalStore], most: int | None = None) -> MissExplanation:
-    """Explain a miss against what is in these stores, or the first `most` entries of it."""
+    """Explain a miss by comparing with the entries of these stores, or with the first `most` of them."""
     return misses.explained(miss, itertools.islice(entries_of(stores), most))
 
 
 def _tell(miss: Miss, stores: Sequence[LocalStore]) -> None:
-    """Explain a miss at once to those who asked for it."""
+    """Explain a miss at once in the log and the structured trace, if they are enabled."""
     explanation: list[MissExplanation] = []
 
     def made() -> MissExplanation:

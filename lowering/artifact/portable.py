@@ -18,7 +18,7 @@ __all__ = ["CarriedParts", "bundle"]
 
 
 class CarriedParts:
-    """The surroundings of a linked graph, pickled with it."""
+    """The parts of a linked graph besides its result, pickled with it."""
 
     def __init__(self, artifact: bytes, indices: Sequence[int], groups: Sequence[str]) -> None:
         self._artifact = artifact
@@ -48,7 +48,7 @@ class CarriedParts:
 
 
 def bundle(parts: Parts, captured: Captured) -> Any:
-    """Torch's bundled result of a graph, to be pickled. Raises CorruptEntryError: a part is gone by now."""
+    """Return torch's bundled result of a graph, to be pickled. Raises CorruptEntryError: a part is gone by now."""
     artifact = parts.inline()
     result = aot.for_dynamo(aot.load_result(artifact.result), captured.sources)
     alone = msgspec.structs.replace(artifact, result=b"")

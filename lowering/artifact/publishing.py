@@ -26,7 +26,7 @@ log = notices.logger(__name__)
 
 
 def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: CompileRequest) -> Entry:
-    """Write an artifact into a store, under `key`; `request` says for people what it is of. Raises StoreError."""
+    """Write an artifact into a store, under `key`; `request` describes it for people. Raises StoreError."""
     blobs = {RESULT: artifact.result}
     if artifact.library is not None:
         blobs[LIBRARY] = artifact.library
@@ -54,25 +54,25 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
 
 
 def _dumped(request: CompileRequest) -> bytes:
-    """The request as bytes, without places on this host; none if it has no such form, as where it was captured."""
+    """Return the request as bytes, without paths of this host; empty if it does not pickle, as in its own process."""
     try:
         return dataclasses.replace(request, store=None, toolchain_dir=None, rejected_entries=()).dump()
-    except Exception as error:  # whatever pickling a program's objects raises
+    except Exception as error:  # pickling a program's objects may raise anything
         log.info("%s is kept without its request: %s", request.label, error)
         return b""
 
 
 def is_admitted(artifact: Artifact, request: CompileRequest) -> bool:
-    """Whether an artifact took long enough to compile to be worth a place in the cache (`cache_min_seconds`)."""
+    """Return whether an artifact took long enough to compile to be cached (`cache_min_seconds`)."""
     return request.bounds is None or artifact.seconds >= request.bounds.min_seconds
 
 
 def publish_if_kept(
     artifact: Artifact, request: CompileRequest, store: LocalStore | None, bypass: Callable[[str], None]
 ) -> None:
-    """Publish an artifact that has a key; one that can't be kept is a bypass, and no error.
+    """Publish an artifact that has a key; an artifact that cannot be cached is a bypass, not an error.
 
-    Where it was compiled, that may have been found out already (`Artifact.unkept`).
+    The compile itself may have found a reason not to cache it (`Artifact.unkept`).
     """
     key = request.key_of(artifact.has_cpp())
     if key is None or store is None:
@@ -95,7 +95,7 @@ def publish_if_kept(
             artifact.unkept, why = str(error), error
         else:
             counters.count("entries_written")
-            if request.level != PACKAGE:  # torch has no cache of those
+            if request.level != PACKAGE:  # torch has no cache of packages
                 saved.record(entry, store)
                 torch_counters.saved(before_autograd=request.level == AOT)
             sharing.offer(entry, store)

@@ -14,13 +14,13 @@ from fxpool.lowering.artifact.entry_parts import Artifact
 
 __all__ = ["RecomputeQuestion", "Recomputed", "diff_of", "differences"]
 
-# Comments that differ from one compile to the next: a kernel's file, the number of the graph in its process.
+# Comments that differ between compiles: a kernel's file, the number of the graph in its process.
 _PASSING = re.compile(r"^\s*# (kernel path|AOT ID): .*$", re.MULTILINE)
 _LINES = 40
 
 
 class RecomputeQuestion(msgspec.Struct, kw_only=True):
-    """For the worker: the `request` that an entry keeps, what the entry holds, and the seed of random inputs."""
+    """Payload of the job: the `request` stored with an entry, the entry's parts, and the seed of random inputs."""
 
     request: bytes
     kept: Artifact
@@ -29,14 +29,14 @@ class RecomputeQuestion(msgspec.Struct, kw_only=True):
 
 
 class Recomputed(msgspec.Struct, kw_only=True):
-    """How a second compile differs, by what differs; and why its outputs could not be compared, empty if they were."""
+    """The differences of a second compile, by part; and why its outputs could not be compared, empty if they were."""
 
     differences: dict[str, str] = {}
     not_run: str = ""
 
 
 def differences(kept: Artifact, made: Artifact) -> dict[str, str]:
-    """Compare what of two artifacts is plain data: guards, effects, which parts there are."""
+    """Compare the plain data of two artifacts: guards, effects, the list of parts."""
     found = {}
     for name, ours, theirs in (
         ("guards", kept.guards, made.guards),
@@ -55,7 +55,7 @@ def _parts(artifact: Artifact) -> list[str]:
 
 
 def diff_of(kept: str, made: str) -> str:
-    """Return the differing lines of two texts, with little around them; empty if none differ that mean something."""
+    """Return the differing lines of two texts with one line of context; empty if only irrelevant comments differ."""
     ours, theirs = (_PASSING.sub("", text).splitlines() for text in (kept, made))
     lines = list(difflib.unified_diff(ours, theirs, "in the cache", "compiled again", lineterm="", n=1))
     if len(lines) > _LINES:

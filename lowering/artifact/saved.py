@@ -24,7 +24,7 @@ log = notices.logger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Recorded:
-    """Where an entry lies."""
+    """A reference to an entry: its store, key and name."""
 
     root: str
     key: str
@@ -33,15 +33,15 @@ class _Recorded:
 
 
 def record(entry: Entry, store: LocalStore) -> None:
-    """Have the program's next save include an entry; one that it won't is counted. Takes microseconds, never raises."""
+    """Include an entry in the program's next save; count it if that fails. Takes microseconds, never raises."""
     recorded = _Recorded(store.root, entry.key, entry.name, store)
     if not (cache_artifacts.register(read, restore) and cache_artifacts.record(entry.key, recorded)):
         counters.count("bypasses", "artifact_not_saved")
 
 
 def read(recorded: _Recorded) -> bytes:
-    """Return an entry as a bundle; nothing for one that is gone or damaged, which is counted. Never raises."""
-    from fxpool.codecache.bundle import bundle  # only a program that saves needs it
+    """Return an entry as a bundle; empty and counted if the entry is gone or damaged. Never raises."""
+    from fxpool.codecache import bundle  # only a program that saves needs it
 
     try:
         entries = recorded.store.entries(recorded.key)
@@ -57,14 +57,14 @@ def read(recorded: _Recorded) -> bytes:
 
 
 def restore(key: str, data: bytes) -> None:
-    """Put what `read` returned into the cache directory; what can't be is counted and warned of. Never raises."""
-    from fxpool.codecache.bundle import bundle  # only a program that loads needs it
+    """Write the result of `read` into the cache directory; a failure is counted and warned of. Never raises."""
+    from fxpool.codecache import bundle  # only a program that loads needs it
 
     if not data:
         return
     try:
         store = runtime.store()
-        if store is not None:  # what was wrong with it was counted and warned of there
+        if store is not None:  # without a store, the reason has been counted and warned of already
             bundle.restore_bytes(data, f"the artifact {key[:12]}", store)
     except (FxpoolError, OSError) as error:
         counters.count("bypasses", "artifact_not_loaded")

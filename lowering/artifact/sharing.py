@@ -41,7 +41,7 @@ class _Shared:
         self._refusal: ConfigurationError | None = None
 
     def level(self, place: str) -> RemoteLevel | None:
-        """The level for an address; None where the settings rule it out, which is said."""
+        """Return the level for an address; None, with a warning, if the settings rule it out."""
         settings = config.current()
         key_file = settings.remote_key_file
         wanted = (place, key_file, _version(key_file), settings.remote_use, settings.remote_timeout)
@@ -71,9 +71,9 @@ class _Shared:
 
 
 def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
-    """Raises ConfigurationError."""
-    # Only who has a remote needs them.
-    from fxpool.codecache.bundle.authentication import Keyring
+    """Return a level for an address. Raises ConfigurationError: the settings rule it out."""
+    # Only needed if there is a remote.
+    from fxpool.codecache.authentication import Keyring
     from fxpool.codecache.remote import addresses
     from fxpool.codecache.remote.level import RemoteLevel
 
@@ -92,7 +92,7 @@ def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
 
 
 def _version(path: Any) -> tuple[int, ...]:
-    """What changes when a file does."""
+    """Return a value that changes when the file changes."""
     try:
         status = os.stat(path)
     except (OSError, TypeError):
@@ -101,7 +101,7 @@ def _version(path: Any) -> tuple[int, ...]:
 
 
 def address(*, say: bool = True) -> str | None:
-    """The address of the remote cache; None without. Says so where the program asks for one and there is no address."""
+    """Return the address of the remote cache, or None. Warns if the program wants a remote but gives no address."""
     place = config.current().remote_cache
     switch = configs.remote_cache_wanted()
     if place is not None or switch is None:
@@ -113,7 +113,7 @@ def address(*, say: bool = True) -> str | None:
 
 
 def inductor_address() -> str | None:
-    """The address in Inductor's variables for Redis; None if none of them is set."""
+    """Return the address in Inductor's variables for Redis; None if they are unset."""
     variables = os.environ
     if url := variables.get("TORCHINDUCTOR_REDIS_URL"):
         return url
@@ -125,7 +125,7 @@ def inductor_address() -> str | None:
 
 
 def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
-    """An entry for this call from the remote at `place`, written into `store`; None is a miss."""
+    """Return an entry for this call from the remote at `place`, written into `store`; None is a miss."""
     level = runtime.part(_Shared).level(place) if _is_shared(store) else None
     if level is None:
         return None
@@ -149,7 +149,7 @@ def fetch(captured: Captured, store: LocalStore, place: str) -> Entry | None:
 
 
 def offer(entry: Entry, store: LocalStore) -> None:
-    """Have a new entry of `store` uploaded in the background."""
+    """Upload a new entry of `store` in the background."""
     place = address(say=False) if _is_shared(store) else None
     if place is None:
         return
@@ -159,12 +159,12 @@ def offer(entry: Entry, store: LocalStore) -> None:
 
 
 def _is_shared(store: LocalStore) -> bool:
-    """Whether a store is behind the remote: torch's ``fresh_cache()`` is to begin with nothing, and leaves nothing."""
+    """Return whether a store uses the remote: torch's ``fresh_cache()`` starts empty and leaves nothing behind."""
     return os.path.basename(store.root) != FRESH
 
 
 def flush(timeout: float | None) -> None:
-    """Wait until nothing is left to upload, at most `timeout` seconds; for nothing while the remote is away."""
+    """Wait at most `timeout` seconds until all uploads are done; does not wait while the remote is unreachable."""
     level = runtime.part(_Shared).present()
     if level is not None:
         level.uploads.flush(timeout)
