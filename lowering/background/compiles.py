@@ -40,21 +40,21 @@ __all__ = ["Stage", "StageCompiler", "begin", "report", "wait"]
 
 log = notices.logger(__name__)
 
-# At the interpreter's end jobs are withdrawn, and what a thread is at in Python may end: milliseconds, or a load. A
-# thread that is still there when the interpreter is taken down can take the process down with it (SIGABRT, where
-# Dynamo's frame evaluation is on its stack).
+# At interpreter shutdown, jobs are withdrawn, and threads get this long to finish their current step in Python:
+# milliseconds, or a load. A thread that still runs when the interpreter is torn down can abort the process (SIGABRT
+# if Dynamo's frame evaluation is on its stack).
 _END_SECONDS = 1.0
 
 #: The number of the graph's pieces among its stages.
 PIECES = -1
 
 _FIRST_CALL_SECONDS = 3.0
-# For so many sizes of a graph code of their own is compiled, as Dynamo traces a function so often again.
+# The number of sizes of a graph that separate code is compiled for: Dynamo's default limit for recompiles.
 _SIZES = 8
 
 
 class _Background:
-    """The background compiles of this process, withdrawn when its interpreter ends."""
+    """The background compiles of this process, withdrawn at interpreter shutdown."""
 
     def __init__(self) -> None:
         self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
@@ -65,14 +65,14 @@ class _Background:
         atexit.register(self.end)
 
     def submitted(self, job: Job) -> None:
-        """Withdraw a job with the others at the interpreter's end."""
+        """Register a job, to be withdrawn at interpreter shutdown."""
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
         if self.ending.is_set():
             job.cancel()
 
     def end(self) -> None:
-        """Withdraw all jobs, and wait a moment for the threads."""
+        """Withdraw all jobs, and wait up to `_END_SECONDS` for the threads."""
         self.ending.set()
         for job in list(self.jobs):
             job.cancel()
@@ -103,19 +103,19 @@ class Stage:
     number: int
     captured: Captured
     slower: Callable[[float, float], None] = lambda new, old: None
-    """Told the seconds of a call of it and of the stage before where it is not kept for them."""
+    """Called with the seconds per call of this stage and of the stage before it, if it is dropped as slower."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StageCompiler:
-    """The two ways to a stage's code, handed to `begin` by the fallback chain. Both call the loader they are given."""
+    """The ways to get a stage's code, which the fallback chain passes to `begin`. Each calls its loader argument."""
 
     compile: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any]
-    """Waits for a worker."""
+    """Has a worker compile the stage, and waits for it."""
     find: Callable[[Stage, Attempt, Callable[[Parts], Any]], Any | None]
-    """Looks whether somebody has compiled it meanwhile."""
+    """Looks the stage up: another process may have compiled it by now."""
     pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]] | None = None
-    """Waits for the graph's pieces, where these come before all stages: their code, and the guards it holds for."""
+    """Waits for the graph's pieces, if they come before all stages: returns their code, and its guards."""
 
 
 def begin(
@@ -125,11 +125,11 @@ def begin(
     compiler: StageCompiler,
     served: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Have the stages of a graph compiled in the background; returns at once with what is to be called for it.
+    """Compile the stages of a graph in the background; return at once the callable to use in its place.
 
-    `served` is the code of the attempt's stage, if there is some; `stages` come after it. A stage that is there
-    already is taken at once, and those before it are left out. A call that is outside of what the code is for has code
-    of its own compiled, as Dynamo, which does not know of such guards, will not trace it again.
+    `served` is the code of the attempt's stage, if that is in the cache; `stages` come after it. A stage that is in
+    the cache is used at once, and the stages before it are skipped. A call that does not satisfy the guards of the code
+    has separate code compiled, because Dynamo does not know these guards and will not trace again.
     """
     swap = Swap(attempt.label, served or gm.forward, compiled=served is not None, stage=attempt.stage)
     work = _Work(gm, swap, stages, attempt, compiler)
@@ -145,7 +145,7 @@ def begin(
 
 
 class _Work:
-    """The work for one graph, in threads of its own."""
+    """The work for one graph, in its own threads."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class _Work:
         thread.start()
 
     def all_stages(self) -> None:
-        # The call that brought the graph is what somebody waits for, with its backward: it should not share its
-        # interpreter, and on a small machine its cores, with the request on its way out.
+        # The user waits for the first call, with its backward. It should not share the interpreter, and on a small
+        # machine the cores, with the work of sending the request.
         self._swap.settled.wait(_FIRST_CALL_SECONDS)
         if self._compiler.pieces is not None:
             self._pieces(self._compiler.pieces)
@@ -191,7 +191,7 @@ class _Work:
             position = self._next_from(position)
 
     def _next_from(self, position: int) -> int:
-        """Bring one stage into use, the best that is there or that of `position`; the position of the one after it."""
+        """Use the best stage in the cache, or else compile that of `position`; return the position after it."""
         for better in range(len(self._stages) - 1, position, -1):
             if self._one(self._stages[better], self._compiler.find):
                 for skipped in self._stages[position:better]:
@@ -201,7 +201,7 @@ class _Work:
         return position + 1
 
     def _pieces(self, pieces: Callable[[Attempt], tuple[Callable[..., Any], list[Any]]]) -> None:
-        """Use the pieces until the first stage is there; without them the graph waits for that as it is."""
+        """Use the pieces until the first stage is ready; without them the graph runs eagerly until then."""
         first = self._stages[0].captured
 
         def make(stage: Stage, attempt: Attempt, load_parts: Callable[[Parts], Any]) -> Version:
@@ -218,10 +218,10 @@ class _Work:
         *,
         timed: bool = True,
     ) -> bool:
-        """Use a stage if `make` has it. What becomes of it is a record of its own."""
+        """Use a stage if `make` returns its code. Each stage gets a separate record."""
         attempt = dataclasses.replace(self._attempt, reasons=[], seconds={}, reported=False, stage=stage.number)
         attempt.submitted = self._background.submitted
-        attempt.priority = BACKGROUND - stage.number  # what comes first in any graph comes before what is better
+        attempt.priority = BACKGROUND - stage.number  # first stages of all graphs before later stages of any
         if self._background.ending.is_set():
             raise _EndingError
         try:
@@ -268,7 +268,7 @@ class _Work:
             attempt.report()
 
     def _outside(self, best: Version, args: Sequence[Any]) -> None:
-        """A call is of sizes that no version is for: have one compiled for them, once, and not for too many."""
+        """Compile a version for sizes that no version covers, once per sizes, for at most `_SIZES` of them."""
         values = {name: place.value_in(args) for name, place in best.places.items()}
         sizes = tuple(sorted(values.items()))
         with self._lock:
@@ -277,7 +277,7 @@ class _Work:
             self._sizes.add(sizes)
         at_hand = [one for one in self._stages if one.number == best.stage]
         if not at_hand:
-            return  # pieces: the first stage is on its way
+            return  # pieces: the first stage is being compiled
         (stage,) = at_hand
         other = dataclasses.replace(stage, captured=stage.captured.for_sizes(values))
 
@@ -289,7 +289,7 @@ class _Work:
 
 
 class _EndingError(Exception):
-    """The interpreter ends: nothing is loaded any more."""
+    """The interpreter is shutting down: nothing is loaded any more."""
 
 
 def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) -> None:
@@ -305,8 +305,8 @@ def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) ->
     trace = getattr(error, "worker_traceback", "")
     log.info("%s", text, exc_info=error)
     if attempt.options.strict or (isinstance(error, QuarantinedError) and not eager):
-        return  # said at the next call; was said when it died
-    if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
+        return  # the next call raises it; a dead worker was reported when it died
+    if isinstance(error, PoolUnavailableError):  # not the graph's fault: the next graph would fail in the same way
         switched_off.say_without_pool(error, "graphs stay as they are")
     else:
         notices.warn(text + (f"\n{trace}" if trace else ""))
@@ -315,15 +315,15 @@ def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) ->
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:
     """Wait until no graph is being compiled in the background, at most `timeout` seconds.
 
-    What became of each that still exists: `label`; `state` (``ready``, ``failed``: eager for good, ``pending``);
-    `error` or None; `stage`, the number of the one in use, None for eager, -1 for its pieces; `stages`, number to what
-    became of it (``in use``, ``superseded``, ``measured``: the calls decide, ``slower``, ``skipped``, ``failed``,
-    ``pending``); and counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
+    Returns a record of each graph that still exists: `label`; `state` (``ready``, ``failed``: stays eager,
+    ``pending``); `error` or None; `stage`, the number of the stage in use, None for eager, -1 for pieces; `stages`,
+    each stage's state by number (``in use``, ``superseded``, ``measured``: being timed, ``slower``, ``skipped``,
+    ``failed``, ``pending``); and counts of calls (`eager_calls`, `compiled_calls`, `swaps`, `outside_guards`).
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     if timeout is None or timeout > 0:
         for swap in list(_background().swaps):
-            swap.settled.set()  # somebody has nothing else to do
+            swap.settled.set()  # the caller waits, so there is no first call to spare
     for swap in list(_background().swaps):
         if swap.pid == os.getpid():
             swap.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -24,13 +24,13 @@ log = notices.logger(__name__)
 
 
 def of_call(attempt: Attempt, capture: Any, store: LocalStore | None) -> list[Stage]:
-    """The stages of a graph, captured one by one by `capture()` under their options; the first is always there.
+    """Return the stages of a graph, each captured by `capture()` under its options; the first is always included.
 
-    Raises CannotTravelError: the first stage has no form for another process.
+    Raises CannotTravelError: the first stage cannot be sent to another process.
     """
     options = attempt.options.stages or ({},)
     stages: list[Stage] = []
-    keys: list[str] = []  # of all stages so far, those that are left out among them
+    keys: list[str] = []  # of all stages so far, including skipped ones
     for number, wanted in enumerate(options):
         try:
             with configs.patched(wanted):

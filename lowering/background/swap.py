@@ -26,13 +26,13 @@ from fxpool.torch_compat.dynamo import shape_env, tracing
 
 __all__ = ["Swap", "Trial", "Version"]
 
-# Calls of each version that are not counted: the first ones load kernels, record graphs, fill caches.
+# The number of first calls of each version that are not timed: they load kernels, record graphs, fill caches.
 _WARM_UP = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-    """Compiled code, and the calls it is for."""
+    """Compiled code, and the guards of the calls that it covers."""
 
     call: Callable[..., Any]
     guards: Sequence[Any] = ()
@@ -54,16 +54,16 @@ class Version:
 
 
 def _finish_devices(args: Sequence[Any]) -> None:
-    """Wait until what was asked of the inputs' devices is done; of the processor it is."""
+    """Wait for the work on the inputs' devices; work on the CPU is synchronous."""
     if any(isinstance(arg, torch.Tensor) and arg.device.type != "cpu" for arg in args):
         torch.accelerator.synchronize()
 
 
 class Trial:
-    """A new version beside the one in use, call by call in turn, on calls of one size.
+    """Times a new version against the version in use, in alternating calls of the same sizes.
 
-    What is timed is the call: in training the forward. `decided(kept, seconds of the new, of the old)` is called once,
-    in the thread of the last call.
+    It times the call, which in training is the forward. `decided(kept, seconds of the new, of the old)` is called
+    once, in the thread of the last call.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Trial:
         self.over = False
 
     def is_for(self, args: Sequence[Any]) -> bool:
-        """Return whether a call counts: its inputs have the sizes of the first call that both versions could take."""
+        """Return whether a call counts: its inputs have the sizes of the first call that both versions cover."""
         if self.over:
             return False
         sizes = tuple(tuple(arg.shape) if hasattr(arg, "shape") else arg for arg in args)
@@ -114,11 +114,11 @@ class Trial:
 
 
 class Swap:
-    """Thread-safe: a call reads the versions once, and a swap is one assignment.
+    """The callable of a graph. Thread-safe: a call reads the versions once, and a swap is one assignment.
 
     `base` is the graph as Dynamo made it or (`compiled`) code of stage `stage` that Dynamo's guards cover. `on_outside`
-    is told of calls that no version fits, with the version that is best otherwise. `settled`: a first call is over, and
-    where it may have a backward, the second has begun.
+    is called with the best version and the arguments of a call that no version covers. `settled`: the first call has
+    finished; if it may have a backward, the second call has started.
     """
 
     def __init__(self, label: str, base: Callable[..., Any], *, compiled: bool = False, stage: int = 0) -> None:
@@ -141,7 +141,7 @@ class Swap:
         self.on_outside: Callable[[Version, Sequence[Any]], None] | None = None
         self._lock = forks.lock(self, "_lock")
         self._counts = {"eager_calls": 0, "compiled_calls": 0, "swaps": 0, "outside_guards": 0}
-        # Which versions a checkpoint's forward had, for as long as the checkpoint may want them again.
+        # The versions of each checkpoint's forward, kept as long as the checkpoint may recompute.
         self._checkpoints: weakref.WeakKeyDictionary[Any, tuple[Version, ...]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any) -> Any:
@@ -167,7 +167,7 @@ class Swap:
         return self._base.call(*args) if self.settled.is_set() else self._first_call(args)
 
     def _first_call(self, args: Sequence[Any]) -> Any:
-        if self._called:  # so the step of the first is over
+        if self._called:  # so the step of the first call is over
             self.settled.set()
             return self._base.call(*args)
         self._called = True
@@ -182,7 +182,7 @@ class Swap:
                 self.settled.set()
 
     def use(self, version: Version) -> None:
-        """From the next call on, where it fits."""
+        """Use a version from the next call on, where its guards hold."""
         with self._lock:
             before = self._versions if version.guards else ()
             for stage, state in self.stages.items():
@@ -193,9 +193,10 @@ class Swap:
             self._versions = (version, *before)
 
     def try_out(self, version: Version, calls: int, slower: Callable[[float, float], None]) -> None:
-        """Use it if it is not slower than what is in use, timed with so many calls of each; else call `slower`.
+        """Use a version if it is not slower than the version in use, timed with `calls` calls of each; else call
+        `slower`.
 
-        One after another. At once where nothing compiled is in use.
+        Candidates are tried one after another. If no compiled version is in use, the candidate is used at once.
         """
         with self._lock:
             self.stages[version.stage] = "measured"
@@ -227,13 +228,13 @@ class Swap:
 
     @property
     def stage(self) -> int | None:
-        """The stage in use; None as long as calls are eager."""
+        """Return the stage in use; None as long as calls are eager."""
         if self._versions:
             return self._versions[0].stage
         return self._base.stage if self._compiled else None
 
     def begin(self) -> None:
-        """Something is compiled for it; once more than `end`."""
+        """Mark a compile as started; every call is matched by one `end`."""
         with self._lock:
             self._under_way += 1
             if not self.raises:
@@ -241,7 +242,7 @@ class Swap:
             self.over.clear()
 
     def end(self) -> None:
-        """Unregister a compile that `begin` registered."""
+        """Mark a compile that `begin` registered as finished."""
         with self._lock:
             self._under_way -= 1
             if self._under_way:
@@ -251,9 +252,9 @@ class Swap:
             self.over.set()
 
     def fail(self, stage: int, error: BaseException, *, raises: bool) -> None:
-        """Go on without `stage`; with `raises`, raise at the next call."""
+        """Continue without `stage`; with `raises`, raise the error at the next call."""
         with self._lock:
-            if self.stages.get(stage) != "in use":  # it may be, for other sizes
+            if self.stages.get(stage) != "in use":  # it may be in use for other sizes
                 self.stages[stage] = "failed"
             self.error, self.raises = error, self.raises or raises
             if self.raises:
@@ -264,7 +265,7 @@ class Swap:
             return dict(self._counts)
 
     def in_a_fork(self) -> None:
-        """The threads are the parent's; what is not there yet does not come here."""
+        """After a fork: the compile threads stayed in the parent, so pending code never arrives."""
         self._trial = None
         if self.state == "pending":
             self.over.set()
