@@ -21,30 +21,30 @@ from fxpool.watch import events
 
 __all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
 
-# For all modules that have it: what its handlers raise fails no graph.
+# A logger of `notices`, as in all modules: an error in a handler fails no graph.
 log = notices.logger(__name__)
 
-# Characters of a reason's detail that are kept.
+# The number of characters of a reason's detail that are kept.
 _DETAIL = 300
 
-#: Errors that say the same wherever the graph is compiled: no step down helps.
+#: Errors that would be the same at every level: no fallback helps.
 FINAL = (NoCompilerError, NoHalideError, NotKeptError)
 
 
 class Outcome(enum.Enum):
-    """The way in which a graph came to its code; its value stands in the records of ``fxpool.stats()["graphs"]``."""
+    """How a graph got its code; the value is in the records of ``fxpool.stats()["graphs"]``."""
 
     HIT = "hit"
     WORKER = "worker"
     JOINED = "joined"  # another process's compile of the same graph
     IN_PROCESS = "in_process"
-    ASYNC = "async"  # eager for now; the background compile has a record of its own
-    EAGER = "eager"  # for good
+    ASYNC = "async"  # eager for now; the background compile has a separate record
+    EAGER = "eager"  # permanently
     NOT_KEPT = "not_kept"  # a later stage that failed: the stage before stays in use
     FAILED = ""
 
 
-# What a watcher is shown for each: a state of `watch.events` and its detail.
+# For each outcome, the state of `watch.events` and its detail.
 _STATES = {
     Outcome.HIT: ("ready", "from the cache"),
     Outcome.WORKER: ("ready", "compiled by a worker"),
@@ -59,9 +59,9 @@ _STATES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Destination:
-    """The place for the result of a graph: the directory of a `store`, or None. With `keep` false no key is made.
+    """Where the result of a graph goes: the directory of a `store`, or None. With `keep` false no key is made.
 
-    `bounds` are that store's. `toolchain_dir` is where facts about this host's tool chain are kept.
+    `bounds` are the store's limits. `toolchain_dir` is the directory of facts about this host's tool chain.
     """
 
     store: str | None = None
@@ -72,12 +72,12 @@ class Destination:
 
 @dataclasses.dataclass
 class Attempt:
-    """One graph on its way through the fallback chain.
+    """The compile of one graph, with its state in the fallback chain.
 
-    `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, None where
-    it has none. `priority` is that of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
-    phase, `reasons` the names under which steps down and bypasses were counted, `details` what is known of each, and
-    `function` the one that Dynamo traced it from, where there are reasons.
+    `level` is ``aot``, ``fx`` or ``in_process`` (see `fallback.chain`), `key` the digest of its cache key, or None.
+    `priority` is the priority of its jobs, `stage` the number of its stage in a progressive mode. `seconds` are by
+    phase, `reasons` the names under which fallbacks and bypasses were counted, `details` an example for each, and
+    `function` the function that Dynamo traced it from, if there are reasons.
     """
 
     label: str
@@ -89,13 +89,13 @@ class Attempt:
     stage: int = 0
     reported: bool = False
     function: str = ""
-    submitted: Callable[[Any], None] | None = None  # is handed each job
+    submitted: Callable[[Any], None] | None = None  # called with each job
     reasons: list[str] = dataclasses.field(default_factory=list)
     details: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def step_down(self, reason: str, error: BaseException) -> None:
-        """Count a step down the fallback chain. Raises `error` under ``strict``."""
+        """Count a fallback to the next level. Raises `error` under ``strict``."""
         if self.options.strict:
             raise error
         counters.count("fallbacks", reason)
@@ -103,15 +103,15 @@ class Attempt:
         log.info("%s: step down (%s): %s", self.label, reason, error)
 
     def store(self) -> LocalStore | None:
-        """The store that its results go to; None where the options or the directory rule it out."""
+        """Return the store for its results; None if the options or the directory rule it out."""
         return runtime.store() if self.options.cache else None
 
     def stores(self) -> list[LocalStore]:
-        """The stores to look into, in this order."""
+        """Return the stores to look into, in order."""
         return runtime.stores() if self.options.cache else []
 
     def destination(self) -> Destination:
-        """The place for its results."""
+        """Return the destination of its results."""
         store = self.store()
         return Destination(
             store=store.root if store is not None else None,
@@ -121,12 +121,12 @@ class Attempt:
         )
 
     def bypass(self, reason: str, detail: str = "") -> None:
-        """Count why its result is not kept, or not looked for."""
+        """Count the reason why its result is not cached, or not looked up."""
         counters.count("bypasses", reason)
         self._note(f"bypass:{reason}", detail)
 
     def _note(self, reason: str, detail: str) -> None:
-        """Keep a reason for its record, with an example of it for `fxpool.explain`."""
+        """Add a reason to its record, with an example for `fxpool.explain`."""
         self.reasons.append(reason)
         if detail:
             self.details[reason] = detail.split("\n", 1)[0][:_DETAIL]
@@ -136,7 +136,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add what happens meanwhile to the seconds of a phase."""
+        """Add the duration of the ``with`` block to the seconds of a phase."""
         begun = time.perf_counter()
         try:
             yield
@@ -151,7 +151,7 @@ class Attempt:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def report(self, state: str = "", detail: str = "") -> None:
-        """Tell the watchers once what has become of the graph."""
+        """Report the graph's outcome to displays and traces, once."""
         if self.reported or not events.listening():
             return
         self.reported = True
@@ -160,7 +160,7 @@ class Attempt:
         events.state(self.label, state, detail, stage=self.stage)
 
     def record(self) -> None:
-        """Put it among the `graphs` of ``fxpool.stats()``, and into the host's statistics now and then."""
+        """Add it to the `graphs` of ``fxpool.stats()``, and at intervals to the host's statistics."""
         host_report.graph_done()
         counters.record_graph(
             {

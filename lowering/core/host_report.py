@@ -18,12 +18,12 @@ __all__ = ["graph_done", "report"]
 
 log = notices.logger(__name__)
 
-# Seconds between two reports of a process that goes on: one that is killed makes no last one.
+# Seconds between two reports of a running process: a process that is killed cannot report at exit.
 _INTERVAL = 60.0
 
 
 class _Reports:
-    """What of this process's counts has been added so far. A `core.runtime.Part`."""
+    """The counts of this process that have been added so far. A `core.runtime.Part`."""
 
     def __init__(self) -> None:
         self._lock = forks.lock(self, "_lock")
@@ -33,8 +33,8 @@ class _Reports:
         atexit.register(report)
 
     def add(self) -> None:
-        """Add what was counted since the last report. A store's directory is not made for this."""
-        from fxpool.codecache.store import host_statistics
+        """Add the counts since the last report. Does not create a store's directory."""
+        from fxpool.codecache import host_statistics
 
         with self._lock:
             self.last = time.monotonic()
@@ -50,7 +50,7 @@ class _Reports:
                 self._reported, self._forked = counted, False
 
     def after_fork_in_child(self) -> None:
-        """What was counted so far is the parent's. Nothing is imported here: the import lock may be held."""
+        """Leave the counts so far to the parent. Imports nothing here: the import lock may be held."""
         self._reported, self._forked = _counted(), True
 
     def reset(self) -> None:
@@ -64,13 +64,13 @@ def _counted() -> dict[str, Any]:
 
 
 def graph_done() -> None:
-    """Report if the last report is some time ago. Takes microseconds otherwise."""
+    """Report if the last report is older than `_INTERVAL`. Takes microseconds otherwise."""
     if time.monotonic() - runtime.part(_Reports).last > _INTERVAL:
         report()
 
 
 def report() -> None:
-    """Add what this process has counted since the last report. Never raises."""
+    """Add this process's counts since the last report. Never raises."""
     try:
         runtime.part(_Reports).add()
     except Exception:  # the interpreter may be ending

@@ -12,9 +12,9 @@ __all__ = ["spec"]
 
 
 def spec(label: str, environment: Mapping[str, str]) -> JobSpec:
-    """A job under the settings in force, with this program's import path and working directory.
+    """Return a job specification under the current settings, with this program's import path and working directory.
 
-    `environment` are the variables it gets besides its zygote's. Limits are in seconds and bytes.
+    `environment` are the job's variables in addition to its zygote's. Limits are in seconds and bytes.
     """
     settings = config.current()
     return JobSpec(

@@ -11,7 +11,7 @@ __all__ = ["JobProgress"]
 
 
 class JobProgress:
-    """To be called with each event of a job; one per job. Runs in the connection's thread."""
+    """A callback for the events of one job. Runs in the connection's thread."""
 
     def __init__(self, label: str, stage: int, pool: PoolClient) -> None:
         self._label = label

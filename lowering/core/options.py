@@ -14,7 +14,7 @@ from fxpool import config
 from fxpool.errors import ConfigurationError, UnknownNameError
 from fxpool.torch_compat.state import configs
 
-#: options of fxpool's own, and the type each takes
+#: fxpool's own options, and their types.
 OWN_OPTIONS: dict[str, type | tuple[type, ...]] = {
     "mode": str,
     "strict": bool,
@@ -29,12 +29,12 @@ COMPILE_MODES = config.WORKING_MODES
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """One call's wishes: how to compile, whether steps down are errors, and Inductor's options.
+    """The options of one call: how to compile, whether fallbacks are errors, and Inductor's options.
 
-    `mode` is without ``progressive+`` and ``async+``; `asynchronous` says that the latter was there. `stages` are
-    Inductor's options for each stage of a progressive mode, those of `inductor` among them, and empty in others.
-    `regions`: whether graphs are compiled in pieces, in those modes until their own code is there: ``on``, ``off``, or
-    ``auto`` where that is clearly faster.
+    `mode` is without ``progressive+`` and ``async+``; `asynchronous` stands for the latter. `stages` are Inductor's
+    options for each stage of a progressive mode, including those of `inductor`; empty in other modes. `regions` says
+    whether graphs are compiled in pieces (in background modes, until the whole graph's code is ready): ``on``,
+    ``off``, or ``auto``, which does so if it is clearly faster.
     """
 
     mode: str
@@ -48,10 +48,10 @@ class Options:
 
 
 def parse(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
-    """Options of one backend call; settings of the environment fill in what is not said.
+    """Return the options of one backend call; the current settings are the defaults.
 
     Raises:
-        ConfigurationError: an unknown name (the known ones are listed), or a value of a wrong type.
+        ConfigurationError: an unknown name (the message lists the valid names), or a value of a wrong type.
     """
     settings = config.current()
     own: dict[str, Any] = {
@@ -110,7 +110,7 @@ def _own(name: str, value: Any) -> Any:
 
 
 def _compile_mode(text: str, known: Any) -> str:
-    """A mode that is built. `config` knows the grammar, and refuses what is not built yet by name."""
+    """Return a mode that is implemented. `config` parses the grammar, and refuses other modes by name."""
     if text in COMPILE_MODES:
         return text
     if "+" in text:
@@ -119,7 +119,7 @@ def _compile_mode(text: str, known: Any) -> str:
 
 
 def merged(stages: Sequence[str | Mapping[str, Any]], common: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Inductor's options of each stage, the call's among them. A stage that adds nothing to the one before is left out.
+    """Return Inductor's options of each stage, with the call's. A stage equal to the one before it is left out.
 
     Raises:
         ConfigurationError: an unknown option or mode, or a value of a wrong type.

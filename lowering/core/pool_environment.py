@@ -20,22 +20,23 @@ _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE",
                 "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE",
                 "PYTHONPYCACHEPREFIX")  # fmt: skip
 
-#: Variables that name devices. They are hidden while the zygote imports, and from jobs that can do without.
+#: Variables that list visible devices. They are emptied while the zygote imports, and for jobs that need no device.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-# What a server has of the process that started it, and another program may not have set: compilers are found by it.
+# Variables that a server inherits from the process that started it, although another program may lack them. Compilers
+# are found by them.
 _OF_THE_STARTER = ("PATH", "HOME")
 
 
 def zygote_environment() -> dict[str, str]:
-    """The variables that a server and its zygote are started with."""
+    """Return the variables that a server and its zygote are started with."""
     variables = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    # One thread while it is only importing: forking needs that.
+    # A single thread while the zygote imports: forking needs that.
     variables.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    # A GPU that is looked for is found through NVML (a CUDA call would mark the process as one that
-    # can't be forked), and is not seen while the zygote imports: NVML's first call starts a thread.
+    # Checks for a GPU go through NVML (a CUDA call would mark the process as unsafe to fork), and no GPU is visible
+    # while the zygote imports: NVML's first call starts a thread.
     variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     variables.update(dict.fromkeys(DEVICES, ""))
-    # Where Triton is installed, importing Inductor starts a compile pool of its own, and threads with it.
+    # If Triton is installed, importing Inductor starts its compile pool, with threads.
     variables.update(TORCH_WARM_POOL="0", TORCHINDUCTOR_COMPILE_THREADS="1")
     path = _import_path_of_libraries()
     if path:
@@ -44,16 +45,17 @@ def zygote_environment() -> dict[str, str]:
 
 
 def _import_path_of_libraries() -> list[str]:
-    """Directories a fresh interpreter must be told of to find what this one found, in this one's order.
+    """Return the directories that a fresh interpreter needs to find the modules of this one, in the same order.
 
-    PYTHONPATH's, and those that fxpool, its dependencies and what compiles were imported from, unless they are the
-    interpreter's own. Not the program's directory: a file there could shadow a module of Python's.
+    These are PYTHONPATH's, and those that fxpool, its dependencies and the compilers' modules were imported from,
+    unless the interpreter has them by default. The program's directory is left out: a file there could shadow a
+    module of Python's.
     """
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     own = {os.path.realpath(p) for p in (*sites, *_named_by(sites), os.path.dirname(os.__file__))}
     here = working_directory()
 
-    def known(paths: list[str]) -> list[str]:  # relative ones are of the working directory, which may be gone
+    def known(paths: list[str]) -> list[str]:  # relative paths depend on the working directory, which may be gone
         return [p for p in paths if os.path.isabs(p) or (p and here is not None)]
 
     order = list(map(os.path.realpath, known(sys.path)))
@@ -61,10 +63,10 @@ def _import_path_of_libraries() -> list[str]:
     for module in ("fxpool", "torch", "triton", "sympy", "msgspec", "psutil", "tblib", "zstandard"):
         try:
             spec = importlib.util.find_spec(module)
-        except ValueError:  # imported, by something that makes modules
+        except ValueError:  # a module without a spec, made by the program
             continue
         if spec is not None and spec.origin is not None:
-            # Where it was found, not where it lies: an overlay may be made of links.
+            # The path on which it was found, without resolving links: an overlay may consist of links.
             place = os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
             if os.path.realpath(place) in order:
                 wanted.append(place)
@@ -77,14 +79,14 @@ def _import_path_of_libraries() -> list[str]:
     return sorted(directories, key=rank)
 
 
-# As `site` reads these files: comments, and lines that are executed.
+# Prefixes of lines that are not paths to `site`: comments, and lines that are executed.
 _NO_PATH = ("#", "import ", "import\t")
 
 
 def _named_by(sites: list[str]) -> list[str]:
-    """Directories that every interpreter puts behind its own, because a ``.pth`` file there says so.
+    """Return the directories that every interpreter appends to its own path because of ``.pth`` files in `sites`.
 
-    In front of its own they would change which of two modules of one name is found.
+    In front of its path they would change which of two modules of the same name is found.
     """
     places = []
     for place in sites:
@@ -96,23 +98,23 @@ def _named_by(sites: list[str]) -> list[str]:
 
 
 def job_environment(variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables a job's worker gets besides its zygote's; None takes one away.
+    """Return the variables of a job's worker in addition to its zygote's; None removes a variable.
 
-    One whose value is no UTF-8 can't be sent: the worker has its server's, which the host's first process started.
+    A value that is not UTF-8 cannot be sent. The worker then has the server's value, from the process that started it.
     """
     sent = {name: value for name, value in variables.items() if is_text(value)}
     return {**dict.fromkeys((*DEVICES, *_OF_THE_STARTER)), **sent}
 
 
 def import_path() -> tuple[str, ...]:
-    """The program's import path for its jobs; an empty entry becomes the working directory."""
+    """Return the program's import path for its jobs; an empty entry becomes the working directory."""
     here = working_directory()
     paths = (path or here for path in sys.path)
     return tuple(path for path in paths if path and is_text(path))
 
 
 def working_directory() -> str | None:
-    """None for one that a worker can't be told of, or that was removed under us."""
+    """Return the working directory; None if it cannot be sent to a worker, or was removed."""
     try:
         path = os.getcwd()
     except OSError:
@@ -121,7 +123,7 @@ def working_directory() -> str | None:
 
 
 def is_text(path: str) -> bool:
-    """Return whether a path or a variable's value can be sent to a worker: not every one is UTF-8."""
+    """Return whether a path or a variable's value can be sent to a worker, which requires UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:

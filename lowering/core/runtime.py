@@ -34,27 +34,27 @@ __all__ = ["Part", "Runtime", "runtime"]
 log = notices.logger(__name__)
 
 _PRELOAD = ("fxpool.lowering.worker.jobs:import_compiler",)
-# What a zygote does when nobody asks for anything, the most useful first.
+# Tasks of an idle zygote, the most useful first.
 _IDLE = ",".join(
     f"fxpool.lowering.worker.warmup:{name}" for name in ("warm", "warm_up_devices", "warm_up", "warm_up_training")
 )
 
 
 class Part(Protocol):
-    """State of one module that lasts as long as the process. Made without arguments when first needed."""
+    """The per-process state of one module. Created without arguments on first use."""
 
     def after_fork_in_child(self) -> None:
-        """Drop what belongs to the parent: its threads, its jobs."""
+        """Drop the parent's threads and jobs."""
 
     def reset(self) -> None:
-        """Forget everything, as in a process that has just begun."""
+        """Forget everything, as in a new process."""
 
 
 P = TypeVar("P", bound=Part)
 
 
 class Runtime:
-    """The state of this process. Thread-safe; there is one, `runtime`."""
+    """The state of this process. Thread-safe; the only instance is `runtime`."""
 
     def __init__(self) -> None:
         self._lock = forks.rlock(self, "_lock")
@@ -65,14 +65,14 @@ class Runtime:
         self._prepared: set[str] = set()
         self._base_left = False  # the program has cleared its caches
         self._parts: dict[type, Any] = {}
-        self._ahead = False  # the pool was started before anybody wanted it
-        self._asked_ahead = False  # each thread that looks the backend up asks
+        self._ahead = False  # the pool was started ahead and has not been used
+        self._asked_ahead = False  # `start_ahead` was called: each thread that looks the backend up calls it
 
     # ------------------------------------------------------------ the pool
 
     def pool(self) -> PoolClient:
-        """The pool of this process under the settings in force (other settings, another pool)."""
-        self._ahead = False  # it is wanted
+        """Return the pool of this process under the current settings (a change of settings makes a new pool)."""
+        self._ahead = False  # it is used
         settings = config.current()
         wanted = (
             os.getpid(),
@@ -91,11 +91,10 @@ class Runtime:
             return self._pool
 
     def _new_pool(self, settings: config.Settings) -> PoolClient:
-        # A background thread may be the first to come here, and the program may fork meanwhile.
+        # A background thread may be the first to get here, and the program may fork at the same time.
         with forks.held_off():
-            # Only a miss needs a pool: 0.05 s that a hit does without.
-            from fxpool.pool import PoolClient, PoolConfig
-            from fxpool.pool.client import identity
+            # Only a miss needs a pool: a hit saves 0.05 s.
+            from fxpool.pool import PoolClient, PoolConfig, identity
 
         shared = settings.pool == "host"
         environment = pool_environment.zygote_environment()
@@ -106,11 +105,11 @@ class Runtime:
                 preload=_PRELOAD,
                 idle=_IDLE,
                 environment=environment,
-                # A module of one program's must not be in the way of another's.
+                # A program's modules must not shadow those of another program.
                 sys_path=() if shared else tuple(path for path in sys.path if path),
                 host=identity.digest(environment, _PRELOAD, kept=known) if shared else "",
                 idle_timeout=settings.idle_timeout,
-                # Each job brings its own; a process that starts the host's server sets none for the others.
+                # Each job brings its own limits; the process that starts the host's server sets none for the others.
                 job_timeout=PoolConfig.job_timeout if shared else settings.job_timeout,
                 job_memory=None if shared else settings.job_memory,
                 memory_high_watermark=settings.memory_high_watermark,
@@ -119,20 +118,20 @@ class Runtime:
         )
 
     def limits(self) -> dict[str, float]:
-        """The limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
-        from fxpool.pool.host import memory  # 0.02 s with psutil, and a hit asks for no limit
+        """Return the limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
+        from fxpool.pool import memory  # 0.02 s with psutil, and a hit needs no limits
 
         settings = config.current()
         bytes_of_memory = settings.job_memory or memory.default_limit(memory.Host.look())[0]
         return {"timeout": settings.job_timeout, "memory": float(bytes_of_memory)}
 
     def start_ahead(self, meanwhile: Callable[[str | None], None]) -> None:
-        """Start the pool before the first graph comes, if the first graph can only be a miss.
+        """Start the pool before the first graph, if the first graph can only be a miss.
 
-        Called when the backend is asked for by its name: importing Dynamo and tracing a model take as long as a zygote
-        takes to be ready. Says nothing of what is wrong; the first graph does. Where nobody waits for workers
-        (``async+``) and there is no core to spare, they are started when the first call is over. `meanwhile` is called
-        before, with the toolchain directory. Does something once per process.
+        Called when the backend is looked up by name: importing Dynamo and tracing a model take as long as a zygote
+        needs to get ready. Reports no errors; the first graph does. If the program does not wait for workers
+        (``async+``) and no core is free, they are started after the first call instead. `meanwhile` is called first,
+        with the toolchain directory. Only the first call in a process has an effect.
         """
         with self._lock:
             if self._asked_ahead:
@@ -148,7 +147,7 @@ class Runtime:
             if all(one.is_empty() for one in self.stores()):
                 meanwhile(self.toolchain_directory(directory))
                 with self._lock:
-                    first = self._pool is None  # another thread's may be wanted already
+                    first = self._pool is None  # another thread's pool may be in use already
                     started = self.pool()
                     self._ahead = first
                 started.start()
@@ -156,14 +155,14 @@ class Runtime:
             log.debug("no pool ahead of the first graph: %s", error)
 
     def end_start_ahead(self) -> None:
-        """End a pool that was started ahead and not wanted since: graphs are not for workers."""
+        """End a pool that was started ahead and not used since, because graphs are not compiled by workers."""
         with self._lock:
             if self._ahead:
                 self._ahead = False
                 self.close()
 
     def first_of_host(self, toolchain_dir: str) -> bool:
-        """Claim the probing of this host's tool chain: true once per process and directory."""
+        """Claim the probing of this host's tool chain. Returns True once per process and directory."""
         with self._lock:
             if toolchain_dir in self._prepared:
                 return False
@@ -171,7 +170,7 @@ class Runtime:
             return True
 
     def close(self) -> None:
-        """End this process's pool now. The next miss starts another."""
+        """End this process's pool now. The next miss starts a new pool."""
         with self._lock:
             if self._pool is not None and self._pool_settings[0] == os.getpid():
                 self._pool.close()
@@ -180,7 +179,7 @@ class Runtime:
     # ------------------------------------------------------------ stores
 
     def store(self) -> LocalStore | None:
-        """The store under the cache directory in force, or None where it may not be used."""
+        """Return the store in the current cache directory, or None if it may not be used."""
         settings = config.current()
         store = self._store_at(_fresh_directory() or str(settings.cache_dir))
         if store is not None:
@@ -190,7 +189,7 @@ class Runtime:
     def _store_at(self, root: str) -> LocalStore | None:
         with self._lock:
             if root not in self._stores:
-                descriptors.keep_standard()  # what is printed must not get into an entry
+                descriptors.keep_standard()  # printed output must not end up in an entry
                 try:
                     _check_name(root)
                     self._stores[root] = LocalStore(root)
@@ -203,14 +202,14 @@ class Runtime:
             return self._stores[root]
 
     def base(self) -> LocalStore | None:
-        """The store that was filled before, of the setting `cache_base`; None without, and where it may not be used."""
+        """Return the prefilled store of the setting `cache_base`; None if it is unset or may not be used."""
         place = config.current().cache_base
         if place is None or self._base_left or _fresh_directory() is not None:
             return None
         root = str(place)
         with self._lock:
             if root not in self._bases:
-                from fxpool.codecache.store.base_store import BaseStore  # most processes have none
+                from fxpool.codecache.base_store import BaseStore  # most processes have no cache base
 
                 try:
                     self._bases[root] = BaseStore(root)
@@ -220,27 +219,27 @@ class Runtime:
             return self._bases[root]
 
     def leave_base(self) -> None:
-        """Look into the cache base no more, in this process."""
+        """Stop serving from the cache base in this process."""
         self._base_left = True
 
     def stores(self) -> list[LocalStore]:
-        """The stores to look into for a graph, in order: the cache base first, as it holds what most processes need."""
+        """Return the stores to look into, in order: the cache base first, as it has what most processes need."""
         own, below = self.store(), self.base()
         if own is not None and below is not None and own.root == below.root:
             below = None
         return [one for one in (below, own) if one is not None]
 
     def toolchain_directory(self, store: LocalStore | None) -> str | None:
-        """The directory for facts about this host's tool chain and for its precompiled header.
+        """Return the directory for facts about this host's tool chain and for its precompiled header.
 
-        They stay true within torch's ``fresh_cache()``.
+        They remain valid within torch's ``fresh_cache()``.
         """
         if store is not None and store.root == _fresh_directory():
             store = self._store_at(str(config.current().cache_dir)) or store
         return os.path.join(store.root, "toolchain") if store is not None else None
 
     def forget_stores(self) -> None:
-        """Look at cache directories anew (their rights may have been mended)."""
+        """Check cache directories again on the next use (their permissions may have been fixed)."""
         with self._lock:
             self._stores.clear()
             self._bases.clear()
@@ -248,7 +247,7 @@ class Runtime:
     # ------------------------------------------------------------ all parts
 
     def part(self, kind: type[P]) -> P:
-        """The process's one object of a class, made when it is first asked for."""
+        """Return the process's only instance of a class, created on first use."""
         instance = self._parts.get(kind)
         if instance is None:
             with self._lock:
@@ -256,7 +255,7 @@ class Runtime:
         return instance
 
     def reset(self) -> None:
-        """Forget everything but the pool: settings, counters, stores, and what the parts know. For tests."""
+        """Forget everything but the pool: settings, counters, stores, and the state of parts. For tests."""
         config.reset()
         counters.reset()
         with self._lock:
@@ -267,20 +266,20 @@ class Runtime:
                 part.reset()
 
     def after_fork_in_child(self) -> None:
-        """Give a forked child parts of its own. Its pool is made anew when it is asked for; see `pool`."""
+        """Reset the parts in a forked child. It gets a new pool on first use; see `pool`."""
         for part in self._parts.values():
             part.after_fork_in_child()
 
 
-# What `tempfile.mkdtemp` calls a directory.
+# The names that `tempfile.mkdtemp` gives to directories.
 _TEMPORARY = re.compile(r"tmp[a-z0-9_]{8}")
 
 
 def _fresh_directory() -> str | None:
-    """Within torch's ``fresh_cache()`` the cache directory for that time, below torch's own; None outside.
+    """Return the temporary cache directory within torch's ``fresh_cache()``, below torch's own; None outside.
 
-    Told by the two variables that it sets: a temporary directory for Inductor, and Triton's directly below it. Nothing
-    of torch's is hooked into, as it may have been imported by name before.
+    It is recognized by the two variables that ``fresh_cache()`` sets: a temporary directory for Inductor, and Triton's
+    directly below it. The function is not patched, as a program may have imported it by name before.
     """
     directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     if not _TEMPORARY.fullmatch(os.path.basename(directory)):
@@ -291,7 +290,7 @@ def _fresh_directory() -> str | None:
 
 
 def _check_name(root: str) -> None:
-    """Raises StoreError for a directory whose name can't be told to a worker, or stand in a record."""
+    """Check that a directory's name can be sent to a worker and written to a record. Raises StoreError."""
     if not pool_environment.is_text(root):
         raise StoreError(
             f"the name of the cache directory is no UTF-8: {os.fsencode(root)!r}",

@@ -14,7 +14,7 @@ __all__ = ["in_directory", "scratch_directory"]
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[str]:
-    """A place for the files Inductor writes while it compiles; gone afterwards."""
+    """Make Inductor and Triton write to a temporary directory, which is removed afterwards; yields its path."""
     with (
         tempfile.TemporaryDirectory(prefix="fxpool-scratch-", ignore_cleanup_errors=True) as directory,
         in_directory(directory),
@@ -24,7 +24,7 @@ def scratch_directory() -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_directory(directory: str) -> Iterator[None]:
-    """Have Inductor and Triton keep their files there."""
+    """Make Inductor and Triton write their files to `directory`."""
     before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     commands.inductor_directory(directory)
     os.environ["TRITON_CACHE_DIR"] = os.path.join(directory, "triton")

@@ -9,7 +9,7 @@ __all__ = ["counted_as", "say_compiler_changed", "say_not_kept", "say_without_po
 
 
 def say_not_kept(why: object) -> None:
-    """Say once that what is compiled can't be kept, and why (with the remedy, where there is one)."""
+    """Warn once that compiled graphs cannot be cached, with the reason (and the remedy, if there is one)."""
     notices.switched_off(
         "cache_not_written",
         f"can't keep what it compiles in {config.current().cache_dir}; each process compiles it again: {why}",
@@ -17,7 +17,7 @@ def say_not_kept(why: object) -> None:
 
 
 def say_compiler_changed() -> None:
-    """Say once that what another compiler compiled than the one of the key is not kept."""
+    """Warn once that a result is not cached because the C++ compiler changed during the compile."""
     notices.switched_off(
         "compiler_changed",
         "did not keep what it compiled: the C++ compiler, or a file that a script in its place names, was changed "
@@ -27,7 +27,7 @@ def say_compiler_changed() -> None:
 
 
 def say_without_remote(switch: str) -> None:
-    """Say once that a program asks for a remote cache, and nothing says where one is."""
+    """Warn once that a program enables a remote cache without giving an address."""
     notices.switched_off(
         "no_remote_cache",
         f"has no address of a remote cache, and does nothing about {switch}: set FXPOOL_REMOTE_CACHE, or "
@@ -36,12 +36,12 @@ def say_without_remote(switch: str) -> None:
 
 
 def counted_as(error: PoolError) -> str:
-    """The name under which doing without the pool is counted."""
+    """Return the name under which a compile without the pool is counted."""
     return error.counted if isinstance(error, PoolUnavailableError) else f"pool:{type(error).__name__}"
 
 
 def say_without_pool(error: PoolError, instead: str = "graphs are compiled in this process") -> None:
-    """Say once that the pool can't be used, why, and what happens `instead`. A switch that is off says nothing."""
+    """Warn once that the pool cannot be used, why, and what happens `instead`. Silent if the pool is disabled."""
     if isinstance(error, (PoolUnavailableError, ProtocolError)) and config.current().pool != "off":
         more = "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
         more = "" if "FXPOOL_" in str(error) else more
