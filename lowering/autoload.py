@@ -18,7 +18,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make fxpool's artifacts known to torch. May be called again."""
+    """Register fxpool's type of artifact with torch. Idempotent."""
     cache_artifacts.register(_read, _restore)
 
 

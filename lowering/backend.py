@@ -26,7 +26,7 @@ def fxpool_backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph; returns what Dynamo calls in its place.
+    """Compile one Dynamo graph; return the callable that Dynamo calls in its place.
 
     `mode` and `options` are those of ``torch.compile``; see `fxpool.lowering.core.options`.
 
@@ -38,7 +38,7 @@ def fxpool_backend(
     refusal = torch_release.current_refusal()
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
-    # Imported late: an unsupported torch may not have the names these need.
+    # Imported late: an unsupported torch may lack names that these need.
     if torch_release.is_untested():
         from fxpool.lowering import untested_torch  # as said above
 

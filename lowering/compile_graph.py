@@ -29,7 +29,7 @@ _numbers = itertools.count()
 def compile_graph(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
-    """Return what Dynamo calls in the graph's place: from the cache, a worker, or a step further down.
+    """Return the callable that Dynamo calls in the graph's place: from the cache, a worker, or a lower level.
 
     Raises:
         ConfigurationError: an unknown option or mode.
@@ -49,12 +49,12 @@ def compile_graph(
             return restored(chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter))
     finally:
         attempt.record()
-        if attempt.outcome is not Outcome.ASYNC:  # its thread tells
+        if attempt.outcome is not Outcome.ASYNC:  # the background thread reports
             attempt.report()
 
 
 def _in_pieces(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> compile_pieces.InPieces | None:
-    from fxpool.lowering.regions import compile_pieces, traced  # for those who ask for it
+    from fxpool.lowering.regions import compile_pieces, traced  # only if pieces are wanted
 
     try:
         return compile_pieces.InPieces(gm, inputs, attempt)
@@ -64,7 +64,7 @@ def _in_pieces(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt
 
 
 def _cleared(cache: str) -> None:
-    from fxpool.lowering.artifact import clearing as entries  # for those who do it
+    from fxpool.lowering.artifact import clearing as entries  # only in programs that clear caches
 
     entries.cleared(cache)
 

@@ -13,10 +13,10 @@ from fxpool.torch_compat.dynamo import backend_table
 
 
 def __getattr__(name: str) -> Any:
-    # Asked for in each thread that looks the backend up, and registers next what it gets.
+    # Called in each thread that looks the backend up; the thread then registers the result.
     if name != "fxpool_backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Not with an unsupported torch, which may lack names that this needs.
+    # Skipped with an unsupported torch, which may lack names that this needs.
     if torch_release.current_refusal() is None:
         if torch_release.is_untested():
             from fxpool.lowering import untested_torch  # as said above
@@ -36,6 +36,6 @@ def _start_ahead() -> None:
 
 
 def _library_ahead(toolchain_dir: str | None) -> None:
-    from fxpool.lowering.cuda import devices  # of no use where a server is there already
+    from fxpool.lowering.cuda import devices  # not needed if a server is already running
 
     devices.library_ahead(toolchain_dir)

@@ -97,7 +97,7 @@ def _captured(program: Any, attempt: Attempt) -> Captured:
 
 
 def _content(value: Any) -> str:
-    """The digest of a parameter, buffer or constant: AOTInductor folds some into the code. Raises CannotTravelError."""
+    """Return the digest of a parameter, buffer or constant, as AOTInductor may fold it. Raises CannotTravelError."""
     if not isinstance(value, torch.Tensor):
         raise CannotTravelError("value", f"the program holds a {type(value).__name__}")
     return tensor_digest(value)
@@ -106,13 +106,13 @@ def _content(value: Any) -> str:
 def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) -> bytes:
     from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
 
-    # Beside the package, which is as large: a temporary directory may be a small one in memory.
+    # Beside the package, which is as large: the temporary directory may be a small tmpfs.
     os.makedirs(beside, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fxpool-program-", dir=beside) as directory:
         written = os.path.join(directory, "program.pt2")
         try:
             packages.write(program, written)
-        except Exception as error:  # whatever torch.export.save meets in a program
+        except Exception as error:  # torch.export.save may raise anything, depending on the program
             raise CannotTravelError("unpicklable", f"{type(error).__name__}: {error}") from error
         captured.read_program(written)
         chain.complete(captured)
@@ -121,7 +121,7 @@ def _in_worker(program: Any, captured: Captured, attempt: Attempt, beside: str) 
 
 
 def _put(package: bytes, path: str) -> None:
-    """Write a package so that nobody sees half of one."""
+    """Write a package atomically."""
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".fxpool-", suffix=".pt2", delete=False) as file:
@@ -129,7 +129,7 @@ def _put(package: bytes, path: str) -> None:
             file.write(package)
             file.flush()
             with contextlib.suppress(OSError):
-                shutil.copymode(path, file.name)  # of one that it replaces
+                shutil.copymode(path, file.name)  # the mode of the file that it replaces
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)

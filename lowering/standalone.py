@@ -35,9 +35,9 @@ _numbers = itertools.count()
 
 
 class StandaloneGraph:
-    """A compiled graph, or one that a worker is still at: calling and saving it wait for that.
+    """A compiled graph, or one that a worker is still compiling: calling and saving wait for the worker.
 
-    It is called with the graph's inputs one by one, and returns what the graph returns.
+    Call it with the graph's inputs one by one; it returns the graph's outputs.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StandaloneGraph:
     ) -> None:
         self._gm, self._inputs, self._restored = gm, inputs, restored
         self._attempt, self._context = attempt, context
-        # As the worker's graph returns: what is saved; and as this one does.
+        # `_flat` returns flat outputs as the worker's graph does, and is saved; `_call` returns this graph's structure.
         self._flat: Callable[..., Any] | None = None
         self._call: Callable[..., Any] | None = None
         self._captured: Captured | None = None
@@ -55,7 +55,7 @@ class StandaloneGraph:
         self._finishing = forks.lock(self, "_finishing")
 
     def begin(self) -> None:
-        """Look it up, or have it compiled. What keeps it from a worker is said by `wait`."""
+        """Look the graph up, or start to compile it in a worker. `wait` reports why a worker could not compile it."""
         attempt = self._attempt
         try:
             with self._in_force():
@@ -100,7 +100,7 @@ class StandaloneGraph:
     def _load(self, captured: Captured, parts: Parts) -> Callable[..., Any]:
         with self._attempt.timed("load"):
             call = load.load_aot(parts, captured, self._gm.forward)
-        if captured.lifted:  # parameters that are the graph's own: they are in no file
+        if captured.lifted:  # the graph has its own parameters, which cannot be saved in a file
             return call
         return standalone.give_bundle(call, lambda: portable.bundle(parts, captured))
 
@@ -110,7 +110,7 @@ class StandaloneGraph:
     def _begun(self) -> Callable[..., Any]:
         if self._error is not None:
             raise self._error
-        if self._made is None:  # a child that was forked meanwhile has no such thread
+        if self._made is None:  # a forked child does not have the thread
             self._compile()
             if self._error is not None:
                 raise self._error

@@ -29,7 +29,7 @@ def compile_graph(
     Raises what Inductor raises, ConfigurationError and NoCompilerError; under ``strict`` fxpool's own failure.
     """
     try:
-        from fxpool.lowering import compile_graph as tested  # late, for it may lack names that it needs
+        from fxpool.lowering import compile_graph as tested  # late: torch may lack names that it needs
 
         return tested.compile_graph(gm, inputs, mode, options)
     except (ConfigurationError, NoCompilerError):
@@ -42,7 +42,7 @@ def compile_graph(
 
 
 def attempted(step: Callable[[], object]) -> bool:
-    """Run a step that graphs can do without; return whether it fits this torch. A failure is counted and logged."""
+    """Run an optional step; return whether it works with this torch. A failure is counted and logged."""
     try:
         step()
     except ConfigurationError:

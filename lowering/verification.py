@@ -26,13 +26,13 @@ __all__ = ["recomputed", "sample"]
 
 
 def sample(entries: Sequence[Entry], count: int, seed: int) -> list[Entry]:
-    """Choose `count` of the entries that can be compiled again; the same seed chooses the same of the same entries."""
+    """Choose `count` of the entries that can be compiled again; the choice is determined by `entries` and `seed`."""
     able = sorted((entry for entry in entries if REQUEST in entry.blobs), key=lambda entry: (entry.key, entry.name))
     return random.Random(seed).sample(able, min(count, len(able)))
 
 
 def recomputed(entries: Sequence[Entry], store: LocalStore, seed: int) -> Iterator[tuple[Entry, Recomputed | str]]:
-    """Yield each entry with how compiling it again came out: a text says why it could not be.
+    """Yield each entry with the outcome of compiling it again, or a text that says why that failed.
 
     All are submitted to the pool at once. Raises PoolError if there is no pool.
     """
@@ -43,19 +43,19 @@ def recomputed(entries: Sequence[Entry], store: LocalStore, seed: int) -> Iterat
             continue
         try:
             yield entry, msgspec.msgpack.decode(job.result(), type=Recomputed)
-        except Exception as error:  # whatever compiling the graph raises, and what ends workers
+        except Exception as error:  # compiling the graph may raise anything, or end the worker
             yield entry, _words(error)
 
 
 def _submitted(entry: Entry, store: LocalStore, seed: int) -> Any:
-    """Return the job, or why there is none."""
+    """Return the job, or the reason why it cannot be submitted."""
     data = store.read_blob(entry.blobs[REQUEST])
     if data is None:
         return "its request is gone or damaged"
     try:
         request = CompileRequest.load(data)
         kept = parts_of_entry(entry, store).inline()
-    except Exception as error:  # what unpickling raises: code that is not here, another release of torch
+    except Exception as error:  # unpickling fails: missing code, another release of torch
         return _words(error)
     question = RecomputeQuestion(
         request=data, kept=kept, toolchain_dir=os.path.join(store.root, "toolchain"), seed=seed
