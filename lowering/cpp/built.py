@@ -42,23 +42,23 @@ _LETTERS = {
 
 
 def headers_kept(toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
-    """While Inductor builds libraries itself: its precompiled headers are kept where facts on the host are."""
+    """Keep Inductor's own precompiled headers beside the host's facts while Inductor builds libraries itself."""
     return cpp_wrappers.headers_in(os.path.join(toolchain_dir, _HEADERS) if toolchain_dir is not None else None)
 
 
 class BuiltLinking:
-    """The built libraries of one graph in the making; `toolchain_dir` is where facts on the host are."""
+    """Builds the libraries of one graph; `toolchain_dir` is the directory of the host's facts."""
 
     def __init__(self, toolchain_dir: str | None) -> None:
         self._tools = toolchain_dir
         self._executor: ThreadPoolExecutor | None = None
         self._pending: list[Future[Built]] = []
-        #: What a generated call becomes, by the digest of what it asks for: the attribute of `BuiltLibraries`.
+        #: The attribute of `BuiltLibraries` that replaces a generated call, by the digest of the library it builds.
         self.names: dict[str, str] = {}
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Around Inductor's work: what it would build comes here."""
+        """Collect the libraries that Inductor would build inside the ``with`` block."""
         with cpp_wrappers.collecting(self._take_wrapper), source_kernels.collecting(self._take_kernel):
             yield
 
@@ -69,7 +69,7 @@ class BuiltLinking:
         self.take(_LETTERS[kind], digest, build)
 
     def take(self, letter: str, digest: str, build: Callable[[], Built]) -> None:
-        """Begin to build a library, unless that was begun before. Raises NoCompilerError: there is no compiler."""
+        """Start to build a library, unless it was started before. Raises NoCompilerError: there is no compiler."""
         if digest in self.names:
             return
         toolchain.require_compiler(self._tools)  # nvcc and Halide's generator call it, too
@@ -79,19 +79,19 @@ class BuiltLinking:
         self._pending.append(self._executor.submit(build))
 
     def libraries(self) -> list[bytes]:
-        """The libraries by number, then the runtimes they need. Raises what the compiler's call raised."""
+        """Return the libraries by number, then the runtimes they need. Raises what the compiler's call raised."""
         built = [future.result() for future in self._pending]
         runtimes = list(dict.fromkeys(one.runtime for one in built if one.runtime is not None))
         return [*(one.library for one in built), *runtimes]
 
     def close(self) -> None:
-        """End the thread; what it has not begun is not built."""
+        """End the thread; libraries that it has not started are not built."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class BuiltLibraries:
-    """The built libraries of a graph, each loaded when it is asked for: `e0`, `h1` and so on."""
+    """The built libraries of a graph, each loaded on first access: `e0`, `h1` and so on."""
 
     def __init__(self, libraries: list[tuple[str, LibraryFile]]) -> None:
         self._libraries = libraries
@@ -108,9 +108,9 @@ class BuiltLibraries:
         return LoadedOnce(digest, file, _OPENED[letter]).load()
 
     def _load_runtimes(self) -> None:
-        """Load what kernels refer to by name, which has to be there before them: the last of an entry's libraries.
+        """Load the runtime that kernels refer to by name, before the kernels: it is the last of an entry's libraries.
 
-        An entry of several workers' work does not exist, so there is one.
+        There is only one, as a single worker compiles an entry.
         """
         digest, file = self._libraries[-1]
         LoadedOnce(digest, file, lambda path, name: ctypes.CDLL(path, ctypes.RTLD_GLOBAL)).load()

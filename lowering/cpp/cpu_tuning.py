@@ -37,18 +37,18 @@ __all__ = ["CpuTimes", "tuned"]
 
 log = notices.logger(__name__)
 
-# Of kept times. Raised when some that were kept may be wrong.
+# The version of stored times. Increased when earlier ones may be wrong.
 _FORMAT = 1
-# Longest wait, in seconds, for another process that measures.
+# The longest wait, in seconds, for another process that measures.
 _PATIENCE = 30.0
 
 
 class CpuTimes:
-    """The times of one compile. `surroundings` tells, as plain data, what of the program counts besides the product."""
+    """The times of one compile. `surroundings` returns the program's state that affects times, as plain data."""
 
     def __init__(self, toolchain_dir: str | None, surroundings: Callable[[], Any]) -> None:
         self._tools, self._surroundings = toolchain_dir, surroundings
-        #: For people who look at the entry: what was timed, of how many, and the fastest.
+        #: For people who look at the entry: the product, the number of candidates, and the fastest.
         self.record: list[list[Any]] = []
 
     @functools.cached_property
@@ -73,18 +73,18 @@ class CpuTimes:
 
     @contextlib.contextmanager
     def alone(self, asked: Asked) -> Iterator[None]:
-        """See `timed_choices.Times`. A figure that others disturbed is no failure."""
+        """See `timed_choices.Times`. After `_PATIENCE`, times without exclusive use rather than failing."""
         job = current_job()
         with contextlib.ExitStack() as stack:
             try:
                 root = job.runtime_root if job is not None else None
                 stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
-            except (FxpoolError, OSError) as error:  # somebody measures for long
+            except (FxpoolError, OSError) as error:  # another measurement takes long
                 log.warning("%s is timed while others may measure: %s", asked.operation, error)
             yield
 
     def keep(self, asked: Asked, times: dict[str, float]) -> None:
-        """See `timed_choices.Times`. Raises nothing: it is timed again otherwise."""
+        """See `timed_choices.Times`. Never raises: after a failure, the product is timed again."""
         self._note(asked, times)
         if self._tools is None or not any(map(math.isfinite, times.values())):
             return
@@ -116,7 +116,7 @@ class CpuTimes:
 
 @contextlib.contextmanager
 def tuned(toolchain_dir: str | None, surroundings: Callable[[], Any]) -> Iterator[CpuTimes]:
-    """Around Inductor's work: what is chosen by time on the CPU is timed alone, and kept."""
+    """Time candidates on the CPU exclusively inside the ``with`` block, and store the times."""
     times = CpuTimes(toolchain_dir, surroundings)
     with timed_choices.answered(times):
         yield times

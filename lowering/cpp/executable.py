@@ -17,7 +17,7 @@ from fxpool import notices
 __all__ = ["is_forbidden", "loadable"]
 
 log = notices.logger(__name__)
-# The loader takes a library of a name that it has loaded for the same: descriptors are used again, numbers are not.
+# The loader treats libraries of equal names as the same. Descriptors are reused; these numbers are not.
 _numbers = itertools.count(1)
 
 
@@ -31,7 +31,7 @@ def is_forbidden(path: str) -> bool:
 
 @contextlib.contextmanager
 def loadable(path: str) -> Iterator[str]:
-    """A path under which a library can be loaded: its own, or that of a copy in memory."""
+    """Yield a path under which a library can be loaded: its own, or that of a copy in memory."""
     if not is_forbidden(path):
         yield path
         return
@@ -50,5 +50,5 @@ def loadable(path: str) -> Iterator[str]:
 
 
 def _another_way(number: int) -> str:
-    """A detour from a directory to itself, of another spelling for each number, and a short one for large ones."""
+    """Return a relative path from a directory to itself, spelled differently for each number, and short."""
     return "".join("./" if bit == "1" else ".//" for bit in f"{number:b}")

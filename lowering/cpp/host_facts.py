@@ -28,20 +28,20 @@ from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
 
 log = notices.logger(__name__)
-#: Longest wait, in seconds, for another process that is finding out the same.
+#: The longest wait, in seconds, for another process that probes the same facts.
 _PATIENCE = 120.0
 
 
 @contextlib.contextmanager
 def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
-    """Answer Inductor's questions about the host from what is kept under `toolchain_dir`.
+    """Answer Inductor's queries about the host from the facts stored under `toolchain_dir`.
 
-    What is not kept is found out only when a graph asks (one without C++ kernels doesn't), and kept then. With
-    `claims` the CPU's own account is taken instead, and True yielded: kernels that compile for it are the proof,
-    and nobody waits for another.
+    Missing facts are probed and stored when a graph first queries them (a graph without C++ kernels does not). With
+    `claims`, the CPU's claims are used instead of probing, and True is yielded: if the kernels compile, the claims
+    hold, and no time is spent on a separate proof.
     """
     if toolchain.settle(toolchain_dir) is None:
-        with instruction_sets.instruction_sets_known([]):  # nothing to ask with: the linker says so when it needs one
+        with instruction_sets.instruction_sets_known([]):  # no compiler: linking raises the error if needed
             yield False
         return
     path = _path(toolchain_dir)
@@ -60,19 +60,19 @@ def known(toolchain_dir: str | None, *, claims: bool = False) -> Iterator[bool]:
 
 
 def are_kept(toolchain_dir: str) -> bool:
-    """Return whether this host's facts lie under `toolchain_dir`."""
+    """Return whether this host's facts are stored under `toolchain_dir`."""
     return _kept(_path(toolchain_dir)) is not None
 
 
 def worth_preparing() -> bool:
-    """Return whether there is a core to spare for probing beside a compile."""
+    """Return whether a core is free for probing beside a compile."""
     return len(os.sched_getaffinity(0)) > 1
 
 
 def find(toolchain_dir: str | None) -> list[InstructionSet] | None:
-    """This host's instruction sets: kept ones, or one build's answer, which is kept; None if that says nothing.
+    """Return this host's instruction sets: the stored ones, or the result of one build, which is stored.
 
-    Processes that come at the same time find out once.
+    Returns None if the build gives no answer. Concurrent processes probe only once.
     """
     toolchain.settle(toolchain_dir)
     path = _path(toolchain_dir)
@@ -84,7 +84,7 @@ def find(toolchain_dir: str | None) -> list[InstructionSet] | None:
                 log.info("Inductor's own probes decide which instruction sets can be used")
                 usable = instruction_sets.usable_instruction_sets()
             if path is not None:
-                with contextlib.suppress(StoreError, OSError):  # nothing is lost but the next process's time
+                with contextlib.suppress(StoreError, OSError):  # on failure, the next process probes again
                     blobs.write_private(path, json.dumps(usable).encode())
     return usable
 
@@ -98,13 +98,13 @@ def _alone(toolchain_dir: str | None) -> Iterator[None]:
                 stack.enter_context(
                     filelock.FileLock(os.path.join(toolchain_dir, "probe.lock"), timeout=_PATIENCE, mode=0o600)
                 )
-            except (OSError, filelock.Timeout) as error:  # together, then
+            except (OSError, filelock.Timeout) as error:  # probe without the lock, then
                 log.info("instruction sets are probed without a lock: %s", error)
         yield
 
 
 def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
-    """Return what the CPU claims, if a program that uses all of it builds with the flags of kernels and loads."""
+    """Return the CPU's claims, if a program that uses all of them builds with the flags of kernels, and loads."""
     claimed = instruction_sets.candidates()
     if not claimed:
         return None

@@ -37,7 +37,7 @@ COMPILE_UNIT = "fxpool.lowering.cpp.kernels:compile_unit"
 
 
 class CppCompileError(CompileError):
-    """The C++ compiler refused generated code; `output` is what it printed."""
+    """The C++ compiler rejected generated code; `output` is the text that it printed."""
 
     def __init__(self, command: Sequence[str], output: str) -> None:
         self.command, self.output = list(command), output
@@ -54,22 +54,22 @@ class Unit(msgspec.Struct):
 
 
 class Submit(Protocol):
-    """Runs a job function on bytes, somewhere."""
+    """Runs a job function on bytes, in a thread or in another process."""
 
     def __call__(self, function: str, payload: bytes, label: str) -> Future[bytes]: ...
 
 
-#: The number of units that may be compiled at once now, the waiting caller's own core included.
+#: Returns the number of units that may be compiled at once now, including the waiting caller's core.
 Units = Callable[[], int]
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelJobs:
-    """The jobs that compile a graph's kernels: where they run, and how many at a time.
+    """How the jobs that compile a graph's kernels are run: where, and how many at a time.
 
-    `apart`: in other processes; Triton's are compiled side by side only there. On a host whose tool chain nobody has
-    asked yet, `patient` does that first; otherwise the CPU is taken at its word, and asked only if the compiler
-    disagrees.
+    `apart`: in other processes; only there are Triton's kernels compiled side by side. On a host whose tool chain has
+    not been probed, `patient` probes it first. Otherwise the CPU's claims are used, and the host is probed only if the
+    compiler rejects them.
     """
 
     submit: Submit
@@ -78,7 +78,7 @@ class KernelJobs:
     apart: bool = False
 
 
-# A unit of fewer characters waits until the one before is done: a small kernel takes hardly longer in company.
+# A unit of fewer characters waits until the previous unit is done: a small kernel adds little time to a larger unit.
 _WORTH_A_UNIT = 8_000
 
 #: Kernels with their numbers in the library.
@@ -86,16 +86,16 @@ Group = list[tuple[int, commands.CollectedKernel]]
 
 
 class Linking:
-    """The library of one graph in the making. `toolchain_dir` keeps the precompiled header.
+    """Builds the library of one graph. `toolchain_dir` is the directory of the precompiled header.
 
-    Where the header is not there, it is compiled first if `patient`, which takes longer than this graph without it, and
-    done without otherwise: `without_header` says so.
+    If the header is missing, `patient` compiles it first, which takes longer than compiling this graph without it.
+    Otherwise the kernels compile without it, and `without_header` is set.
     """
 
     def __init__(self, submit: Submit, *, units: Units, toolchain_dir: str | None, patient: bool) -> None:
         self._submit, self._units, self._tools, self._patient = submit, units, toolchain_dir, patient
         self.without_header = False
-        #: The function of the library that each kernel is, by the kernel's digest.
+        #: The name of each kernel's function in the library, by the kernel's digest.
         self.names: dict[str, str] = {}
         self._called: set[str] = set()
         self._waiting: Group = []
@@ -103,9 +103,9 @@ class Linking:
         self._command: commands.Command | None = None
 
     def take(self, kernels: Sequence[commands.CollectedKernel], last: bool) -> None:
-        """Take the kernels of one generated module. They begin to compile now if that holds nothing up.
+        """Take the kernels of one generated module. They start to compile now if that delays nothing else.
 
-        `last` says that nothing else is going to be lowered: all cores are free for them.
+        `last`: nothing else will be lowered, so all cores are free for them.
         """
         for kernel in kernels:
             self._called.add(self._note(kernel))
@@ -117,7 +117,7 @@ class Linking:
                 self._start(beside)
 
     def begin(self, kernel: commands.CollectedKernel) -> None:
-        """Take a kernel of a module that is still being generated. It begins to compile now if a core is free."""
+        """Take a kernel of a module that is still being generated. It starts to compile now if a core is free."""
         self._note(kernel)
         if not self._waiting or not self._may_start():
             return
@@ -136,15 +136,15 @@ class Linking:
         return self.names[digest]
 
     def _may_start(self) -> bool:
-        """Return whether a compiler can be called before lowering is through, without waiting for its header."""
+        """Return whether a compiler can be called before lowering is finished, without waiting for its header."""
         return not self._patient or precompiled_header.is_ready(self._tools)
 
     def _start(self, units: int | None = None) -> None:
-        """Compile what waits, in so many units; all that may be if nothing is said."""
+        """Compile the waiting kernels in `units` units; None means as many as may run now."""
         if not self._waiting:
             return
         if units is None:
-            # Where others compile, too, one unit: each reads the header again.
+            # This is a single unit if others compile, too: each unit reads the header again.
             units = self._units()
         toolchain.require_compiler(self._tools)
         if self._command is None:
@@ -167,7 +167,7 @@ class Linking:
         return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), f"{len(group)} kernels")
 
     def library(self) -> bytes | None:
-        """The library with all kernels that were added, or None for none.
+        """Return the library with all kernels that were added, or None if there are no kernels.
 
         Raises:
             NoCompilerError: there is no compiler to call.
@@ -186,7 +186,7 @@ class Linking:
         return link(objects, self._command)
 
     def _one_by_one(self, group: Group) -> list[bytes]:
-        # One that was begun, and is in no module after all, is not missed.
+        # A kernel that was started but ended up in no module is skipped.
         called = [(number, kernel) for number, kernel in group if function_name(number) in self._called]
         alone = [(one, self._compile([one]) if len(group) > 1 else None) for one in called]
         objects = []
@@ -202,7 +202,7 @@ class Linking:
 
 
 def plan(kernels: Group, units: int) -> list[Group]:
-    """Share kernels out over at most `units` units of about equal length of source."""
+    """Distribute kernels over at most `units` units of about equal source length."""
     groups: list[Group] = [[] for _ in range(max(1, min(units, len(kernels))))]
     lengths = [0] * len(groups)
     for number, kernel in sorted(kernels, key=lambda item: (-len(item[1].source), item[0])):
@@ -213,9 +213,9 @@ def plan(kernels: Group, units: int) -> list[Group]:
 
 
 def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
-    """The shared library of compiled units. Raises CppCompileError or NoCompilerError.
+    """Link compiled units to a shared library. Raises CppCompileError or NoCompilerError.
 
-    That nothing is missing is seen by loading it; what does not load is linked with torch's libraries themselves.
+    The library is loaded to check that no symbol is missing; if that fails, it is linked with torch's libraries.
     """
     with tempfile.TemporaryDirectory(prefix="fxpool-link-") as directory:
         paths = []
@@ -233,17 +233,17 @@ def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
                 ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_LOCAL)
             return made
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(library)  # what may be loaded is not to be written to
+            os.unlink(library)  # a library that may be loaded must not be overwritten
         arguments, library = command.link(paths, os.path.join(directory, MODULE))
         return _run(arguments, directory, library)
 
 
 def compile_unit(payload: bytes) -> bytes:
-    """Job: compile one `Unit`, answer with the object file's bytes.
+    """Job: compile one `Unit`, return the object file's bytes.
 
     Raises:
-        CppCompileError: the compiler refused it.
-        NoCompilerError: the compiler can't be started.
+        CppCompileError: the compiler rejected it.
+        NoCompilerError: the compiler cannot be started.
     """
     unit = msgspec.msgpack.decode(payload, type=Unit)
     with tempfile.TemporaryDirectory(prefix="fxpool-unit-") as directory:
@@ -254,7 +254,7 @@ def compile_unit(payload: bytes) -> bytes:
 
 
 def _run(command: list[str], directory: str, made: str) -> bytes:
-    """Call the compiler and read what it made."""
+    """Call the compiler and read its output file."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
     except OSError as error:
@@ -266,7 +266,7 @@ def _run(command: list[str], directory: str, made: str) -> bytes:
 
 
 def in_threads(workers: int) -> tuple[Submit, Callable[[], None]]:
-    """`Submit` on threads of this process (the compiler is a process of its own), and how to end them."""
+    """Return a `Submit` on threads of this process (the compiler is a separate process), and a function to end them."""
     executor = ThreadPoolExecutor(workers, thread_name_prefix="fxpool-g++")
 
     def submit(function: str, payload: bytes, label: str) -> Future[bytes]:

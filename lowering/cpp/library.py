@@ -17,39 +17,39 @@ from fxpool.torch_compat.cpp import commands, instruction_sets
 
 
 class _Loaded:
-    """The libraries that this process has loaded, by digest; one at a time, under a lock."""
+    """The libraries that this process has loaded, by digest; loaded one at a time, under a lock."""
 
     def __init__(self) -> None:
         self.loading = forks.lock(self, "loading")
         self.modules: dict[str, Any] = {}
 
     def after_fork_in_child(self) -> None:
-        pass  # what is loaded is the child's as well
+        pass  # the child has the same libraries mapped
 
     def reset(self) -> None:
-        pass  # nothing can be unloaded
+        pass  # a library cannot be unloaded
 
 
-#: Opens a library's file for as long as it takes to load it, and gives its path.
+#: Opens a library's file while it is loaded, and yields its path.
 LibraryFile = Callable[[], AbstractContextManager[str]]
 
 
 class LoadedOnce:
-    """A library by the digest of its bytes; it is loaded once per process, however many graphs have it.
+    """A library, identified by the digest of its bytes: loaded once per process, even if several graphs use it.
 
-    `open_library` gets its path and a name that no other library has, and returns what `load` does.
+    `open_library` gets its path and a unique name, and returns the result of `load`.
     """
 
     def __init__(self, digest: str, file: LibraryFile, open_library: Callable[[str, str], Any]) -> None:
         self._digest, self._file, self._open = digest, file, open_library
 
     def load(self) -> Any:
-        """What the library is to those who call it.
+        """Return the library's module or handle.
 
         Raises:
             CorruptEntryError: its file is gone or damaged.
-            NotExecutableError: it lies where nothing may be executed, and neither may what is in memory.
-            OSError, ImportError: it does not load.
+            NotExecutableError: it is on a noexec file system, and memory may not be executed either.
+            OSError, ImportError: it cannot be loaded.
         """
         loaded = runtime.part(_Loaded)
         with loaded.loading:
@@ -75,7 +75,7 @@ class Library(LoadedOnce):
 
 
 def _kernels_at(path: str, name: str) -> Any:
-    """The module with the functions of a library, bound to torch's data pointer function."""
+    """Return the module with the functions of a library, bound to torch's data pointer function."""
     loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
     spec = importlib.util.spec_from_loader(MODULE, loader)
     assert spec is not None

@@ -33,11 +33,11 @@ from fxpool.errors import StoreError
 from fxpool.torch_compat.cpp import commands
 
 log = notices.logger(__name__)
-#: Longest wait, in seconds, for another process that is compiling the same header.
+#: The longest wait, in seconds, for another process that is compiling the same header.
 _PATIENCE = 120.0
-#: Headers that nothing has used for so many seconds make room: one takes 120 to 160 MB.
+#: Headers that have not been used for this many seconds are removed: each takes 120 to 160 MB.
 _UNUSED = 14 * 24 * 3600.0
-#: Seconds for which nobody tries a header again that did not compile: its reason may be one that passes, a full disk.
+#: Seconds before a header that failed to compile is tried again: the reason may be temporary, such as a full disk.
 _FAILED_FOR = 3600.0
 _BUILDING = "building-"
 _TARGET = "header"
@@ -46,10 +46,10 @@ _ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
 
 
 def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Command:
-    """The compiler's command for kernels on this host, with the precompiled header of `toolchain_dir`.
+    """Return the compiler's command for kernels on this host, with the precompiled header of `toolchain_dir`.
 
-    Kernels include the header as text without `toolchain_dir`, where the header does not compile, and where there is
-    none and `build` is false.
+    Kernels include the header as text if `toolchain_dir` is None, if the header does not compile, or if it is missing
+    and `build` is false.
     """
     wanted = _command(toolchain_dir)
     if toolchain_dir is not None and wanted.precompiles_headers():
@@ -71,7 +71,7 @@ def _content() -> str:
 
 
 def is_ready(toolchain_dir: str | None) -> bool:
-    """Return whether `command` would return at once: the header is there, or there is to be none."""
+    """Return whether `command` would return at once: the header exists, or none is used."""
     wanted = _command(toolchain_dir)
     if toolchain_dir is None or not wanted.precompiles_headers():
         return True
@@ -81,12 +81,12 @@ def is_ready(toolchain_dir: str | None) -> bool:
 
 def _path(directory: str, wanted: commands.Command, facts: dict[str, str]) -> str:
     arguments, _ = wanted.precompile("/header.h")
-    asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # which compiler is among the facts
+    asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # the compiler is among the facts
     return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
 
 
 def _find_or_build(directory: str, wanted: commands.Command, facts: dict[str, str], build: bool) -> str | None:
-    """Path of the header to include, its compiled form beside it."""
+    """Return the path of the header to include, with its compiled form beside it; None if there is no such header."""
     header = _path(directory, wanted, facts)
     if _is_current(header):
         return header
@@ -113,7 +113,7 @@ def _failure(header: str) -> str:
 
 
 def _has_failed(header: str) -> bool:
-    """Return whether this compiler refused the header within the last hour, in whichever process."""
+    """Return whether this compiler rejected the header within the last hour, in any process."""
     try:
         return 0 <= time.time() - os.stat(_failure(header)).st_mtime < _FAILED_FOR
     except OSError:
@@ -139,7 +139,7 @@ def _state(path: str) -> list[int]:
 
 
 def _build(header: str, content: str, wanted: commands.Command) -> None:
-    # The record goes first and comes last: without it the rest is not looked at.
+    # The record is removed first and written last: without it the other files are ignored.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{header[:-2]}.json")
     blobs.write_private(header, content.encode())
@@ -161,10 +161,10 @@ def _build(header: str, content: str, wanted: commands.Command) -> None:
 
 
 def prerequisites(rule: str) -> list[str]:
-    """The files that a make rule for `_TARGET` names, as compilers write it.
+    """Return the files that a make rule for `_TARGET` names, as compilers write it.
 
-    A file's spaces and ``#`` have a backslash before them, and what backslashes stand before that are doubled as a
-    ``$`` is; quotes mean nothing.
+    Spaces and ``#`` in a file name are escaped by a backslash, and the backslashes before them are doubled, as is
+    ``$``; quotes have no meaning.
     """
 
     def plain(match: re.Match[str]) -> str:
@@ -175,7 +175,7 @@ def prerequisites(rule: str) -> list[str]:
 
 
 def _sweep(directory: str, held: str) -> None:
-    """Remove headers that were last used long ago, and what a killed process left. The lock of `held` is ours."""
+    """Remove headers unused for long, and files of killed processes. The caller holds the lock of `held`."""
     now = time.time()
     with os.scandir(directory) as listing:
         entries = list(listing)
@@ -197,7 +197,7 @@ def _sweep(directory: str, held: str) -> None:
 
 
 def _is_nobodys(lock: str) -> bool:
-    """Return whether no process holds a header's lock: the one that began to compile it has ended."""
+    """Return whether no process holds a header's lock: the process that started to compile it has ended."""
     try:
         with filelock.FileLock(lock, timeout=0, mode=0o600):
             return True

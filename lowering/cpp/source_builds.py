@@ -28,14 +28,14 @@ __all__ = ["ROLE", "SOURCE", "StoredBuilds", "kept_in", "key_of"]
 
 log = notices.logger(__name__)
 
-#: The level of such entries, beside those of graphs.
+#: The level of these entries, beside those of graphs.
 SOURCE = "source"
-#: The role of the library among the entry's blobs: that of a graph's result.
+#: The role of the library among the entry's blobs: the same as a graph's result.
 ROLE = "result"
 
 
 def key_of(kind: str, source: str, words: Sequence[str], facts: dict[str, str]) -> tuple[str, list[Component]]:
-    """Return the key of a library and its components; `words` are its command's, `facts` those of its compiler."""
+    """Return the key of a library and its components; `words` are its command, `facts` its compiler's."""
     parts = {"source": source, "command": source_compilers.without_places(words), "compiler": facts, "kind": kind}
     components = [
         Component(name, hashlib.sha256(canonical(part)).hexdigest(), "" if name == "source" else repr(part))
@@ -46,7 +46,7 @@ def key_of(kind: str, source: str, words: Sequence[str], facts: dict[str, str]) 
 
 
 class StoredBuilds:
-    """The libraries of a store; `toolchain_dir` keeps what was found out of compilers."""
+    """The libraries of a store; `toolchain_dir` is the directory of facts about compilers."""
 
     def __init__(self, store: LocalStore, toolchain_dir: str | None) -> None:
         self._store, self._tools = store, toolchain_dir
@@ -65,7 +65,7 @@ class StoredBuilds:
         return None
 
     def keep(self, kind: str, source: str, words: Sequence[str], library: bytes, seconds: float) -> None:
-        """See `source_compilers.Builds`. Raises nothing: it is built again otherwise."""
+        """See `source_compilers.Builds`. Never raises: after a failure, the library is built again."""
         key, components = self._key(kind, source, words)
         told = Metadata(
             label=f"{kind} source", created=time.time(), compile_seconds=seconds, torch_version=str(torch.__version__)
@@ -78,7 +78,7 @@ class StoredBuilds:
 
 
 def kept_in(store: str | None, toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
-    """Around Inductor's work: libraries of sources are found in a store, and kept there. None: nothing is kept."""
+    """Look up libraries of sources in a store inside the ``with`` block, and publish new ones; None: no store."""
     if store is None:
         return contextlib.nullcontext()
     try:

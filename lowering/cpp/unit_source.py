@@ -19,23 +19,23 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
 
 
 def function_name(number: int) -> str:
-    """The name of kernel `number` in its library."""
+    """Return the name of kernel `number` in its library."""
     return f"k{number}"
 
 
 def unit_source(kernels: Sequence[tuple[int, commands.CollectedKernel]], *, own_namespaces: bool = True) -> str:
-    """Source of a unit of numbered kernels.
+    """Return the source of a unit of numbered kernels.
 
-    Without `own_namespaces` kernels share the global one: some code (a specialization of a template of torch's, say)
-    is valid nowhere else.
+    Without `own_namespaces` kernels share the global namespace: some code (for example a specialization of one of
+    torch's templates) is valid only there.
     """
     parts = [commands.HEADER]
     calls: list[str] = []
     for number, kernel in kernels:
         space = f"fxpool_space_{number}" if own_namespaces else ""
-        # Includes stand outside of namespaces.
+        # Includes have to be outside of namespaces.
         parts += [line for line in dict.fromkeys(_INCLUDE.findall(kernel.source)) if commands.HEADER not in line]
-        # The generated function is called `kernel`: renaming the token leaves the text, and its lines, alone.
+        # The generated function is called `kernel`: renaming the token does not change the text and its lines.
         parts.append(f"#define kernel fxpool_kernel_{number}")
         parts.append(f"namespace {space} {{" if space else "")
         parts.append(_INCLUDE.sub("", kernel.source))
