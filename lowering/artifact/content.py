@@ -11,7 +11,7 @@ from fxpool.errors import CorruptEntryError
 
 __all__ = ["Choices", "Content", "Decisions", "Effects", "content_of"]
 
-#: For each kernel the number of its fastest candidate, by kind of device.
+#: By kind of device: the number of each Triton kernel's fastest candidate, by the kernel's name.
 Choices = dict[str, dict[str, int]]
 
 

@@ -38,13 +38,13 @@ log = notices.logger(__name__)
 COMPILE_CANDIDATE = "fxpool.lowering.cuda.autotune:compile_candidate"
 TIME_CANDIDATES = "fxpool.lowering.cuda.autotune:time_candidates"
 
-# Of kept times. Raised when some that were kept may be wrong: 1 has torch's kernels as not running, under torch 2.15.
+# The version of stored times, increased when earlier ones may be wrong: 1 has torch's kernels as not running in 2.15.
 _FORMAT = 2
 
 
 class Submit(Protocol):
     def __call__(self, function: str, payload: bytes, label: str, devices: str = "") -> Future[bytes]:
-        """Begin a sub-job. With `devices` (as in ``CUDA_VISIBLE_DEVICES``) it sees these, and runs alone."""
+        """Start a sub-job. With `devices` (as in ``CUDA_VISIBLE_DEVICES``) it sees these, and runs exclusively."""
 
 
 class _Source(msgspec.Struct, array_like=True, frozen=True):
@@ -56,7 +56,7 @@ class _Source(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Asked(msgspec.Struct, array_like=True, frozen=True):
-    """Payload of the sub-job that times; `state` is that of the process that asks, pickled."""
+    """Payload of the sub-job that times; `state` is the submitting worker's ambient state, pickled."""
 
     question: TimingQuestion
     state: bytes
@@ -64,7 +64,7 @@ class _Asked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tuning:
-    """The timings of one compile. `directory` is the job's own, for files of both sub-jobs."""
+    """The timings of one compile. `directory` is the job's, for files of both sub-jobs."""
 
     def __init__(self, request: CompileRequest, submit: Submit, directory: str) -> None:
         self._submit, self._directory = submit, directory
@@ -74,11 +74,11 @@ class Tuning:
             request.timing,
         )
         self._state = pickle.dumps(request.ambient)
-        # What was decided under other switches (precision of products, say) was decided for others.
+        # Times under other switches (for example another precision of products) do not apply.
         self._surroundings = [one.described() for one in request.devices] + [_digest(request.ambient)]
         self._compiling: dict[str, Future[bytes]] = {}
         self.record: list[list[Any]] = []
-        #: Whether a choice was made without a clock.
+        #: Whether a choice was made without timing.
         self.guessed = False
 
     def compile(self, name: str, source: str) -> Future[bytes]:
@@ -132,7 +132,7 @@ class Tuning:
             try:
                 answer = self._ask(part)
             except WorkerDiedError as error:
-                if step > 1:  # one of them is deadly; which one is found by asking for each alone
+                if step > 1:  # a candidate kills the worker; timing each separately finds out which
                     step = 1
                 else:
                     log.warning("%s: the worker that timed a candidate died: %s", question.describe(), error)
@@ -154,7 +154,7 @@ class Tuning:
         return msgspec.msgpack.decode(timing.result(), type=benchmarks.Times)
 
     def _note(self, question: TimingQuestion, times: list[float] | None) -> None:
-        """For people who look at the entry: what was timed, and the fastest."""
+        """Record the question and the fastest candidate, for people who look at the entry."""
         row: list[Any] = [question.describe()]
         if times is None:
             self.guessed = True
@@ -179,7 +179,7 @@ def _part(question: TimingQuestion, numbers: Sequence[int]) -> TimingQuestion:
 
 @contextlib.contextmanager
 def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
-    """In a worker without devices: choose templates by time, and elsewhere. Gives None for a graph without a device."""
+    """In a worker without devices: have templates timed by another worker. Yields None for a graph without a device."""
     if not request.devices:
         yield None
         return
@@ -189,8 +189,8 @@ def tuned(request: CompileRequest, submit: Submit) -> Iterator[Tuning | None]:
 
 
 def compile_candidate(payload: bytes) -> bytes:
-    """Job: compile a candidate for who will time it. Raises what Triton raises."""
-    from fxpool.torch_compat.inductor import preload  # imports Inductor's compiler, which is there in a worker
+    """Job: compile a candidate for the sub-job that times it. Raises what Triton raises."""
+    from fxpool.torch_compat.inductor import preload  # imports Inductor's compiler, which a worker has loaded
 
     wanted = msgspec.msgpack.decode(payload, type=_Source)
     preload.settle_assembler()
@@ -200,7 +200,7 @@ def compile_candidate(payload: bytes) -> bytes:
 
 
 def time_candidates(payload: bytes) -> bytes:
-    """Job: time what the payload asks for on this process's device; answers with `Times`."""
+    """Job: time the payload's candidates on this process's device; returns `Times`."""
     # As in `compile_candidate`.
     from fxpool.pool import current_job
     from fxpool.torch_compat.inductor import preload
@@ -208,7 +208,7 @@ def time_candidates(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=_Asked)
     preload.settle_assembler()
     preload.forget_devices()  # the zygote has none
-    state: AmbientState = pickle.loads(asked.state)  # of the worker that compiles
+    state: AmbientState = pickle.loads(asked.state)  # pickled by the worker that compiles
     job = current_job()
     alone = benchmark_cache.alone_on(0, job.runtime_root if job is not None else None)
     with in_directory(asked.directory), ambient.entered(state), triton_compile.no_kept_choices(), alone:

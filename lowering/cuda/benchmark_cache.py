@@ -34,35 +34,35 @@ log = notices.logger(__name__)
 
 _BYTES = {True: b"1", False: b"0"}
 _ANSWERS = {content: answer for answer, content in _BYTES.items()}
-# Longest wait, in seconds, for another process that measures.
+# The longest wait, in seconds, for another process that measures.
 _PATIENCE = 30.0
 
 
 class _Measuring:
-    """One measurement at a time in this process."""
+    """The lock for one measurement at a time in this process."""
 
     def __init__(self) -> None:
         self.lock = forks.lock(self, "lock")
 
     def after_fork_in_child(self) -> None:
-        pass  # the lock is the child's own
+        pass  # `forks.lock` gives the child a new lock
 
     def reset(self) -> None:
         pass
 
 
-#: Asks another process; None if that gives no answer.
+#: Queries another process; None if it gives no answer.
 Ask = Callable[[bytes], "bytes | None"]
 
 
 class KnownAnswers:
-    """Answers about one kind of device: those that came with the request, those kept under `toolchain_dir`, and what
-    `ask` says, until that gives no answer."""
+    """Answers about one kind of device: from the request, from the facts stored under `toolchain_dir`, and from `ask`,
+    which is no longer called once it gives no answer."""
 
     def __init__(self, facts: DeviceFacts, known: Measured, toolchain_dir: str | None, ask: Ask | None = None) -> None:
         self._facts, self._tools, self._ask = facts, toolchain_dir, ask
         self._known = dict(known)
-        #: What was asked and answered.
+        #: Questions of this compile, with their answers.
         self.given: dict[PaddingQuestion, bool] = {}
 
     def __call__(self, question: PaddingQuestion) -> bool | None:
@@ -73,7 +73,7 @@ class KnownAnswers:
             said = self._ask(msgspec.msgpack.encode(question))
             answer = _ANSWERS.get(said) if said is not None else None
             if answer is None:
-                self._ask = None  # who has no answer to one question has none to the next
+                self._ask = None  # a client that does not answer one query will not answer the next
             else:
                 self._known[question] = answer
         if answer is not None:
@@ -81,12 +81,12 @@ class KnownAnswers:
         return answer
 
     def record(self) -> list[Any]:
-        """For people who look at the entry."""
+        """Return the answers, for people who look at the entry."""
         return msgspec.to_builtins(list(self.given.items()))
 
 
 def answer(question: bytes, facts: DeviceFacts, index: int, toolchain_dir: str | None) -> bytes:
-    """Answer what `KnownAnswers` asks, measured on device `index` unless it is kept."""
+    """Answer a query of `KnownAnswers`: the stored answer, or a measurement on device `index`."""
     asked = msgspec.msgpack.decode(question, type=PaddingQuestion)
     ((_, found),) = measure([asked], facts, index, toolchain_dir)
     return _BYTES[found]
@@ -95,7 +95,7 @@ def answer(question: bytes, facts: DeviceFacts, index: int, toolchain_dir: str |
 def measure(
     questions: Iterable[PaddingQuestion], facts: DeviceFacts, index: int, toolchain_dir: str | None
 ) -> Measured:
-    """Answers to `questions`, measured on device `index` where they are not kept. One at a time on this host."""
+    """Answer `questions`; those without a stored answer are measured on device `index`, one at a time on this host."""
     answers = []
     with runtime.part(_Measuring).lock, alone_on(index):
         for question in questions:
@@ -110,15 +110,15 @@ def measure(
 
 @contextlib.contextmanager
 def alone_on(index: int, root: str | None = None) -> Iterator[None]:
-    """Wait until nobody else measures on a device of this host, as far as that can be known and takes no longer than
-    `_PATIENCE`: a figure that others disturbed is no failure. `root` is the runtime directory, in a worker."""
+    """Wait until no other process measures on a device of this host, at most `_PATIENCE` seconds: a disturbed
+    measurement is better than a failure. `root` is the runtime directory, in a worker."""
     with contextlib.ExitStack() as stack:
         try:
-            # What compiles goes on: this time is part of somebody's compile.
+            # Compiles are not paused: a compile is waiting for this measurement.
             device = torch.device("cuda", index)
             turn = exclusive.measuring(device, patience=_PATIENCE, pause=False, runtime_dir=root)
             stack.enter_context(turn)
-        except (FxpoolError, RuntimeError, AssertionError) as error:  # somebody measures for long, or no such device
+        except (FxpoolError, RuntimeError, AssertionError) as error:  # a long measurement, or no such device
             log.warning("measured while others may be: %s", error)
         yield
 
@@ -130,7 +130,7 @@ def _path(toolchain_dir: str, facts: DeviceFacts, asked: Any) -> str:
 
 
 def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | None:
-    """The kept answer to `asked` (plain data) for such a device, or None."""
+    """Return the stored answer to `asked` (plain data) for this kind of device, or None."""
     if toolchain_dir is None:
         return None
     try:
@@ -140,7 +140,7 @@ def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | N
 
 
 def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: bytes) -> None:
-    """Keep what was found out. Raises nothing: it is measured again otherwise."""
+    """Store an answer. Never raises: after a failure, it is measured again."""
     if toolchain_dir is None:
         return
     try:

@@ -36,7 +36,7 @@ from fxpool.torch_compat.state import configs
 
 log = notices.logger(__name__)
 
-# Longest wait, in seconds, for another process that makes the same library.
+# The longest wait, in seconds, for another process that builds the same library.
 _PATIENCE = 120.0
 
 
@@ -61,24 +61,24 @@ def _answering(facts: Sequence[DeviceFacts], current: int, library: str) -> Iter
 
 @contextlib.contextmanager
 def answered(request: CompileRequest, ask: Ask | None = None) -> Iterator[KnownAnswers | None]:
-    """In a worker: compile for the request's devices without seeing them. Gives None for a graph without.
+    """In a worker: compile for the request's devices without seeing them. Yields None for a graph without devices.
 
-    `ask` asks the process that has them.
+    `ask` queries the process that has them.
 
     Raises:
-        NotMeasuredError: something is to be measured first.
-        UnansweredError: the library that stands for the devices does not compile here.
+        NotMeasuredError: a measurement is needed first.
+        UnansweredError: the library that replaces the devices does not compile here.
     """
     facts, toolchain_dir = request.devices, request.toolchain_dir
     if not facts:
-        if request.timing is not None:  # it sees them; its zygote found none, and torch remembers that
+        if request.timing is not None:  # it sees devices, but torch has cached that its zygote saw none
             from fxpool.torch_compat.inductor import preload  # as in `_answering`
 
             preload.forget_devices()
         yield None
         return
     answers = KnownAnswers(facts[0], request.measured, toolchain_dir, ask)
-    with configs.entered(request.ambient.configuration):  # it says which compiler
+    with configs.entered(request.ambient.configuration):  # it names the compiler
         library = _library(toolchain_dir)
     with _answering(facts, request.current_device, library), padding.asking(answers):
         yield answers
@@ -88,8 +88,8 @@ Begun = Callable[["subprocess.Popen[str]"], None]
 
 
 def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
-    """Path of the library that answers torch's C++, made if it is not there. `begun` is given its compiler, which is
-    in a process group of its own then."""
+    """Return the path of the library that answers torch's C++; build it if it is missing. `begun` is called with the
+    compiler's process, which then has its own process group."""
     version: Any = torch.version
     tool_facts = sorted(toolchain.toolchain_facts(toolchain_dir).items())
     wanted = [device_guard.SOURCE, torch.__version__, version.git_version, tool_facts]
@@ -100,15 +100,15 @@ def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
                 return _kept(directory, name) or _made(directory, name, begun)
-        except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
+        except (OSError, StoreError) as error:  # a full or read-only disk, or a lock held too long
             log.warning("the library that stands for GPUs is not kept: %s", error)
-    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
+    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's directory
 
 
 def library_ahead(toolchain_dir: str | None) -> None:
-    """Begin to make the library where a cold start has cores to spare; a worker that needs it waits for what is left.
+    """Start to build the library if cores are free at a cold start; a worker that needs it waits for the build.
 
-    Does nothing in a process that uses no CUDA device, and nothing where the library is kept.
+    Does nothing in a process that uses no CUDA device, or if the library exists.
     """
     if (
         toolchain_dir is None
@@ -130,11 +130,11 @@ def library_ahead(toolchain_dir: str | None) -> None:
         try:
             if toolchain.find_compiler(toolchain_dir) is not None:
                 _library(toolchain_dir, begun)
-        except Exception as error:  # who needs it says what is wrong
+        except Exception as error:  # a worker that needs it reports the error
             log.debug("no library ahead of the first graph: %s", error)
 
     def end() -> None:
-        """A process that ends does not wait for it."""
+        """Kill the compiler: a process that exits does not wait for it."""
         ending.set()
         for compiler in running:
             if compiler.poll() is None:

@@ -27,8 +27,8 @@ COMPILE_KERNEL = "fxpool.lowering.cuda.triton_kernels:compile_kernel"
 
 
 class Candidate(msgspec.Struct, array_like=True, frozen=True):
-    """One configuration of a kernel. `code` defines ``launch`` and ``run``; `shared` is bytes, `values` its block sizes
-    by name, for people."""
+    """One configuration of a kernel. `code` defines ``launch`` and ``run``; `shared` is in bytes, `told` has its block
+    sizes by name, for people."""
 
     binary: bytes
     symbol: str
@@ -38,10 +38,11 @@ class Candidate(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Kernel(msgspec.Struct, array_like=True, frozen=True):
-    """A kernel, and what choosing between its candidates takes.
+    """A kernel, and the data needed to choose between its candidates.
 
-    `parameters` are what a wrapper passes by position; those in `written` are copied before a candidate is measured,
-    those in `zeroed` are set to zero. Candidates with more than `spill_limit` registers in memory are not measured.
+    `parameters` are those that a wrapper passes by position; those in `written` are copied before a candidate is
+    measured, those in `zeroed` are set to zero. Candidates with more than `spill_limit` spilled registers are not
+    measured.
     """
 
     name: str
@@ -63,7 +64,7 @@ class KernelSource(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CompiledKernel(msgspec.Struct, array_like=True, frozen=True):
-    """Answer of the sub-job: a kernel, or why it is none and the files that Triton loads instead."""
+    """Result of the sub-job: a kernel, or the reason why it could not be linked and the files for Triton to load."""
 
     kernel: Kernel | None
     reason: str = ""
@@ -71,16 +72,16 @@ class CompiledKernel(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PendingKernel:
-    """Stands for a kernel in a generated module. It can't be called where it is compiled."""
+    """A placeholder for a kernel in a generated module. It cannot be called in the worker."""
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
 class TritonLinking:
-    """The Triton kernels of one graph in the making. With nothing to submit them to, Inductor keeps them.
+    """Compiles the Triton kernels of one graph. Without `submit`, they are left to Inductor.
 
-    `units` tells how many processes may work at this moment.
+    `units` returns the number of processes that may run now.
     """
 
     def __init__(self, submit: Submit | None, units: Units = lambda: 1) -> None:
@@ -89,11 +90,11 @@ class TritonLinking:
         self._lookup = triton_compile.lookup_table()
 
     def collecting(self) -> contextlib.AbstractContextManager[None]:
-        """Around Inductor's work: its kernels come to `take`."""
+        """Pass Inductor's kernels to `take` inside the ``with`` block."""
         return triton_compile.collecting(self.take) if self._submit is not None else contextlib.nullcontext()
 
     def take(self, name: str, source: str) -> PendingKernel:
-        """Begin to compile a kernel, unless that was begun before."""
+        """Start to compile a kernel, unless it was started before."""
         key = output_code.kernel_digest([name], source)
         if key not in self._pending:
             assert self._submit is not None
@@ -102,7 +103,7 @@ class TritonLinking:
         return PendingKernel()
 
     def part(self) -> LinkedTriton:
-        """All kernels that were taken. Raises what a sub-job raised."""
+        """Return all kernels that were taken. Raises what a sub-job raised."""
         linked = LinkedTriton()
         for key, (name, future) in self._pending.items():
             compiled = msgspec.msgpack.decode(future.result(), type=CompiledKernel)
@@ -115,7 +116,7 @@ class TritonLinking:
 
 
 class LinkedTriton:
-    """Kernels of a graph; `names` maps digests to what they are called there, `left` has the files of the others."""
+    """The kernels of a graph; `names` maps digests to names in the library, `left` has files of unlinked kernels."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
@@ -126,7 +127,7 @@ class LinkedTriton:
         return msgspec.msgpack.encode(self.kernels) if self.kernels else None
 
     def give_files(self, graph: Any) -> None:
-        """Let a graph that is about to be kept bring the files of those kernels that Triton loads."""
+        """Attach to a graph, before it is stored, the files of kernels that Triton loads."""
         triton_compile.drop_empty_bundle(graph)
         for name, files in self.left.items():
             if f"'{name}'" in graph.source_code:
@@ -134,17 +135,17 @@ class LinkedTriton:
 
 
 def attribute(number: int) -> str:
-    """The library's attribute for its kernel of that number."""
+    """Return the library's attribute for kernel `number`."""
     return f"t{number}"
 
 
 def decode(data: bytes) -> list[Kernel]:
-    """The kernels of `LinkedTriton.encoded`. Raises msgspec.DecodeError."""
+    """Decode the kernels of `LinkedTriton.encoded`. Raises msgspec.DecodeError."""
     return msgspec.msgpack.decode(data, type=list[Kernel])
 
 
 def compile_kernel(payload: bytes) -> bytes:
-    """Job: compile one `KernelSource`, answer with a `CompiledKernel`. Raises what Triton raises."""
+    """Job: compile one `KernelSource`, return a `CompiledKernel`. Raises what Triton raises."""
     wanted = msgspec.msgpack.decode(payload, type=KernelSource)
     preload.settle_assembler()
     with scratch_directory():
@@ -176,9 +177,9 @@ def _candidate(one: triton_compile.Candidate, told: dict[str, Any]) -> Candidate
 
 
 def _code(one: triton_compile.Candidate) -> str:
-    """``launch`` launches. ``run`` does, and looks first whether somebody wants to be told; both at the least cost.
+    """Return code of ``launch``, and of ``run``, which reports to profilers and debug modes first if any are active.
 
-    The names with an underscore are put into its space where the binary is loaded.
+    Names with an underscore are added to its namespace when the binary is loaded.
     """
     parameters = "".join(f"{name}, " for name in one.parameters)
     arguments = "".join(f"{name}, " for name in one.arguments)

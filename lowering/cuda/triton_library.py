@@ -16,15 +16,15 @@ from fxpool.torch_compat.triton import triton_compile, triton_launch
 
 log = notices.logger(__name__)
 
-#: Numbers of chosen candidates by a kernel's name in its library, by the kind of device.
+#: By kind of device: numbers of the chosen candidates, by the kernel's name in its library.
 Choices = dict[str, dict[str, int]]
 
 
 class TritonLibrary:
     """The kernels of one entry, as attributes ``t0``, ``t1`` and so on.
 
-    `texts` are the generated modules that call them: a kernel none of whose binaries the driver takes is compiled
-    anew from there.
+    `texts` are the generated modules that call them: a kernel without a binary that the driver accepts is recompiled
+    from these.
     """
 
     def __init__(self, kernels: Sequence[Kernel], choices: Choices, keep: Callable[[Choices], None]) -> None:
@@ -32,13 +32,13 @@ class TritonLibrary:
         self._choices = {kind: dict(chosen) for kind, chosen in choices.items()}
         self._keep = keep
         self._lock = forks.lock(self, "_lock")
-        #: Whether a choice was made that is not kept.
+        #: Whether a choice was made that is not stored yet.
         self.changed = False
         for number, kernel in enumerate(kernels):
             setattr(self, attribute(number), LaunchedKernel(self, attribute(number), kernel))
 
     def choice(self, name: str) -> int | None:
-        """The candidate that was chosen on a device of this kind."""
+        """Return the candidate that was chosen on a device of this kind, or None."""
         with self._lock:
             return self._choices.get(triton_launch.device_name(), {}).get(name)
 
@@ -48,7 +48,7 @@ class TritonLibrary:
             self.changed = True
 
     def keep_choices(self) -> None:
-        """Keep what was chosen since the last time; called after a call of the graph."""
+        """Store the choices made since the last time; called after a call of the graph."""
         with self._lock:
             if not self.changed:
                 return
@@ -57,20 +57,20 @@ class TritonLibrary:
         self._keep(choices)
 
     def source_of(self, name: str) -> str | None:
-        """The text of a kernel."""
+        """Return the text of a kernel."""
         sources = (triton_compile.source_of(text, name) for text in self.texts)
         return next((source for source in sources if source is not None), None)
 
 
 class LaunchedKernel:
-    """A kernel as wrappers call it. `run` replaces itself by the chosen candidate's when it is first called."""
+    """A kernel as wrappers call it. At its first call, `run` replaces itself by the chosen candidate's `run`."""
 
     def __init__(self, library: TritonLibrary, attribute: str, kernel: Kernel) -> None:
         self._library, self._attribute, self._kernel = library, attribute, kernel
         self._lock = forks.lock(self, "_lock")
 
     def run(self, *args: Any, stream: int, **kwargs: Any) -> Any:
-        """Launch on `stream`. Raises RuntimeError if no binary can be loaded and the kernel can't be compiled here."""
+        """Launch on `stream`. Raises RuntimeError if no binary can be loaded and the kernel cannot be compiled here."""
         with self._lock:
             if "run" not in self.__dict__:
                 self.run = self._chosen(args)  # type: ignore[method-assign]
