@@ -35,7 +35,7 @@ CompileCaptured = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 def compile_each(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, compile_captured: CompileCaptured
 ) -> Callable[..., Any]:
-    """The callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
+    """Return the callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
 
     frame = frames.current_frame()
 
@@ -57,7 +57,7 @@ def _compile_one(
     if inner.count_calls(graph) == 0:
         return inner.compile_as_torch_does(graph, inputs, arguments)  # returns the graph itself: nothing to compile
     suffix = "backward" if arguments.get("is_backward") else "forward"
-    # "in_process" until a hit or a worker says otherwise: it is recorded before the last level runs.
+    # The outcome is "in_process" unless there is a hit or a worker: it is recorded before the last level runs.
     cause: BaseException | None = None
     part = Attempt(f"{attempt.label} {suffix}", attempt.options, level="fx", outcome=Outcome.IN_PROCESS)
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def _compile_one(
     except DEADLY as error:
         if suffix == "forward":
             raise  # the whole Dynamo graph runs eagerly
-        # Its forward is running already, and this may be the user's call of backward().
+        # The forward is already in use, and this may be the user's call of backward().
         return run_eagerly(inner.as_output(graph), part, error)
     except PoolError as error:
         part.step_down(f"fx:pool:{type(error).__name__}", error)
@@ -79,7 +79,7 @@ def _compile_one(
         raise
     except FINAL:
         raise
-    except Exception as error:  # Inductor's own, or something this level lost: this process is the judge
+    except Exception as error:  # Inductor's error, or this level's: compiling in this process decides
         part.step_down(f"fx:compile_error:{type(error).__name__}", error)
         cause = error
     finally:

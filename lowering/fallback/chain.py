@@ -67,7 +67,7 @@ Cutter = Callable[["torch.fx.GraphModule", Sequence[Any], Attempt], "CutGraph | 
 
 @contextlib.contextmanager
 def options_in_force(options: Options) -> Iterator[None]:
-    """Put a call's options for Inductor in force."""
+    """Apply a call's options for Inductor inside the ``with`` block."""
     with configs.patched(options.inductor):
         yield
 
@@ -80,11 +80,11 @@ def compile_with_fallback(
     *,
     in_pieces: Cutter | None = None,
 ) -> Any:
-    """The callable for one Dynamo graph, from the first level that works.
+    """Return the callable for one Dynamo graph, from the first level that works.
 
-    `inputs` are the graph's, fake or real. Who has begun the first level already hands in as `begun` what waits for
-    it: its result is returned as it is. `in_pieces` cuts the graph where pieces are wanted. Raises what compiling in
-    this process raises, and `attempt`'s errors under ``strict``.
+    `inputs` are the graph's, fake or real. `begun` waits for the first level's result, if the caller has already
+    started that level; the result is returned unchanged. `in_pieces` cuts the graph if pieces are wanted. Raises what
+    compiling in this process raises, and `attempt`'s errors under ``strict``.
     """
     cause: BaseException | None = None
     try:
@@ -101,17 +101,17 @@ def compile_with_fallback(
         raise
     except FINAL:
         raise
-    except Exception as error:  # AOTAutograd's or Inductor's own: the levels below decide what it means
+    except Exception as error:  # AOTAutograd's or Inductor's error: the levels below decide if it is the user's
         attempt.step_down(f"compile_error:{type(error).__name__}", error)
         cause = error
-    if precompile.asked():  # what AOTAutograd bundles in this process has to be Inductor's own
+    if precompile.asked():  # AOTAutograd has to bundle Inductor's output in this process
         return _in_process(gm, inputs, attempt, cause)
-    from fxpool.lowering.fallback import aot_graphs  # 0.01 s that a hit does without
+    from fxpool.lowering.fallback import aot_graphs  # a hit saves 0.01 s
 
     try:
         attempt.level = "fx"
         call = aot_graphs.compile_each(gm, inputs, attempt, compile_captured)
-        if cause is not None:  # it was that level's failure, and none of the graph's own
+        if cause is not None:  # the level failed, not the graph
             failed_levels.remember(attempt, cause)
         return call
     except CannotTravelError as error:
@@ -145,7 +145,7 @@ def _as_dynamo_made_it(
         return load_parts
 
     written = precompile.asked()
-    if written:  # into a file of its own: the graph as a whole, and there when this returns
+    if written:  # Dynamo writes a file: it needs the whole graph, compiled when this returns
         in_pieces = None
     here = written or attempt.options.mode != "subprocess" or config.current().pool == "off"
     if here or not (attempt.options.asynchronous or attempt.options.stages):
@@ -158,12 +158,12 @@ def _as_dynamo_made_it(
         if attempt.options.mode == "normal":
             return _keeping(gm, inputs, only, attempt, loader(only))
         if only.bypass is not None and only.bypass.reason in cacheable.OF_DYNAMOS_GRAPH:
-            # Nobody could be served the whole; the graphs that AOTAutograd makes of it are kept.
+            # The whole graph cannot be cached; the graphs that AOTAutograd makes of it can.
             if only.bypass.reason not in cacheable.SWITCHED_OFF:
                 torch_counters.bypass_before_autograd(only.bypass.reason)
             raise CannotTravelError(only.bypass.reason, only.bypass.detail)
     else:
-        from fxpool.lowering.background import stages  # threads and swaps: not in plain modes
+        from fxpool.lowering.background import stages  # threads and swaps, which plain modes do not need
 
         with attempt.timed("capture"):
             call_stages = stages.of_call(attempt, captured, attempt.store())
@@ -174,12 +174,12 @@ def _as_dynamo_made_it(
     try:
         return compile_captured(only, attempt, loader(only))
     except CannotTravelError as error:
-        # A worker's code is not the program's. Here it is, and what is made of it is kept under its key.
+        # The worker has other code than the program. This process compiles with the right code, and caches the result.
         if only.key is None or not _is_of_code(error, only):
             raise
         attempt.step_down(error.reason, error)
     except PoolUnavailableError as error:
-        # The next process may be refused its workers as well: what is compiled here is kept for it.
+        # The next process may find no workers either: the result of compiling here is cached for it.
         if only.key is None:
             raise
         attempt.step_down(switched_off.counted_as(error), error)
@@ -188,8 +188,8 @@ def _as_dynamo_made_it(
 
 
 def _written_by_dynamo(gm: torch.fx.GraphModule, call: Call, parts: Parts, captured: Captured) -> Call:
-    """`call`, which Dynamo can write into a file. One with parameters of its own it can't: they are not the file's."""
-    from fxpool.lowering.artifact import portable  # for those who ask for it
+    """Let Dynamo write `call` into a file, unless it has its own parameters: the file would not contain them."""
+    from fxpool.lowering.artifact import portable  # only for programs that write such files
 
     if captured.lifted:
         return call
@@ -197,7 +197,7 @@ def _written_by_dynamo(gm: torch.fx.GraphModule, call: Call, parts: Parts, captu
 
 
 def _now(cut: CutGraph, attempt: Attempt) -> Call | None:
-    """The callable for a graph in pieces; None if a piece has none, which says nothing about the graph as a whole."""
+    """Return the callable for a graph in pieces; None if a piece fails, as the whole graph may still compile."""
     try:
         return cut.now()
     except tracing.control_flow_errors():
@@ -220,9 +220,9 @@ def _by_stages(
     loader: Callable[[Captured], Load],
     in_pieces: Callable[[], CutGraph | None] | None,
 ) -> Call:
-    """The best stage that is there; the better ones, or all of them, are compiled in the background.
+    """Return the best stage in the cache; better stages, or all of them, are compiled in the background.
 
-    Where none is there and the graph can be cut, its pieces come before the first stage.
+    If no stage is in the cache and the graph can be cut, its pieces come before the first stage.
     """
     # As in `_as_dynamo_made_it` and `compile_captured`.
     from fxpool.lowering.background import compiles
@@ -233,7 +233,7 @@ def _by_stages(
     with attempt.timed("lookup"):
         while served is None and at:
             at -= 1
-            # Whoever is not to wait for a compile is not to wait for the remote: the thread looks there.
+            # An asynchronous call waits for neither a compile nor the remote: the background thread looks there.
             shared = not attempt.options.asynchronous
             load_stage = loader(stages[at].captured)
             served = serve(stages[at].captured, attempt, load_stage, count_misses=at == 0, shared=shared)
@@ -285,7 +285,7 @@ def _by_stages(
 
 
 def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> Any:
-    """Serve a captured graph from the store, or have it compiled; returns what `load_parts` makes of it."""
+    """Serve a captured graph from a store, or compile it; return the result of `load_parts`."""
     store = attempt.store()
     with attempt.timed("lookup"):
         served = serve(captured, attempt, load_parts)
@@ -306,9 +306,9 @@ def compile_captured(captured: Captured, attempt: Attempt, load_parts: Load) -> 
 def serve(
     captured: Captured, attempt: Attempt, load_parts: Load, *, count_misses: bool = True, shared: bool = True
 ) -> Any | None:
-    """Return what `load_parts` makes of the entry in a store that is for this call; None is a miss.
+    """Return the result of `load_parts` for the entry that fits this call; None is a miss.
 
-    Without `shared` the remote cache is not asked: nobody is to wait for it.
+    With `shared` false, the remote cache is skipped, because the call must not wait for it.
     """
     place = sharing.address()
     if captured.key is None:
@@ -336,7 +336,7 @@ def serve(
 
 
 def _require_kept(captured: Captured, attempt: Attempt) -> None:
-    """Raises NotKeptError where the program wants to be told of graphs that can't be kept."""
+    """Raise NotKeptError for a graph that cannot be cached, if the program asks for that error."""
     bypass = captured.bypass
     if bypass is None or bypass.reason in cacheable.SWITCHED_OFF:
         return
@@ -345,7 +345,7 @@ def _require_kept(captured: Captured, attempt: Attempt) -> None:
 
 
 def complete(captured: Captured) -> None:
-    """Fill in what only a compile needs; count a device that the worker has to see."""
+    """Fill in the data that only a compile needs; count the reason if the worker has to see a device."""
     captured.complete()
     if captured.placement.needed:
         counters.count("fallbacks", f"device_needed:{captured.placement.needed}")
@@ -355,8 +355,8 @@ def complete(captured: Captured) -> None:
 
 
 def _through_bytes(captured: Captured, attempt: Attempt) -> Parts:
-    """Mode ``serialize`` (and a pool that is off): the worker's way, through bytes, in this process."""
-    # Inductor's compiler takes seconds to import, which a hit does without.
+    """Mode ``serialize`` (and a disabled pool): compile as a worker does, through bytes, in this process."""
+    # Inductor's compiler takes seconds to import, and a hit does not need it.
     from fxpool.lowering.artifact import publishing
     from fxpool.lowering.worker import compiler
 
@@ -378,9 +378,9 @@ def _keeping(
     *,
     looked_up: bool = False,
 ) -> Call:
-    """Mode ``normal``: the graph itself is compiled in this process, and kept if it may be.
+    """Mode ``normal``: compile the graph itself in this process, and cache it if possible.
 
-    `looked_up`: it is known not to be in the store.
+    `looked_up`: the graph has been looked up, and is not in the store.
     """
     served = serve(captured, attempt, load_parts) if not looked_up else None
     if served is not None:
@@ -395,14 +395,14 @@ def _keeping(
         artifact = compiler.compile_live(captured, aot.copy_of(gm), inputs, kernels)
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
-    if not captured.groups:  # the code has this process's names of them
+    if not captured.groups:  # otherwise the code contains this process's group names
         publishing.publish_if_kept(artifact, captured.request, attempt.store(), attempt.bypass)
     with compile_times.compiled_here():
         return load_parts(parts_of_artifact(artifact))
 
 
 def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, cause: BaseException | None) -> Call:
-    """The last level: what ``backend="inductor"`` does."""
+    """The last level: compile as ``backend="inductor"`` does."""
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     try:

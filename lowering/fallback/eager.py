@@ -27,13 +27,12 @@ from fxpool.torch_compat.dynamo import frames
 
 log = notices.logger(__name__)
 
-#: A job that ended its worker, or had to be ended; or did before.
+#: Errors of a job that ended its worker or had to be killed, now or earlier.
 DEADLY = (WorkerDiedError, JobTimeoutError, JobMemoryError, QuarantinedError)
 
 
 class _Quarantined:
-    """Keys of graphs that this process has `warned` of, and of those `on_trial` under a larger limit than the one they
-    went over."""
+    """Keys of graphs that this process has `warned` of, and keys `on_trial` under a larger limit than they exceeded."""
 
     def __init__(self) -> None:
         self.warned: set[str] = set()
@@ -48,7 +47,7 @@ class _Quarantined:
 
 
 def check(store: LocalStore | None, key: str | None, label: str) -> None:
-    """Raises QuarantinedError if the graph of a key may not be compiled under the limits in force."""
+    """Raise QuarantinedError if the graph of a key may not be compiled under the current limits."""
     if store is None or key is None:
         return
     record = quarantine.find(store.root, key)
@@ -64,7 +63,7 @@ def check(store: LocalStore | None, key: str | None, label: str) -> None:
 
 
 def passed(store: LocalStore | None, key: str | None) -> None:
-    """A worker compiled the graph of a key: what kept it in quarantine, a smaller limit, is over."""
+    """Release the graph of a key from quarantine: a worker has compiled it under a larger limit."""
     if store is None or key is None or key not in runtime.part(_Quarantined).on_trial:
         return
     runtime.part(_Quarantined).on_trial.discard(key)
@@ -75,7 +74,7 @@ def passed(store: LocalStore | None, key: str | None) -> None:
 
 
 def add(store: LocalStore | None, key: str | None, label: str, error: PoolError) -> None:
-    """Keep the graph of a job that had all its attempts from being compiled again, where that can be written."""
+    """Quarantine the graph of a job that has used all its attempts, if the record can be written."""
     if store is None or key is None or not isinstance(error, (WorkerDiedError, JobTimeoutError, JobMemoryError)):
         return
     if error.attempts < 2:
@@ -86,7 +85,7 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
     elif isinstance(error, JobMemoryError):
         limit, value = "memory", float(error.limit)
     if limit:
-        # What the server allows may be less than what this process would: then that is as good as tried, too.
+        # The server's limit may be lower than this process's: the graph counts as tried under the higher one.
         value = max(value, runtime.limits()[limit])
     try:
         record = quarantine.add(
@@ -97,7 +96,7 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
         log.warning("%s will be compiled by the next process, too: %s", label, refused)
         return
     counters.count("quarantined")
-    # The server's log goes with the server, the copy stays.
+    # The server's log is removed with the server; the copy remains.
     output = record.log or error.log_path
     more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
     error.remedy = (
@@ -109,7 +108,7 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
 
 
 def run_eagerly(as_it_is: Callable[..., Any], attempt: Attempt, error: PoolError) -> Callable[..., Any]:
-    """The graph as it is, with one warning per graph. Raises `error` under ``strict``."""
+    """Return the eager graph, with one warning per graph. Raises `error` under ``strict``."""
     if attempt.options.strict:
         raise error
     reason = "quarantined" if isinstance(error, QuarantinedError) else "worker_died"

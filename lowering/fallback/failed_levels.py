@@ -17,12 +17,12 @@ __all__ = ["refuse", "remember"]
 
 log = notices.logger(__name__)
 
-# Of the host's, of the cache's, or of this moment: nothing that the next process would meet again.
+# Errors of the host, the cache or the moment, which the next process may not meet.
 _PASSING = (OSError, MemoryError, PoolError, StoreError)
 
 
 def refuse(captured: Captured, store: LocalStore | None) -> None:
-    """Raises CannotReturnError: an earlier compile of this graph at this level failed."""
+    """Raise CannotReturnError if an earlier compile of this graph at this level failed."""
     if store is None or captured.key is None:
         return
     if reason := failed.find(store.root, captured.key.digest):
@@ -30,7 +30,7 @@ def refuse(captured: Captured, store: LocalStore | None) -> None:
 
 
 def remember(attempt: Attempt, error: BaseException) -> None:
-    """Keep the graph of `attempt` from being tried at the level that `error` came of, where that can be written."""
+    """Record that the level of `attempt` failed with `error`, so that it is not tried again."""
     store = attempt.store()
     if store is None or attempt.key is None or isinstance(error, _PASSING):
         return

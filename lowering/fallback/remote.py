@@ -64,36 +64,36 @@ __all__ = ["compile_in_worker"]
 
 log = notices.logger(__name__)
 
-# How many servers a graph may lose before it is compiled here.
+# The number of servers that a graph may lose before it is compiled here.
 _SERVERS = 3
-# How often a compile may come back with something that takes a device: once, unless sizes change what is asked.
+# The number of times a compile may return queries for a device: once, unless sizes change the queries.
 _MEASURINGS = 4
-# How the names of Inductor's options begin that go into a C++ compiler's command.
+# Prefixes of Inductor's options that affect a C++ compiler's command.
 _OF_CPP = ("cpp", "aot")
 
 
 def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load) -> Any:
-    """Have a complete request compiled by a worker; returns what `load` makes of the result.
+    """Compile a complete request in a worker; return the result of `load`.
 
     Raises:
         CannotTravelError: the worker's code is not the program's.
         CannotReturnError: the result has no form outside the worker.
-        PoolError: the worker died, ran out of time or memory, or there is none.
-        Exception: whatever the compile raised.
+        PoolError: the worker died, ran out of time or memory, or could not be started.
+        Exception: any error of the compile.
     """
     _refuse_other_code(captured)
     failed_levels.refuse(captured, store)
     if captured.key is None or store is None or captured.request.debug_files is not None:
-        flights = [""]  # a compile that others had asked for writes no files here
+        flights = [""]  # another process's compile would write no debug files here
     else:
-        # Somebody may be compiling the same now. What comes of it may have guards that do not hold here: then once
-        # more, for these sizes only.
+        # Another process may be compiling the same graph. If the guards of its result do not hold here, the graph is
+        # compiled again, for these sizes only.
         sizes = hashlib.sha256(repr(sorted(captured.values().items())).encode()).hexdigest()
         flight = captured.key.digest
-        if os.path.basename(store.root) == FRESH:  # nothing is shared with who compiles outside of `fresh_cache()`
+        if os.path.basename(store.root) == FRESH:  # share no compile with processes outside `fresh_cache()`
             flight = f"{flight} {store.root}"
         flights = [flight, f"{flight} {sizes}", ""]
-    # The second try finds what it was told of evicted, cleared or damaged: then the result itself is sent.
+    # If the entry is evicted, cleared or damaged before it is loaded, the last try gets the result inline.
     for flight, inline in zip(flights, (False, False, True), strict=False):
         loaded = _one_job(captured, attempt, store, load, flight=flight, inline=inline)
         if loaded is not None:
@@ -104,7 +104,7 @@ def compile_in_worker(captured: Captured, attempt: Attempt, store: LocalStore | 
 def _one_job(
     captured: Captured, attempt: Attempt, store: LocalStore | None, load: Load, *, flight: str, inline: bool
 ) -> Any | None:
-    """Run one job and load its result; None if that is gone, or was made for another process and does not fit here."""
+    """Run one job and load its result; None if that is gone, or was compiled for another process and does not fit."""
     with attempt.timed("compile"):
         reply, joined = _reply(captured, attempt, store, flight, inline)
     compiled = reply.reference or reply.artifact
@@ -137,7 +137,7 @@ def _from_artifact(
     if others and not effects.guards_hold(artifact.guards, captured.values()):
         return None
     if not others and captured.key is not None and store is not None:
-        from fxpool.lowering.artifact import publishing  # what a hit has no use for
+        from fxpool.lowering.artifact import publishing  # not needed for a hit
 
         publishing.publish_if_kept(artifact, captured.request, store, attempt.bypass)
     return load(parts_of_artifact(artifact))
@@ -150,7 +150,7 @@ def _from_reference(
         return None
     if not others:
         counters.count("entries_written")
-        if captured.request.level != PACKAGE:  # torch has no cache of those
+        if captured.request.level != PACKAGE:  # torch has no cache of packages
             torch_counters.saved(before_autograd=captured.request.level == AOT)
     entry = lookup.published(reference, store)
     if entry is None:
@@ -172,9 +172,9 @@ def _from_reference(
 def _reply(
     captured: Captured, attempt: Attempt, store: LocalStore | None, flight: str, inline: bool
 ) -> tuple[CompileReply, bool]:
-    """(what the worker sends in the end, whether it was sent to somebody who asked for the same before).
+    """Return the worker's final reply, and whether the job had been submitted by another client before.
 
-    What a worker asks on its way is answered, and the job begun again with the answers.
+    If the reply has queries, they are answered, and the job is submitted again with the answers.
     """
     for _ in range(_MEASURINGS):
         request = dataclasses.replace(captured.request, store=None) if inline else captured.request
@@ -202,8 +202,8 @@ def _reply(
 
 
 def _answer(captured: Captured, attempt: Attempt, question: bytes) -> bytes:
-    """Time what a worker asks for while it waits, in the thread that the pool's client has for it."""
-    from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
+    """Answer a worker's query by timing, while the worker waits; runs in the pool client's thread for queries."""
+    from fxpool.lowering.cuda import benchmark_cache  # imports the CUDA part: only for queries
 
     facts, index = captured.placement.facts[0], captured.placement.indices[0]
     with attempt.timed("measure"), ambient.entered_by_thread(captured.request.ambient):
@@ -211,8 +211,8 @@ def _answer(captured: Captured, attempt: Attempt, question: bytes) -> bytes:
 
 
 def _measure(captured: Captured, questions: Sequence[PaddingQuestion]) -> None:
-    """Time what lowering asks a clock for; the next try has the answers."""
-    from fxpool.lowering.cuda import benchmark_cache  # imports CUDA's part: only where a device is asked for
+    """Answer the queries of a compile by timing; the next try has the answers."""
+    from fxpool.lowering.cuda import benchmark_cache  # imports the CUDA part: only for queries
 
     facts, index = captured.placement.facts[0], captured.placement.indices[0]
     captured.answer(benchmark_cache.measure(questions, facts, index, captured.request.toolchain_dir))
@@ -225,9 +225,9 @@ def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
 
 
 def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, flight: str) -> tuple[bytes, bool]:
-    """(the worker's reply, whether it is a reply to somebody who asked for the same before).
+    """Return the worker's reply, and whether the job had been submitted by another client before.
 
-    A server that is lost meanwhile is not the graph's fault: another is asked.
+    Losing a server is not the graph's fault: the job is submitted to another server.
     """
     payload = request.dump()
     for _ in range(_SERVERS - 1):
@@ -244,7 +244,7 @@ def _submit_once(
     pool = runtime.pool()
     progress = None
     if events.listening():
-        from fxpool.lowering.core.job_progress import JobProgress  # only where somebody watches
+        from fxpool.lowering.core.job_progress import JobProgress  # only if events are displayed or traced
 
         progress = JobProgress(attempt.label, attempt.stage, pool)
     spec = dataclasses.replace(spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority)
@@ -258,7 +258,7 @@ def _submit_once(
 
 
 def spec_of(request: CompileRequest) -> JobSpec:
-    """The job of a request: where it runs, and what it may take."""
+    """Return the job specification of a request: environment and limits."""
     environment = (request.ambient.elsewhere() if request.devices else request.ambient).environment
     if request.visible is not None:
         environment = {**environment, "CUDA_VISIBLE_DEVICES": request.visible}
@@ -266,10 +266,10 @@ def spec_of(request: CompileRequest) -> JobSpec:
 
 
 def _prepare_host(request: CompileRequest, payload: bytes) -> None:
-    """Have this host's tool chain asked what it can do and the header precompiled, once per process.
+    """Have a worker probe this host's tool chain and precompile the header, once per process.
 
-    In a worker of its own, in time to spare: for the processes that come later, and nobody waits for it. Those that
-    come while it is being done ask for the same.
+    The job has low priority and benefits later processes; this process does not wait for it. Processes that start
+    while it runs share the same job.
     """
     toolchain_dir = request.toolchain_dir
     if toolchain_dir is None or not host_facts.worth_preparing() or not runtime.first_of_host(toolchain_dir):
@@ -293,20 +293,20 @@ def _prepare_host(request: CompileRequest, payload: bytes) -> None:
 
 
 class _DifferingCode:
-    """Pieces of code, with their digests, that this process's workers were found to have otherwise."""
+    """Pieces of code, with their digests, that differ in this process's workers."""
 
     def __init__(self) -> None:
         self.pieces: set[tuple[str, str]] = set()
 
     def after_fork_in_child(self) -> None:
-        pass  # the child's workers have no other code than its parent's
+        pass  # the child's workers have the same code as its parent's
 
     def reset(self) -> None:
         self.pieces.clear()
 
 
 def _refuse_other_code(captured: Captured) -> None:
-    """Raises CannotTravelError if a worker can't have the program's code, or is known not to have it."""
+    """Raise CannotTravelError if a worker cannot have the program's code, or is known to have other code."""
     if captured.stays is not None:
         raise captured.stays
     code = captured.request.code
