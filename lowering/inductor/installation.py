@@ -11,11 +11,11 @@ __all__ = ["install", "uninstall"]
 
 
 def install() -> None:
-    """Do what `fxpool.install` says."""
+    """Implement `fxpool.install`."""
     refusal = torch_release.current_refusal()
     if refusal is not None:
         raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
-    config.current()  # what does not parse is said here, not in the middle of a compile
+    config.current()  # report invalid settings here, not during a compile
     if torch_release.is_untested():
         from fxpool.lowering import untested_torch  # as below
 
@@ -31,14 +31,14 @@ def _install() -> None:
     from fxpool.lowering.inductor.pools import GraphPool, Interpreter, KernelPool, to_pool
     from fxpool.torch_compat.inductor import hooks
 
-    # Another thread may be at it, and is waited for there.
+    # Waits for another thread that is installing.
     if hooks.install(KernelPool(to_pool), GraphPool(), fxpool_backend):
         atexit.register(runtime.part(Interpreter).ending.set)
 
 
 def uninstall() -> None:
-    """Do what `fxpool.uninstall` says."""
-    # Imported late, as in `install`, and here already if that was called.
+    """Implement `fxpool.uninstall`."""
+    # Imported late, as in `install`; already loaded if that was called.
     from fxpool.lowering.core.runtime import runtime
     from fxpool.lowering.inductor.pools import Interpreter
     from fxpool.torch_compat.inductor import hooks

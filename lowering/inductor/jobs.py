@@ -26,7 +26,7 @@ __all__ = ["run_graph", "run_kernel"]
 
 
 def run_kernel(payload: bytes) -> bytes:
-    """Job: make the call of a `KernelJob`; the result is a `Result`."""
+    """Job: run the call of a `KernelJob`; the result is a `Result`."""
     job: KernelJob = pickle.loads(payload)
     preload.settle_assembler()
     no_driver = triton_compile.no_driver() if job.unseen else contextlib.nullcontext()
@@ -35,7 +35,7 @@ def run_kernel(payload: bytes) -> bytes:
 
 
 def run_graph(payload: bytes) -> bytes:
-    """Job: compile a `GraphJob`, its kernels on the cores that are free now; the result is a `Result`."""
+    """Job: compile a `GraphJob`, with its kernels on the cores that are free; the result is a `Result`."""
     graph_job: GraphJob = pickle.loads(payload)
     try:
         others = compiler.load_code(graph_job.modules, graph_job.libraries, graph_job.code)
@@ -65,7 +65,7 @@ def run_graph(payload: bytes) -> bytes:
 
 
 def _result(work: Callable[[], Any], unseen: bool) -> bytes:
-    """Encode what `work` returns or raises, or (where devices are `unseen`) what it asked of one."""
+    """Encode the return value or error of `work`, or (if devices are `unseen`) its query for a device."""
     try:
         return Result(work()).dump()
     except Exception as error:

@@ -32,7 +32,7 @@ __all__ = ["GraphPool", "Interpreter", "KernelPool", "Send", "Sent", "to_pool"]
 
 log = notices.logger(__name__)
 
-# Not for workers: they have no pool of their own, and are to compile what they are given themselves.
+# Variables not sent to workers: these have no pool, and have to compile their jobs themselves.
 _KEPT_HERE = frozenset(
     (
         "TORCHINDUCTOR_FX_COMPILE_MODE",
@@ -44,24 +44,24 @@ _KEPT_HERE = frozenset(
 
 
 class Interpreter:
-    """The state of the interpreter: once it is `ending`, nothing that Inductor sends is compiled."""
+    """The state of the interpreter: once it is `ending`, jobs from Inductor are no longer compiled."""
 
     def __init__(self) -> None:
         self.ending = forks.event()
 
     def after_fork_in_child(self) -> None:
-        pass  # the event is the child's own
+        pass  # the child has its own event
 
     def reset(self) -> None:
         self.ending.clear()
 
 
 class _DeviceNeededError(Exception):
-    """A worker that does not see the devices can't compile a graph; the text is what one was asked."""
+    """A worker that does not see the devices cannot compile a graph; the text is the query for a device."""
 
 
 class Sent(Protocol):
-    """A job on its way: the client's, or a worker's sub-job."""
+    """A submitted job: the client's, or a worker's sub-job."""
 
     def result(self) -> bytes: ...
 
@@ -69,13 +69,13 @@ class Sent(Protocol):
 
 
 class Send(Protocol):
-    """Sends a job: its function, payload and label, and whether no GPU is to be seen where it runs."""
+    """Submits a job: its function, payload and label, and whether GPUs are hidden from it."""
 
     def __call__(self, function: str, payload: bytes, label: str, /, *, unseen: bool = False) -> Sent: ...
 
 
 def to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) -> Sent:
-    """Send a job to this process's pool; with `unseen` no GPU is to be seen there. Raises PoolError."""
+    """Submit a job to this process's pool; with `unseen`, GPUs are hidden from it. Raises PoolError."""
     if config.current().pool == "off":
         raise PoolUnavailableError("the pool is switched off", remedy="set FXPOOL_POOL to embedded or host")
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_HERE}
@@ -86,8 +86,8 @@ def to_pool(function: str, payload: bytes, label: str, *, unseen: bool = False) 
 
 
 def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this process") -> None:
-    """Count that the pool does not compile something, and say so once per reason. Raises `error` under ``strict``, and
-    if it is of something that killed its workers: it would do the same to this process."""
+    """Count a job that the pool cannot do, and warn once per reason. Raises `error` under ``strict``, and if the job
+    killed its workers: it would kill this process, too."""
     if config.current().strict or isinstance(error, DEADLY):
         raise error
     if isinstance(error, CannotTravelError):
@@ -107,12 +107,12 @@ def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this proc
 
 
 def _line(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     return textwrap.shorten(text, 160, placeholder=" ...")
 
 
 def _value(answer: bytes) -> Any:
-    """Return what a job returned, or raise the error that Inductor makes of one which it raised.
+    """Return the job's return value, or raise its error in the form that Inductor's pool raises it.
 
     Raises CannotTravelError: the worker has other code than this program.
     """
@@ -128,11 +128,11 @@ def _value(answer: bytes) -> Any:
 
 
 class KernelPool:
-    """The pool in the place of Inductor's own: its jobs are calls, pickled, of torch's functions."""
+    """The pool that replaces Inductor's: its jobs are pickled calls of torch's functions."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        # Triton is not made for being called from several threads.
+        # Triton is not thread-safe.
         self._here = forks.lock(self, "_here")
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -163,10 +163,10 @@ class KernelPool:
             future.set_exception(error)
 
     def _without_pool(self, error: PoolError, here: Callable[[], None], future: Future[Any]) -> None:
-        """In a thread, because some of those who wait, wait for a callback."""
+        """Run the job in this process: in a thread, because some callers wait for a callback of the future."""
         try:
             if runtime.part(Interpreter).ending.is_set():
-                raise error  # nobody waits any more
+                raise error  # the result is not needed any more
             _step_down(error)
             threading.Thread(target=here, name="fxpool-borrowed", daemon=True).start()
         except BaseException as refused:
@@ -175,13 +175,13 @@ class KernelPool:
     def _call(self, call: bytes, future: Future[Any]) -> None:
         try:
             with self._here:
-                # Through bytes, as from a process: Inductor completes what it unpickles.
+                # Through bytes, as from another process: Inductor completes unpickled kernels.
                 future.set_result(pickle.loads(pickle.dumps(pickle.loads(call)())))
         except BaseException as error:
             future.set_exception(error)
 
     def wakeup(self) -> None:
-        """There are going to be kernels: start the pool. Says nothing of what is wrong; the first kernel does."""
+        """Start the pool, as kernels will follow. Reports no errors; the first kernel does."""
         try:
             if config.current().pool != "off":
                 runtime.pool().start()
@@ -189,10 +189,10 @@ class KernelPool:
             log.debug("no pool ahead of the first kernel: %s", error)
 
     def quiesce(self) -> None:
-        """No-op: no idle workers are kept."""
+        """Do nothing: there are no idle workers."""
 
     def shutdown(self) -> None:
-        """The pool may be in use for other things than these, and ends with the process."""
+        """Do nothing: the pool may have other users, and ends with the process."""
 
 
 def _kernel_name(arguments: tuple[Any, ...]) -> str:
@@ -201,7 +201,7 @@ def _kernel_name(arguments: tuple[Any, ...]) -> str:
 
 
 class GraphPool:
-    """Graphs after AOTAutograd, each to a worker of its own."""
+    """Compiles graphs after AOTAutograd, each in a separate worker."""
 
     def compile(self, graph: bytes, dependencies: Mapping[str, Any]) -> bytes:
         try:
@@ -229,7 +229,7 @@ class GraphPool:
             except FxpoolError as refused:
                 if config.current().strict:
                     future.set_exception(refused)
-                else:  # what runs meanwhile goes on
+                else:  # running jobs continue
                     counters.count("fallbacks", f"borrowed:{type(refused).__name__}")
                     log.warning("a graph is not compiled: %s", refused)
 
@@ -251,9 +251,9 @@ class GraphPool:
         return future
 
     def _send(self, graph: bytes, dependencies: Mapping[str, Any], *, seen: bool = False) -> Sent:
-        """To a worker that does not see this process's GPUs unless they are to be `seen`.
+        """Submit a graph to a worker that does not see this process's GPUs, or that sees them if `seen`.
 
-        Raises PoolError, and CannotTravelError for a process whose state exists here only.
+        Raises PoolError, and CannotTravelError if the process has state that exists only here.
         """
         modules, libraries, operators, stays = needed(dependencies)
         if stays is not None:
@@ -270,7 +270,7 @@ class GraphPool:
         except UndigestableError as error:
             raise CannotTravelError("code_unknown", error.what) from error
         facts = visible_devices(toolchain_dir) if not seen else ()
-        # Asking a host takes a second in each process that does; a worker would be another.
+        # Probing takes a second in each process, so the worker gets this process's result.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None
         job = GraphJob(
             graph=graph,

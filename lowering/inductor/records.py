@@ -20,9 +20,9 @@ GRAPH_JOB = "fxpool.lowering.inductor.jobs:run_graph"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelJob:
-    """`call` is the pickle of a call of a function of torch's, `configuration` what is configured where it was made.
+    """`call` is a pickled call of a torch function, `configuration` the sender's configuration.
 
-    `unseen`: it is to be made where no device is seen.
+    `unseen`: it runs without visible devices.
     """
 
     call: bytes
@@ -32,11 +32,11 @@ class KernelJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphJob:
-    """`graph` is Inductor's own pickle. `modules` and `libraries` register what it names, `code` is the program's.
+    """`graph` is Inductor's pickle. `modules` and `libraries` register its operators, `code` is the program's code.
 
-    `known` are the instruction sets that the process has found usable, None where it has not asked. `devices` are those
-    that a worker answers for instead of seeing them, `current` is the index of the current one; `sees` says that it
-    does see them, because they have to be asked.
+    `known` are the instruction sets that the sender has found usable, None if it has not probed. `devices` are those
+    that a worker answers for instead of seeing them, `current` is the index of the current device. `sees`: the worker
+    sees the devices, because only they can answer.
     """
 
     graph: bytes
@@ -52,14 +52,14 @@ class GraphJob:
 
 
 class OtherCode(str):
-    """Stands for a result where a worker has other code than the program; the text is which."""
+    """Replaces a result if the worker has other code than the program; the text names the code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a job came to: it `returned` `value`, or raised, with the traceback as `value`.
+    """The result of a job: it `returned` `value`, or raised, with the traceback as `value`.
 
-    `device_needed`: it did neither, as a device was asked for what nobody can answer for it; `value` is that question.
+    `device_needed`: it did neither, because it needs an answer that only a device can give; `value` is the query.
     """
 
     value: Any
