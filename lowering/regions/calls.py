@@ -15,7 +15,7 @@ from fxpool.torch_compat.operators import node_effects, operators
 
 __all__ = ["Call", "tree", "weights"]
 
-#: Operators of operators with at least so many nodes inside are calls of their own.
+#: Higher-order operators with at least this many nodes inside count as calls.
 _LEAST_BODY = 4
 
 
@@ -38,7 +38,7 @@ class Call:
 
 
 def weights(nodes: Sequence[torch.fx.Node]) -> list[int]:
-    """Return what each node counts for in lowering: itself, and the nodes of graphs that it is given."""
+    """Return the weight of each node in lowering: one, plus the nodes of its subgraphs."""
     return [1 + _inside(node) for node in nodes]
 
 

@@ -35,14 +35,14 @@ __all__ = ["InPieces"]
 
 log = notices.logger(__name__)
 
-# The better outcome comes later: a graph in pieces is what its worst piece is.
+# From the worst outcome to the best: a graph in pieces has the outcome of its worst piece.
 _WORST_FIRST = (Outcome.EAGER, Outcome.IN_PROCESS, Outcome.WORKER, Outcome.JOINED, Outcome.HIT)
 
 
 class InPieces:
     """A Dynamo graph that is cut into pieces, and compiled in one of three ways: `now`, `found` or `later`.
 
-    Raises UncuttableError: it stays whole.
+    Raises UncuttableError: the graph stays whole.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt) -> None:
@@ -51,14 +51,14 @@ class InPieces:
             self._graph = TracedGraph(gm, inputs)
             self._cut = Cut(self._graph, asked_for=attempt.options.regions == "on")
             distinct = self._cut.distinct()
-            # Before anything is compiled: an output that has no text is refused.
+            # Checked before anything is compiled: an output that has no source text is refused.
             compose.source(self._graph, [piece.interval for piece in self._cut.pieces], [True] * len(self._cut.pieces))
         counters.count("regions", "graphs")
         counters.count("regions", "pieces", len(self._cut.pieces))
         counters.count("regions", "distinct", len(distinct))
         log.info("%s in %d pieces, %d distinct", attempt.label, len(self._cut.pieces), len(distinct))
         self._attempt = attempt
-        # Pieces, by number, that run as they are, though an equal one was compiled.
+        # Numbers of pieces that run eagerly, although an equal piece was compiled.
         self._not_shared: set[int] = set()
         context = tracing.current_context()
         self._jobs = {
@@ -67,7 +67,7 @@ class InPieces:
         }
 
     def now(self) -> Callable[..., Any]:
-        """Return the callable for the graph; pieces that are not there are compiled side by side.
+        """Return the callable for the graph; pieces that are not in the cache are compiled side by side.
 
         Raises what compiling a piece raises, as `fallback.chain.compile_with_fallback`.
         """
@@ -95,9 +95,9 @@ class InPieces:
         return self._composed()
 
     def later(self, attempt: Attempt) -> tuple[Callable[..., Any], list[Any]]:
-        """Return the callable for the graph, and the guards on sizes that it holds for; after `found`, in any thread.
+        """Return the callable for the graph, and its guards on sizes. Call it after `found`, from any thread.
 
-        Dynamo has returned and takes no guards any more. Raises what the first piece that fails raises.
+        Dynamo has returned and accepts no more guards. Raises what the first piece that fails raises.
         """
         loading = _Loading()
         missing = [job for job in self._jobs.values() if job.made is None]
@@ -115,19 +115,19 @@ class InPieces:
         return self._composed(), guards
 
     def _sum_up(self) -> None:
-        """Note what became of the pieces as what became of the graph."""
+        """Set the graph's outcome and reasons from those of its pieces."""
         outcomes = [job.attempt.outcome for job in self._jobs.values()]
         self._attempt.outcome = next((worst for worst in _WORST_FIRST if worst in outcomes), Outcome.FAILED)
         for job in self._jobs.values():
             self._attempt.reasons += job.attempt.reasons
 
     def _share_guards(self) -> None:
-        """Have Dynamo check of each piece's symbols what compiling an equal piece found out about that one's."""
+        """Add the guards on a compiled piece's symbols to Dynamo's guards for the symbols of each equal piece."""
         context = tracing.current_context()
         env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
         for number, renaming in self._cut.renamings().items():
             if env is None or not symbols.make_known(env, renaming):
-                counters.count("regions", "guards_not_shared")  # equal values, equal facts: nobody knows how
+                counters.count("regions", "guards_not_shared")  # not expected: the values and facts are equal
                 self._not_shared.add(number)
 
     def _composed(self) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ def _part(attempt: Attempt, number: int) -> Attempt:
 
 
 def _refuse_whole() -> None:
-    """Raises UncuttableError where the state in force rules out pieces."""
+    """Raise UncuttableError if the current state rules out pieces."""
     context = tracing.current_context()
     if context is None or tracing.real_inputs_expected(context):
         raise UncuttableError("fakify_first_call", "DDPOptimizer has cut the graph already")
@@ -167,14 +167,14 @@ class _Boxed:
 
 
 class _Loading:
-    """One at a time: loading adds guards to the shapes that all pieces of a graph have in common."""
+    """The lock for loading one piece at a time: it adds guards to the ShapeEnv that all pieces of a graph share."""
 
     def __init__(self) -> None:
         self.lock = forks.lock(self, "lock")
 
 
 class _Job:
-    """A distinct piece on its way to a callable, `made`. `guards` are those that a late load leaves to its caller."""
+    """The compile of a distinct piece to a callable, `made`. `guards` are those that a late load leaves unchecked."""
 
     def __init__(self, piece: Piece, attempt: Attempt, context: tracing.TracingContext | None) -> None:
         self.attempt = attempt
@@ -186,7 +186,7 @@ class _Job:
         self._refused: Exception | None = None
 
     def look_up(self) -> bool:
-        """Capture the piece; return whether it is in the cache, or why it is not matters to `finish` only."""
+        """Capture the piece; return whether it is in the cache. An error counts as a miss, and `finish` handles it."""
         if self.made is not None:
             return True
         try:
@@ -215,7 +215,7 @@ class _Job:
             return _Boxed(load.load_aot(parts, captured, self._piece.gm.forward, late=late, boxed=True))
 
     def start(self, loading: _Loading, *, late: bool = False) -> _Waiting:
-        """Have it compiled; what is returned waits for it. After `look_up` found nothing."""
+        """Start to compile the piece after a miss in `look_up`; return an object that waits for it."""
         return _Waiting(lambda: self._compile(loading, late), self.attempt.label)
 
     def _compile(self, loading: _Loading, late: bool) -> Any:
@@ -235,7 +235,7 @@ class _Job:
         return remote.compile_in_worker(captured, attempt, attempt.store(), load_there)
 
     def finish(self, waiting: _Waiting | None) -> None:
-        """Take what was made, or the next level of the fallback chain. Raises what that raises."""
+        """Use the compiled piece, or the next level of the fallback chain. Raises what that raises."""
         made = self.made
 
         def begun() -> Any:
@@ -259,13 +259,13 @@ def _recorded(part: Attempt) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_in(captured: Captured) -> Iterator[None]:
-    """The state and the tracing context of a capture, in another thread."""
+    """Enter the state and the tracing context of a capture, in another thread."""
     with ambient.entered_by_thread(captured.request.ambient), tracing.reentered(captured.context):
         yield
 
 
 class _Waiting:
-    """A thread that waits for a worker. What is raised there is raised by `result`."""
+    """A thread that waits for a worker. `result` raises the thread's error."""
 
     def __init__(self, work: Callable[[], Any], label: str) -> None:
         self._work = work

@@ -23,14 +23,14 @@ from fxpool.lowering.regions.traced import Interval, TracedGraph, UncuttableErro
 
 __all__ = ["Step", "compose", "source"]
 
-#: A piece to run: what to call, and whether it takes its inputs in a list (or one by one).
+#: A piece to run: its interval, its callable, and whether that takes its inputs in a list (or one by one).
 Step = tuple[Interval, Callable[..., Any], bool]
 
 
 def compose(graph: TracedGraph, steps: Sequence[Step], label: str) -> Callable[..., Any]:
     """Return the callable for the whole graph, to be called with its inputs one by one.
 
-    Raises UncuttableError: the graph's output has something in it that has no text.
+    Raises UncuttableError: the graph's output contains a value that has no source text.
     """
     text = source(graph, [interval for interval, _, _ in steps], [boxed for _, _, boxed in steps])
     space: dict[str, Any] = {f"f{number}": call for number, (_, call, _) in enumerate(steps)}
@@ -72,7 +72,7 @@ def source(graph: TracedGraph, intervals: Sequence[Interval], boxed: Sequence[bo
 
 
 class _Named(str):
-    """A local's name, told from text."""
+    """The name of a local, as opposed to a string."""
 
 
 def _text(value: Any) -> str:

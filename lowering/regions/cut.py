@@ -24,11 +24,11 @@ log = notices.logger(__name__)
 
 
 class Cut:
-    """The pieces of a graph, and for each the name of those that it is equal to, and its symbols in an order that these
-    have in common.
+    """The pieces of a graph; for each piece, a name that equal pieces share, and its symbols in an order that equal
+    pieces share.
 
-    `asked_for`: the caller wants pieces; else they have to be clearly cheaper than the whole. Raises UncuttableError:
-    the graph stays whole.
+    `asked_for`: the caller wants pieces; otherwise they have to be clearly cheaper than the whole graph. Raises
+    UncuttableError: the graph stays whole.
     """
 
     def __init__(self, graph: TracedGraph, *, asked_for: bool = True) -> None:
@@ -54,9 +54,9 @@ class Cut:
             raise UncuttableError("nothing_to_gain", f"{len(self.pieces)} pieces, {len(sizes)} distinct")
 
     def renamings(self) -> dict[int, symbols.Renaming]:
-        """What the symbols of the first piece of a name are called in others, by the numbers of these pieces.
+        """Return, by piece number, the renaming from the first equal piece's symbols to this piece's symbols.
 
-        Pieces whose symbols are called as in the first are left out.
+        Pieces with the same symbols as the first are left out.
         """
         first: dict[str, OwnSymbols] = {}
         made = {}
@@ -66,7 +66,7 @@ class Cut:
         return made
 
     def distinct(self) -> dict[str, Piece]:
-        """The first piece of each kind that has to be compiled, by name."""
+        """Return, by name, the first piece of each kind that has to be compiled."""
         first: dict[str, Piece] = {}
         for piece, name in zip(self.pieces, self.names, strict=True):
             if not _is_views(self._graph, piece.interval):
@@ -89,7 +89,7 @@ class Cut:
         return known.digest if known is not None else None
 
     def _pieces(self, regions: Sequence[Piece]) -> list[Piece]:
-        """The regions and what is between them, in order. Raises UncuttableError."""
+        """Return the regions and the pieces between them, in order. Raises UncuttableError."""
         pieces: list[Piece] = []
         end = 0
         for region in [*regions, None]:
@@ -105,7 +105,7 @@ class Cut:
         return pieces
 
     def _between(self, first: int, end: int) -> list[Piece]:
-        """What is not repeated, in parts of a size that keeps the cores busy."""
+        """Return pieces for an interval without repetition, of a size that keeps the cores busy."""
         if first == end:
             return []
         weights = self._weights[first:end]
@@ -126,7 +126,7 @@ class Cut:
 def _identity_or_own(piece: Piece) -> Identity:
     try:
         return identity(piece, _constraints(piece))
-    except UncuttableError:  # what can't be compared may still be compiled
+    except UncuttableError:  # a piece that cannot be compared may still compile
         return Identity(f"piece at {piece.interval.first}", ())
 
 
@@ -138,7 +138,7 @@ def _constraints(piece: Piece) -> list[Any]:
 
 
 def _is_views(graph: TracedGraph, interval: Interval) -> bool:
-    """Return whether nodes only look at memory in another way, or compute sizes: they are run as they are."""
+    """Return whether all nodes only make views or compute sizes: such an interval runs eagerly."""
     return all(graph.only_looks(node) for node in interval.nodes)
 
 

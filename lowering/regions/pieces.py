@@ -29,13 +29,13 @@ from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 
 __all__ = ["Identity", "Piece", "extract", "identity"]
 
-# Notes about the whole graph that a piece does not inherit: they name its inputs.
+# Metadata of the whole graph that a piece does not inherit, because it names the graph's inputs.
 _OF_THE_WHOLE = ("dynamo_flat_name_to_original_fqn",)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """A graph with its inputs, fake or real; `interval` says where it was. `attributes` and `meta` are its module's."""
+    """A graph with its inputs, fake or real, cut from `interval`. `attributes` and `meta` are its module's."""
 
     interval: Interval
     graph: torch.fx.Graph
@@ -45,7 +45,7 @@ class Piece:
 
     @functools.cached_property
     def gm(self) -> torch.fx.GraphModule:
-        """The graph as a module. Code is generated for it, which most pieces never need: they equal another one."""
+        """Return the graph as a module. Made on demand: most pieces equal another piece and need no generated code."""
         gm = torch.fx.GraphModule(self.attributes, self.graph)
         gm.meta = dict(self.meta)
         tracing.without_parameters(gm)
@@ -53,14 +53,15 @@ class Piece:
 
 
 def extract(graph: TracedGraph, interval: Interval) -> Piece:
-    """Return an interval as a graph. Names in it do not depend on where it was; `graph` is not changed."""
+    """Return an interval as a graph. Its names do not depend on its position; `graph` is not changed."""
     made = torch.fx.Graph()
     root: dict[str, Any] = {}
     copies: dict[Node, Node] = {}
     for number, node in enumerate(interval.inputs):
         copies[node] = made.placeholder(f"input_{number}")
         copies[node].meta = _about_input(graph, node)
-        # By it an input gets the symbols that tracing gave it. What a piece hands on has no place in the user's frame.
+        # Through its source, an input gets the symbols of tracing. A value from another piece has no source in the
+        # user's frame.
         tracing.set_placeholder_source(copies[node], tracing.placeholder_source(node))
     for number, node in enumerate(interval.graphs):
         root[f"graph_{number}"] = _renamed(graph.attribute(node))
@@ -76,7 +77,7 @@ def extract(graph: TracedGraph, interval: Interval) -> Piece:
 
 
 def _renamed(body: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy a graph of an operator of operators without the names of the layer that it came from."""
+    """Copy a subgraph of a higher-order operator without the names of the layer that it came from."""
     made = torch.fx.Graph()
     root: dict[str, Any] = {}
     copies: dict[Node, Node] = {}
@@ -107,7 +108,7 @@ def _about_input(graph: TracedGraph, node: Node) -> dict[str, Any]:
 
 
 def _input(graph: TracedGraph, node: Node) -> Any:
-    """What stands for a value when a piece is compiled: the backend's own input, or a leaf with the same memory."""
+    """Return the stand-in for a value when a piece is compiled: the backend's input, or a leaf with the same memory."""
     if node in graph.given:
         return graph.given[node]
     value = graph.value(node)
@@ -117,17 +118,17 @@ def _input(graph: TracedGraph, node: Node) -> Any:
 
 
 class Identity(NamedTuple):
-    """What a piece is: two with one `digest` differ at most in their `symbols`, of which the same position means the
-    same."""
+    """The identity of a piece: pieces of equal `digest` differ at most in their `symbols`, which correspond by
+    position."""
 
     digest: str
     symbols: OwnSymbols
 
 
 def identity(piece: Piece, constraints: Sequence[Any] = ()) -> Identity:
-    """Return what two pieces of one graph have in common if one compile can serve both.
+    """Return the identity of a piece; two pieces of a graph with equal digests can share one compile.
 
-    Raises UncuttableError: something in the piece has no form by which it can be compared.
+    Raises UncuttableError: a part of the piece cannot be encoded for the comparison.
     """
     encoder = symbols.Encoder()
     try:
@@ -152,7 +153,7 @@ def _shape_env() -> ShapeEnv | None:
 
 
 def _fakes(piece: Piece) -> list[Any]:
-    """Metadata only: inputs that are real have a fake twin in the graph, except for its constants."""
+    """Return the inputs as metadata: real inputs have a fake twin in the graph, except for its constants."""
     placeholders = [node for node in piece.graph.nodes if node.op == "placeholder"]
     return [
         node.meta.get("example_value") if isinstance(value, torch.Tensor) and not tensors.is_fake(value) else value

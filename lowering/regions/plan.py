@@ -12,27 +12,27 @@ from fxpool.lowering.regions.calls import Call
 
 __all__ = ["LEAST", "repeated", "spread"]
 
-#: A call of fewer nodes is no piece: what one costs at run time and in the pool, a smaller one can't win back.
+#: The minimum number of nodes of a piece: a smaller piece cannot win back its cost at run time and in the pool.
 LEAST = 12
-# A call is cut further where what repeats in it leaves less than this part of it to be compiled.
+# A call is cut further if its repetitions leave less than this part of it to be compiled.
 _WORTH_GOING_IN = 0.5
 
-#: What is not repeated and heavier than this is spread over cores.
+#: An interval without repetition that is heavier than this is spread over cores.
 WORTH_SPREADING = 400
-# Part of the whole's time that pieces may take and still be worth what they cost at run time.
+# The part of the whole graph's compile time up to which pieces are worth their cost at run time.
 _WORTH = 0.75
-#: What a graph of its own costs besides its nodes, in nodes. On a CPU a compiler's call and a linker's are the most of
-#: it: 0.8 to 1.0 s beside 9 ms a node, GPT-2's inference on two cores. On a GPU it is a worker's start and loading.
+#: The fixed cost of a graph, in nodes. On a CPU it is mostly the calls of compiler and linker: 0.8 to 1.0 s, at 9 ms a
+#: node (GPT-2's inference on two cores). On a GPU it is the start of a worker, and loading.
 FIXED_ON_CPU, FIXED_ON_GPU = 100, 30
-#: The same where pieces are asked for: who does that knows more cores, or deeper models to come.
+#: The same if pieces are requested: the user may know of more cores, or of deeper models.
 FIXED_AT_LEAST = 15
 
 
 def is_worth_it(whole: int, distinct: Sequence[int], pieces: int, cores: int, fixed: int) -> bool:
     """Return whether compiling pieces takes clearly less time than compiling the graph of weight `whole`.
 
-    `distinct` are the weights of those that have to be compiled; `pieces` is the number of all; `fixed` is what every
-    graph costs besides its weight.
+    `distinct` are the weights of the pieces that have to be compiled, `pieces` is the number of all pieces, `fixed`
+    the cost of every graph besides its weight.
     """
     if not distinct or pieces < 2:
         return False
@@ -44,10 +44,10 @@ Digest = Callable[[Call], "str | None"]
 
 
 def repeated(root: Call, weights: Sequence[int], digest: Digest, least: int = LEAST) -> list[Call]:
-    """Return the calls to cut out, in order and apart from each other: each is equal to another one of them.
+    """Return the calls to cut out, in order and without overlap: each equals another call in the result.
 
-    `digest` tells what a call's interval of nodes is as a graph; None says that it can't be cut out. It is asked of
-    calls of at least `least` nodes only.
+    `digest` returns a call's digest as a graph, or None if the call cannot be cut out. It is called only for calls of
+    at least `least` nodes.
     """
     chosen, _ = _Planner(weights, digest, least).plan(root)
     count = Counter(digest(call) for call in chosen)
@@ -66,7 +66,7 @@ class _Planner:
         return self._sums[call.last + 1] - self._sums[call.first]
 
     def plan(self, root: Call) -> tuple[list[Call], float]:
-        """The calls to cut out below `root`, and the weight that has to be compiled for it then."""
+        """Return the calls to cut out below `root`, and the weight that then has to be compiled for it."""
         children = root.in_order()
         digests = [self._digest_of(child, children) for child in children]
         groups: dict[str, list[Call]] = {}
@@ -99,16 +99,16 @@ class _Planner:
         if self.weight(call) < self._least:
             return None
         if any(other is not call and other.first <= call.last and call.first <= other.last for other in siblings):
-            return None  # they are in one another's way
+            return None  # overlapping calls cannot both be cut out
         return self._digest(call)
 
 
 def spread(weights: Sequence[int], live: Sequence[int | None], pieces: int, least: int = LEAST) -> list[int]:
-    """Return positions that cut a row of nodes into at most `pieces` parts at its thinnest places.
+    """Return positions that cut a row of nodes into at most `pieces` parts where the fewest values are live.
 
-    A cut at position p is in front of node p. `live[p]` is the number of values that live across it, None where it is
-    not allowed; it has one element more than `weights`. Each part weighs at least half and at most one and a half of an
-    equal share, and at least `least`; fewer parts are made where no such cut exists.
+    A cut at position p is in front of node p. `live[p]` is the number of values that live across it, None if a cut is
+    not allowed there; it has one element more than `weights`. Each part weighs at least half and at most one and a
+    half of an equal share, and at least `least`; fewer parts are made if there are no such cuts.
     """
     total = sum(weights)
     for parts in range(min(pieces, total // max(1, least)), 1, -1):
@@ -121,7 +121,7 @@ def spread(weights: Sequence[int], live: Sequence[int | None], pieces: int, leas
 def _thinnest(
     weights: Sequence[int], live: Sequence[int | None], parts: int, least: float, most: float
 ) -> list[int] | None:
-    """Positions of `parts - 1` cuts with the smallest sum of live values; None if there are none within the bounds."""
+    """Return positions of `parts - 1` cuts with the smallest sum of live values; None if the bounds allow no cuts."""
     sums = [0]
     for weight in weights:
         sums.append(sums[-1] + weight)

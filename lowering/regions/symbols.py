@@ -25,27 +25,26 @@ __all__ = ["Encoder", "OwnSymbols", "Renaming", "make_known", "renamed"]
 #: The symbols of a piece in the order in which they appear in it.
 OwnSymbols = tuple[sympy.Symbol, ...]
 
-#: What the symbols of one piece are called in another.
+#: Maps the symbols of one piece to those of another.
 Renaming = dict[sympy.Symbol, sympy.Symbol]
 
 
 class Encoder(graph_codec.GraphEncoder):
-    """Encodes a graph with its symbols called by the order in which they appear; `own` maps them to these names."""
+    """Encodes a graph with its symbols renamed in order of appearance; `own` maps them to these names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.own: Renaming = {}
 
     def expression(self, expr: sympy.Basic) -> sympy.Basic:
-        # Several that appear at once come in the order of their names. Where two pieces have them in other orders, the
-        # pieces are taken for different.
+        # Symbols that appear at once are ordered by name. Pieces in which this order differs count as different.
         for symbol in sorted(expr.free_symbols, key=str):
             if symbol not in self.own:
                 self.own[symbol] = sympy.Symbol(f"own{len(self.own)}", **symbol.assumptions0)
         return expr.xreplace(self.own)
 
     def known(self, env: ShapeEnv | None) -> list[Any]:
-        """Return what `env` knows of the symbols met, for a comparison. Raises CannotTravelError."""
+        """Return the facts of `env` about the symbols so far, for a comparison. Raises CannotTravelError."""
         if env is None or not self.own:
             return []
         called = {symbol.name: own.name for symbol, own in self.own.items()}
@@ -58,7 +57,7 @@ class Encoder(graph_codec.GraphEncoder):
         return [sorted(rows, key=lambda row: int(row[0].removeprefix("own"))), sorted(held)]
 
     def _text(self, expr: sympy.Basic | None) -> str:
-        """By the names of this piece, where it is about its symbols; of any other symbol by that one's name."""
+        """Return an expression as text, with this piece's names for its symbols; other symbols keep their names."""
         if expr is None:
             return ""
         try:
@@ -68,12 +67,12 @@ class Encoder(graph_codec.GraphEncoder):
 
 
 def make_known(env: ShapeEnv, renaming: Renaming) -> bool:
-    """Make what `env` knows of one piece's symbols known of another's. Return False if it does not hold for these."""
+    """Add the guards of `env` on one piece's symbols for another's. Return False if they do not hold for these."""
     about = shape_env.guards_over(env, {symbol.name for symbol in renaming})
     return all(shape_env.add_guard(env, guard.xreplace(renaming)) for guard in about)
 
 
 def renamed(encoded: Sequence[Any], renaming: Renaming) -> list[Any]:
-    """Return encoded guards on one piece's symbols as guards on another's. Raises UnknownGuardError."""
+    """Rename the symbols of encoded guards from one piece's to another's. Raises UnknownGuardError."""
     by_name = {symbol.name: symbol for symbol in renaming}
     return [guards.encode(guards.decode(guard, by_name).xreplace(renaming)) for guard in encoded]

@@ -23,7 +23,7 @@ __all__ = ["Interval", "TracedGraph", "UncuttableError"]
 
 
 class UncuttableError(Exception):
-    """The graph, or an interval of it, stays whole. `reason` is counted, `detail` names what it was."""
+    """The graph, or an interval of it, stays whole. `reason` is counted, `detail` names the cause."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason = reason
@@ -33,10 +33,10 @@ class UncuttableError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interval:
-    """The nodes from position `first` up to `end`, and what goes in and out of them.
+    """The nodes from position `first` up to `end`, with their inputs and outputs.
 
     `inputs` are in order of use with symbols first, `outputs` in order of the graph; `graphs` are the nodes that name
-    graphs of operators of operators.
+    subgraphs of higher-order operators.
     """
 
     first: int
@@ -48,9 +48,9 @@ class Interval:
 
 
 class TracedGraph:
-    """`nodes` are those that compute, in order; `given` are the backend's inputs by placeholder.
+    """`nodes` are the computing nodes, in order; `given` are the backend's inputs by placeholder.
 
-    Raises UncuttableError: the graph has something in it that rules out every cut.
+    Raises UncuttableError: the graph contains something that rules out every cut.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ class TracedGraph:
         return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in self.given.values())
 
     def attribute(self, node: Node) -> Any:
-        """Return what a ``get_attr`` node names."""
+        """Return the attribute that a ``get_attr`` node names."""
         return operator.attrgetter(str(node.target))(self.gm)
 
     def _is_graph(self, node: Node) -> bool:
@@ -94,11 +94,11 @@ class TracedGraph:
         raise UncuttableError("attribute", type(value).__name__)
 
     def value(self, node: Node) -> Any:
-        """Return a node's value as it was traced; for an attribute the tensor itself."""
+        """Return a node's value as traced; for an attribute the tensor itself."""
         return self.attribute(node) if node.op == "get_attr" else node_effects.value_of(node)
 
     def _symbols_by_name(self) -> dict[str, Node]:
-        """The placeholder that stands for each symbol."""
+        """Return the placeholder of each symbol, by the symbol's name."""
         found: dict[str, Node] = {}
         for node in self.placeholders:
             value = self.value(node)
@@ -109,7 +109,7 @@ class TracedGraph:
     # ------------------------------------------------------------ state and memory
 
     def _closed_positions(self) -> list[bool]:
-        """Whether the state in front of each node, and after the last, is the one that the graph is called under."""
+        """Return for each node, and for the end, whether the state in front of it is that of the graph's call."""
         ambient = torch.is_grad_enabled()
         open_stretches: set[Node] = set()
         gradients = ambient
@@ -130,7 +130,7 @@ class TracedGraph:
         return [*closed, not open_stretches and gradients == ambient]
 
     def _writes_by_storage(self) -> dict[int, list[int]]:
-        """For memory that is written to: the positions of the nodes that write."""
+        """Return for each storage that is written to the positions of the nodes that write."""
         writes: dict[int, list[int]] = {}
         for position, node in enumerate(self.nodes):
             for written in node_effects.written_by(node):
@@ -144,7 +144,7 @@ class TracedGraph:
 
     @functools.cached_property
     def _reach(self) -> dict[int, tuple[int, int, list[Node]]]:
-        """For memory that is written to: first and last position at which a node makes or uses it, and those nodes."""
+        """Return for each written storage the first and last position that makes or uses it, and those nodes."""
         reach: dict[int, tuple[int, int, list[Node]]] = {}
         for node in (*self.placeholders, *self.attributes, *self.nodes):
             for storage in node_effects.storages_of(self.value(node)):
@@ -181,7 +181,7 @@ class TracedGraph:
         return Interval(first, end, tuple(nodes), (*symbols, *used), outputs, tuple(graphs))
 
     def grown(self, first: int, end: int) -> tuple[int, int]:
-        """Widen an interval over what belongs to it: the stretch that it fills, and the parts of a last tuple."""
+        """Widen an interval by nodes that belong to it: the borders of a stretch it fills, parts of its last tuple."""
         while (
             first > 0
             and end < len(self.nodes)
@@ -201,7 +201,7 @@ class TracedGraph:
         return first <= self.position.get(whole, -1) < end and isinstance(self.value(whole), (tuple, list))
 
     def check(self, interval: Interval) -> None:
-        """Raises UncuttableError if the interval can't be a graph of its own beside the rest."""
+        """Raise UncuttableError if the interval cannot be a separate graph."""
         if not (self._closed[interval.first] and self._closed[interval.end]):
             raise UncuttableError("open_context", "autocast, or gradients switched off, reaches over the border")
         for node in (*interval.inputs, *interval.outputs):
@@ -217,7 +217,7 @@ class TracedGraph:
             self._check_written(interval, nodes)
 
     def _check_written(self, interval: Interval, nodes: Sequence[Node]) -> None:
-        """Memory that is written in an interval and used nowhere else is its own, or that of one input."""
+        """Check that memory which only this interval uses and writes belongs to at most one input, not to a leaf."""
         outer = [node for node in nodes if node not in self.position]
         if len(outer) > 1:
             raise UncuttableError("write_shared", ", ".join(node.name for node in outer))
@@ -227,7 +227,7 @@ class TracedGraph:
                 raise UncuttableError("write_to_leaf", node.name)
 
     def _check_symbols(self, interval: Interval) -> None:
-        """Every symbol of an interval has to be found in its inputs."""
+        """Check that every symbol of an interval appears in its inputs."""
         given = {name for node in interval.inputs for name in shape_env.plain_symbols_in(self.value(node))}
         needed = {
             name for node in (*interval.inputs, *interval.nodes) for name in shape_env.symbols_in(self.value(node))
@@ -236,7 +236,7 @@ class TracedGraph:
             raise UncuttableError("symbols", ", ".join(sorted(needed - given)))
 
     def why_not_across(self, node: Node) -> str | None:
-        """Return why a value can't be handed from one graph to another; None if it can."""
+        """Return why a value cannot be passed from one graph to another; None if it can."""
         value = self.value(node)
         if isinstance(value, torch.Tensor):
             if node.op == "get_attr":
@@ -253,9 +253,9 @@ class TracedGraph:
         return "value" if value is not None else "unknown_value"
 
     def live(self) -> list[int | None]:
-        """Return for each position how many values a cut in front of it would hand on; None where it is not allowed.
+        """Return for each position the number of values that a cut there would pass on; None if no cut is allowed.
 
-        Parameters are not counted: each side has those that it uses.
+        Parameters are not counted: each side has the parameters that it uses.
         """
         count = len(self.nodes)
         crossing = [0] * (count + 2)
@@ -281,7 +281,7 @@ class TracedGraph:
         return sums
 
     def only_looks(self, node: Node) -> bool:
-        """Return whether a node computes no tensor: a view of one that is there, a size, a part of a tuple."""
+        """Return whether a node computes no tensor data: a view of an existing tensor, a size, a part of a tuple."""
         if node_effects.written_by(node) or node_effects.state_set_by(node):
             return False
         known = {storage for argument in node.all_input_nodes for storage in _storages(self.value(argument))}
