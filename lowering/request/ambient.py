@@ -25,9 +25,9 @@ from fxpool.torch_compat.triton import libdevice
 
 @dataclasses.dataclass
 class AmbientState:
-    """`switches` and `configuration` are plain; `code` is a pickle of what is configured and not plain, or None.
+    """`switches` and `configuration` are plain; `code` is a pickle of configured values that are not plain, or None.
 
-    `configured` are the same objects in the process that captured them; they do not travel.
+    `configured` are these values as objects, in the process that captured them; they are not sent.
     """
 
     switches: dict[str, Any]
@@ -40,7 +40,7 @@ class AmbientState:
         return {**self.__dict__, "configured": {}}
 
     def elsewhere(self) -> AmbientState:
-        """For a process that answers for devices instead of seeing them: none of them has this process's index."""
+        """Return the state for a process that answers for devices instead of seeing them, without device indices."""
         hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
         return dataclasses.replace(
             self,
@@ -49,28 +49,28 @@ class AmbientState:
         )
 
     def configured_with(self, values: Mapping[str, Any]) -> AmbientState:
-        """With other values of entries of Inductor's configuration."""
+        """Return the state with other values for entries of Inductor's configuration."""
         changed = {**self.configuration["inductor"], **values}
         return dataclasses.replace(self, configuration={**self.configuration, "inductor": changed})
 
     def with_variables(self, read: Mapping[str, str | None]) -> AmbientState:
-        """With variables of the environment that a program's code reads while it is traced."""
+        """Return the state with added environment variables that a program's code reads while it is traced."""
         present = {name: value for name, value in read.items() if value is not None}
         return dataclasses.replace(self, environment={**self.environment, **present}) if present else self
 
 
 def without_index(device: str | None) -> str | None:
-    """The default device, by kind: what it was given to is in the graph."""
+    """Return the default device without its index: the graph already names the devices of its tensors."""
     return device.partition(":")[0] if device is not None else None
 
 
 def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> AmbientState:
-    """The state in force in this thread. `before_autograd`: AOTAutograd is still to run on the graph.
+    """Return the current state of this thread. `before_autograd`: AOTAutograd has not run on the graph yet.
 
-    `toolchain_dir` is where answers about the tool chain are kept.
+    `toolchain_dir` is the directory of facts about the tool chain.
 
     Raises:
-        CannotTravelError: something is in force that exists in this process only.
+        CannotTravelError: the state includes something that exists only in this process.
     """
     if (tied := thread_state.tied_to_thread(before_autograd=before_autograd)) is not None:
         raise CannotTravelError(*tied)
@@ -103,7 +103,7 @@ def _dump_code(code: dict[str, Any]) -> bytes | None:
 
 
 class _ByName(pickle.Pickler):
-    """Refuses what is defined in the main script, wherever it is met: a worker's main script is another."""
+    """Refuses objects defined in the main script, at any depth: a worker has another main script."""
 
     def persistent_id(self, value: Any) -> None:
         if hasattr(value, "__qualname__") and getattr(value, "__module__", "") == "__main__":
@@ -111,21 +111,21 @@ class _ByName(pickle.Pickler):
 
 
 def code_digests(state: AmbientState | None = None) -> dict[str, str]:
-    """Name -> digest of what each configured value that is not plain does in this process now; mostly empty.
+    """Return the digest of each configured value's code that is in use in this process, by name; usually empty.
 
-    In a process that has captured a state, of that. A worker asks without one after `entered`, and compares: what came
-    to it by name is what the program has only if the digests are equal.
+    Pass `state` in the process that captured it. A worker calls this without `state`, inside `entered`, and compares:
+    objects that it got by name are the same as the program's only if the digests are equal.
     """
     return configured.digests(configs.code_values() if state is None else state.configured)
 
 
 def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(ambient, configuration) as they go into a key.
+    """Return (ambient, configuration) as they go into a key.
 
-    Only in the process that captured `state`.
+    Call it only in the process that captured `state`.
 
     Raises:
-        Bypass: what is configured can't be told from what does something else.
+        Bypass: a configured value has no digest that distinguishes it from other code.
     """
     for name in variables.FROM_FILES:
         if state.environment.get(name, "").lower() not in ("", "0", "off", "false"):
@@ -140,15 +140,15 @@ def key_parts(state: AmbientState) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def shaping(state: AmbientState) -> list[Any]:
-    """Switches and configuration that compiled code depends on, as plain data, in any process."""
+    """Return the switches and configuration that compiled code depends on, as plain data, in any process."""
     return [state.switches, configs.key_values(state.configuration)]
 
 
 @contextlib.contextmanager
 def entered_by_thread(state: AmbientState) -> Iterator[None]:
-    """Put this thread into the part of `state` that threads have for themselves, in the process that captured it.
+    """Put this thread into the per-thread part of `state`, in the process that captured it.
 
-    The rest is not touched: other threads run under it. Loading an entry does not depend on it.
+    The other parts are not changed, because other threads run under them. Loading an entry does not depend on them.
     """
     own = configs.entered(state.configuration, state.configured) if configs.per_thread() else contextlib.nullcontext()
     with (
@@ -160,10 +160,10 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
 
 @contextlib.contextmanager
 def entered(state: AmbientState) -> Iterator[None]:
-    """Put this process and thread into `state`; the environment is the pool's business."""
+    """Put this process and thread into `state`, except for the environment, which the pool sets."""
     try:
         code = pickle.loads(state.code) if state.code is not None else None
-    except Exception as error:  # it imports modules of the program's, which may do anything
+    except Exception as error:  # it imports the program's modules, which may raise anything
         raise CannotTravelError("code_not_importable", f"a custom pass: {type(error).__name__}: {error}") from error
     with configs.entered(state.configuration, code), switches.entered(state.switches):
         yield

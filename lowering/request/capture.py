@@ -38,17 +38,17 @@ log = notices.logger(__name__)
 
 @dataclasses.dataclass(kw_only=True)
 class Captured:
-    """A request, and what of this process is needed to load its result.
+    """A request, and the state of this process that is needed to load its result.
 
-    The request is immutable: what is found out on the way (its key in full, entries that do not fit, answers to what
-    lowering asks) puts another in its place, for the next try.
+    The request is immutable: new information (its described key, entries that do not fit, answers to queries of
+    lowering) replaces it by another request, for the next try.
 
-    `stays` says why a worker can't have the program's code: it is compiled here, and kept if there is a key.
-    `bypass` says why there is no key; `describe` gives a key with its components explained, and `make_host_key` the key
-    for hosts like this one, where that is another.
-    `lifted` are the parameters and buffers that the graph carries as attributes; they lead the
-    inputs of the compiled callable. `frame` is what Dynamo traced it from.
-    `groups` are the process groups that it names.
+    `stays` is the reason why a worker cannot have the program's code: the graph is compiled here, and cached if it has
+    a key. `bypass` is the reason for having no key. `describe` returns a key with its components explained;
+    `make_host_key` returns the key for hosts like this one, if that differs.
+    `lifted` are the parameters and buffers that the graph carries as attributes; they come first among the inputs of
+    the compiled callable. `frame` is the function that Dynamo traced it from. `groups` are the process groups that it
+    names.
     """
 
     request: CompileRequest
@@ -72,7 +72,7 @@ class Captured:
         return self.request.key
 
     def all_keys(self) -> Iterator[GraphKey]:
-        """The keys that entries of this graph are under: for any host, and for hosts like this one."""
+        """Yield the keys of this graph's entries: the key for any host, and the key for hosts like this one."""
         if self.request.key is None:
             return
         yield self.request.key
@@ -89,13 +89,13 @@ class Captured:
         self.request = dataclasses.replace(self.request, **changes)
 
     def complete(self) -> None:
-        """Fill in what only a compile needs: an entry that is written explains its key and says what it is of."""
+        """Fill in the data that only a compile needs: an entry explains its key, and describes its graph."""
         self.explain_key()
         aot_id = tracing.next_aot_id() if self.request.level == AOT else 0
         self._again(values=self.values(), aot_id=aot_id, keep_request=config.current().keep_requests)
 
     def explain_key(self) -> None:
-        """Fill in what entries keep for people: what is in their keys' components, and what they are of. Idempotent."""
+        """Fill in the description of the key's components that entries store for people. Idempotent."""
         if self.describe is not None and self.request.key is not None:
             self._again(key=self.describe(self.request.key))
             self.describe = None
@@ -106,23 +106,23 @@ class Captured:
         self._again(origin=self.request.origin or self._origin())
 
     def reject(self, entry: str) -> None:
-        """Leave an entry out of the next try: it does not fit this call, or does not load."""
+        """Exclude an entry from the next try: it does not fit this call, or cannot be loaded."""
         self._again(rejected_entries=(*self.request.rejected_entries, entry))
 
     def answer(self, measured: Measured) -> None:
-        """Add answers to what lowering asks a device's clock for."""
+        """Add answers to lowering's queries for measurements on a device."""
         self._again(measured=(*self.request.measured, *measured))
 
     def read_program(self, path: str) -> None:
-        """Say where the exported program is."""
+        """Set the path of the exported program."""
         self._again(program=path)
 
     def show_devices(self) -> None:
-        """Have the next worker see the graph's devices instead of answering for them."""
+        """Let the next worker see the graph's devices instead of answering for them."""
         self._again(devices=(), visible=self.placement.visible())
 
     def _origin(self) -> Origin | None:
-        """Describe the graph for people. Never raises, as nothing depends on it."""
+        """Describe the graph for people. Never raises: it is only diagnostic."""
         try:
             inputs, parameters = frames.shown_inputs(self.fakes[len(self.lifted) :], self.sources[len(self.lifted) :])
             arguments = self.request.arguments
@@ -134,11 +134,11 @@ class Captured:
             return None
 
     def values(self) -> dict[str, Any]:
-        """This call's value of every symbol."""
+        """Return this call's value of every symbol."""
         return {**(shape_env.values(self.env) if self.env is not None else {}), **self.request.hints}
 
     def for_sizes(self, values: Mapping[str, Any]) -> Captured:
-        """The same for a later call in which symbols have other values. Its key and request are complete."""
+        """Return a copy for a later call in which symbols have other values. Its key and request are complete."""
         other = dataclasses.replace(self, request=dataclasses.replace(self.request, hints=values, rejected_entries=()))
         other._again(values=other.values())
         return other
@@ -146,9 +146,9 @@ class Captured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Traced:
-    """One graph as it came, encoded: what the two ways of capturing find out each in its own manner.
+    """One graph, encoded: the intermediate result that all ways of capturing share.
 
-    `values` are the encoded inputs, `constraints` what else of inputs counts, `fakes` the inputs as fake tensors with
+    `values` are the encoded inputs, `constraints` further facts about inputs, `fakes` the inputs as fake tensors with
     those of `lifted` first, `origins` Dynamo's sources of both.
     """
 
@@ -171,11 +171,11 @@ class _Traced:
 
 
 def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into: Destination) -> Captured:
-    """Capture a graph as Dynamo made it: `gm` is a ``GraphModule`` or something that holds one, `inputs` are its fake
+    """Capture a graph as Dynamo made it: `gm` is a ``GraphModule`` or an object that holds one, `inputs` are its fake
     or real inputs.
 
     Raises:
-        CannotTravelError: the graph, an input or the ambient state has no form for another process.
+        CannotTravelError: the graph, an input or the ambient state cannot be sent to another process.
     """
     graph = aot.graph_of(gm)
     if graph is None:
@@ -242,7 +242,7 @@ def capture_inner(
 ) -> Captured:
     """Capture a graph that AOTAutograd made; `inputs` are fake, `arguments` plain. Errors as `capture`.
 
-    `frame` is what Dynamo traced it from, which a backward that is compiled later can't find any more.
+    `frame` is the function that Dynamo traced it from, which a backward that is compiled later cannot find any more.
     """
     context = tracing.current_context()
     fake_mode = tracing.fake_mode_of(context, inputs)
@@ -256,7 +256,7 @@ def capture_inner(
         level=FX,
         label=label,
         encoded=encoded,
-        # Without the graph's number in this process, which stands in no code.
+        # Without the graph's number in this process, which does not affect the code.
         values=[values, encoder.value(sorted((k, v) for k, v in arguments.items() if k != "graph_id"))],
         env=env,
         context=context,
@@ -270,7 +270,7 @@ def capture_inner(
 def capture_program(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], told: Mapping[str, Any], *, label: str, into: Destination
 ) -> Captured:
-    """Capture an exported program: its graph, its inputs as fake tensors, and what else is `told` of it as plain data.
+    """Capture an exported program: its graph, its inputs as fake tensors, and further facts, `told`, as plain data.
 
     A worker reads the program from a file (`Captured.read_program`). Errors as `capture`.
     """
@@ -291,7 +291,7 @@ def capture_program(
 
 
 def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Captured:
-    """The request of a graph, with a key if `check` finds nothing against one (it raises Bypass)."""
+    """Return the captured graph, with a key unless `check` raises Bypass."""
     level, encoded, toolchain_dir = traced.level, traced.encoded, into.toolchain_dir
     source_toolchain.require(encoded.devices)
     placement.require_movable(encoded)
@@ -387,8 +387,8 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
 
 
 def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], made: GraphKey) -> GraphKey:
-    """A key with all that its entry keeps of its parts, in words and in detail."""
-    from fxpool.codecache.key import key_detail  # for misses
+    """Return a key with the descriptions and details of its parts that an entry stores."""
+    from fxpool.codecache import key_detail  # for misses
 
     shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
     texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}
@@ -410,17 +410,17 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
 def _dump_shapes(env: ShapeEnv) -> bytes:
     try:
         return shape_env.dump(env)
-    except Exception as error:  # a source that names something unpicklable
+    except Exception as error:  # a source that names an unpicklable object
         raise CannotTravelError("shapes", f"{type(error).__name__}: {error}") from error
 
 
 def key_parts(
     traced: _Traced, request: CompileRequest, code: program_code.ProgramCode, placement: Placement
 ) -> dict[str, Any]:
-    """The components of a key, by name, as plain data or bytes.
+    """Return the components of a key, by name, as plain data or bytes.
 
     Raises:
-        Bypass: a component has no form that is the same in every process.
+        Bypass: a component has no form that is equal in every process.
     """
     ambient_part, configuration = ambient.key_parts(request.ambient)
     layout = [list(pair) for pair in traced.layout]
@@ -441,7 +441,7 @@ def key_parts(
 
 
 def without_host(parts: dict[str, Any]) -> dict[str, Any]:
-    """The components of a key for code that runs on GPUs only: without what shapes C++."""
+    """Return the components of a key for code that runs on GPUs only, without those that affect C++."""
     return {
         **parts,
         "ambient": {name: value for name, value in parts["ambient"].items() if name not in switches.OF_CPU},

@@ -23,46 +23,47 @@ from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.inductor.debug_files import DebugFiles
 
-#: Questions that only a device can answer, with their answers.
+#: Queries that only a device can answer, with their answers.
 Measured = Sequence[tuple[PaddingQuestion, bool]]
 
-AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs where it is compiled
+AOT = "aot"  # the graph as Dynamo made it; AOTAutograd runs in the compiling process
 FX = "fx"  # a graph that AOTAutograd made
-PACKAGE = "package"  # an exported program; its result is a package of AOTInductor's
+PACKAGE = "package"  # an exported program; its result is an AOTInductor package
 
-#: the pool's name for the job that compiles a request
+#: The job that compiles a request, by the pool's naming.
 COMPILE_JOB = "fxpool.lowering.worker.jobs:compile_job"
-#: the job that compiles a kept request once more, and compares
+#: The job that compiles a stored request again, and compares.
 RECOMPUTE_JOB = "fxpool.lowering.worker.recompute:recompute_job"
-#: the job that finds out what this host's tool chain can do, on a host that was not asked before
+#: The job that probes this host's tool chain, on a host that has not been probed.
 PREPARE_JOB = "fxpool.lowering.worker.jobs:prepare_job"
 
-#: the reason of a graph whose code is another in the worker
+#: The reason for a graph whose code differs in the worker.
 CODE_DIFFERS = "code_differs"
 
-#: the priority of jobs that nobody waits for; who waits asks with 0
+#: The priority of jobs that no caller waits for; others have 0.
 BACKGROUND = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """All that a worker needs for one compile. Another try is another request (`dataclasses.replace`).
+    """Everything that a worker needs for one compile. Another try is another request (`dataclasses.replace`).
 
-    `graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; where one can't be pickled, and
-    where there is none, None travels.
+    `graph` and `inputs` are msgpack. `sources` and `parameter_sources` are Dynamo's; a missing source, or one that
+    cannot be pickled, is sent as None.
 
-    `code` is what of the program's code the worker's has to be equal to; None where that can't be told.
+    `code` identifies the program's code that the worker's has to be equal to; None if that cannot be determined.
 
-    `key` is None for a graph that may not be kept. Where it holds on any host, `host_key` is that of hosts like this
-    one, for an entry that turns out to have code for the CPU, too. `store` is the directory an entry goes to, `bounds`
-    are its limits. `values` are those of the symbols in this call, `rejected_entries` the names of entries that the
-    asker could not use. `hints` are values of symbols where the graph was captured in a call with others. `devices` are
-    the CUDA devices that a worker answers for instead of seeing them, in the graph's order, `current_device` is the
-    number of the current one, and `measured` answers what lowering would have measured on them. `visible` is what a
-    worker that has to see devices is to see, and `timing` what one that times candidates is to; None where there is no
-    device. `origin` is for people who look at the entry. `debug_files` are those that Inductor is to write while it
-    compiles. `program` is the file of an exported program, of which `graph` and `inputs` are only the key's.
-    `keep_request`: the request is kept with the entry, so that it can be compiled again to verify the entry.
+    `key` is None for a graph that may not be cached. If `key` is valid on any host, `host_key` is the key for hosts
+    like this one, for an entry that turns out to have code for the CPU, too. `store` is the directory for the entry,
+    `bounds` are its limits. `values` are the symbols' values in this call, `rejected_entries` the names of entries that
+    the client could not use. `hints` are values of symbols if the graph was captured in a call with other values.
+    `devices` are the CUDA devices that a worker answers for instead of seeing them, in the graph's order,
+    `current_device` is the number of the current device, and `measured` answers the queries that lowering would have
+    measured on them. `visible` is ``CUDA_VISIBLE_DEVICES`` for a worker that has to see devices, and `timing` the same
+    for a worker that times candidates; None without a device. `origin` is for people who look at the entry.
+    `debug_files` are those that Inductor has to write during the compile. `program` is the file of an exported program,
+    whose `graph` and `inputs` are only used for the key. `keep_request`: the request is stored with the entry, so that
+    it can be compiled again to verify the entry.
     """
 
     level: str
@@ -103,11 +104,11 @@ class CompileRequest:
     keep_request: bool = False
 
     def key_of(self, has_cpp: bool) -> GraphKey | None:
-        """The key that an entry is published under; `has_cpp`: there are C++ kernels in it."""
+        """Return the key that an entry is published under; `has_cpp`: it contains C++ kernels."""
         return self.host_key if has_cpp and self.key is not None and self.host_key is not None else self.key
 
     def dump(self) -> bytes:
-        """The request as bytes, for `load` in a worker."""
+        """Return the request as bytes, for `load` in a worker."""
         names = tuple(self.parameter_sources)
         sources = tracing.dump_sources([*self.sources, *self.parameter_sources.values()])
         request = dataclasses.replace(
@@ -116,13 +117,13 @@ class CompileRequest:
             parameter_sources={},
             ambient=self.ambient.elsewhere() if self.devices else self.ambient,
         )
-        with tensors.modes_disabled():  # constants are real, whatever is being traced meanwhile
+        with tensors.modes_disabled():  # constants are real, even inside a trace
             request = dataclasses.replace(request, constants=[tensors.to_travel(one) for one in self.constants])
             return pickle.dumps(_Travelling(request, sources, len(self.sources), names), protocol=5)
 
     @staticmethod
     def load(data: bytes) -> CompileRequest:
-        """The request of `dump`. Raises TypeError for bytes that hold something else."""
+        """Return the request of `dump`. Raises TypeError for bytes of another object."""
         travelling = pickle.loads(data)
         if not isinstance(travelling, _Travelling):
             raise TypeError(f"not a compile request: {type(travelling).__name__}")
@@ -137,7 +138,7 @@ class CompileRequest:
 
 @dataclasses.dataclass(frozen=True)
 class _Travelling:
-    """A request without Dynamo's sources, and those as bytes: the first `inputs` are of inputs, the others of
+    """A request without Dynamo's sources, and the sources as bytes: the first `inputs` belong to inputs, the others to
     `parameters`, which are names."""
 
     request: CompileRequest

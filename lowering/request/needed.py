@@ -13,8 +13,8 @@ __all__ = ["Needed", "needed"]
 
 
 class Needed(NamedTuple):
-    """Modules to import, libraries to load, definitions of operators that come by value; `stays`: why a graph can't be
-    rebuilt elsewhere."""
+    """Modules to import, libraries to load, definitions of operators that are sent by value; `stays`: why a graph
+    cannot be rebuilt in another process."""
 
     modules: Sequence[str] = ()
     libraries: Sequence[str] = ()
@@ -23,7 +23,7 @@ class Needed(NamedTuple):
 
 
 def needed(dependencies: Mapping[str, Any]) -> Needed:
-    """Return what a graph with these dependencies needs elsewhere."""
+    """Return the needs of a graph with these dependencies in another process."""
     modules: set[str] = set()
     compiled: set[str] = set()
     defined: list[bytes] = []

@@ -22,7 +22,7 @@ Layout = tuple[tuple[int, int, int, int, int], ...]
 
 
 def interval(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte after the last that a dense tensor reaches; empty for one without memory."""
+    """Return the first byte that a dense tensor reaches and the byte after the last; (0, 0) without memory."""
     start = tensor.data_ptr()
     if start == 0 or tensor.numel() == 0:
         return 0, 0
@@ -31,9 +31,9 @@ def interval(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def layout(inputs: Sequence[Any], written: Sequence[int] | None = None) -> Layout:
-    """Pairs of tensors among `inputs` whose memory overlaps, ordered by position.
+    """Return the pairs of tensors among `inputs` whose memory overlaps, ordered by position.
 
-    With `written`, only pairs of which at least one is written to.
+    With `written`, only pairs of which at least one tensor is written to.
     """
     spans: list[tuple[int, int, int, torch.Tensor]] = []
     for position, value in enumerate(inputs):
@@ -53,7 +53,7 @@ def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[i
         for other in active:
             first, second = sorted((other, span), key=lambda s: s[2])
             if other[3].device != span[3].device:
-                continue  # addresses of different memories
+                continue  # addresses on different devices
             if written is None or first[2] in written or second[2] in written:
                 pairs.append(
                     (
@@ -70,7 +70,7 @@ def _pairs(spans: list[tuple[int, int, int, torch.Tensor]], written: frozenset[i
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    if tensors.is_fake(tensor):  # asking it for an address is a warning
+    if tensors.is_fake(tensor):  # reading its address would cause a warning
         return False
     try:
         tensor.data_ptr()
@@ -80,9 +80,9 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 class Checked:
-    """A compiled graph that writes to inputs, and what to run when their memory is laid out differently.
+    """A compiled graph that writes to inputs, and the callable to run if their memory has another layout.
 
-    Looking again at a layout that was just found right costs one pass over the data pointers.
+    Checking the same layout again costs one pass over the data pointers.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Checked:
         return self._otherwise(*args)
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Return whether this call's memory is laid out as it was at compile time."""
+        """Return whether this call's memory has the layout that the graph was compiled for."""
         try:
             # Shapes too: under dynamic shapes one address can reach further than before.
             pointers = tuple([(a.data_ptr(), a.shape) if isinstance(a, torch.Tensor) else None for a in args])

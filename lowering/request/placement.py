@@ -19,10 +19,10 @@ __all__ = ["Placement", "current_device", "placement_of", "require_movable", "th
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Devices in the order in which a graph names them.
+    """The devices of a graph, in the order in which it names them.
 
-    `indices` are those of this process, `facts` what is known of each; `current` is the number of the current one.
-    `needed` says why a worker has to see them; empty where it need not. `by_memory`: how much memory they have counts.
+    `indices` are those of this process, `facts` each device's facts; `current` is the number of the current device.
+    `needed` is the reason why a worker has to see them, or empty. `by_memory`: their amount of memory matters.
     """
 
     indices: tuple[int, ...] = ()
@@ -32,11 +32,11 @@ class Placement:
     by_memory: bool = False
 
     def visible(self) -> str | None:
-        """The ``CUDA_VISIBLE_DEVICES`` under which the graph's device numbers are indices; None to leave it alone."""
+        """Return the ``CUDA_VISIBLE_DEVICES`` that makes the graph's device numbers indices; None to leave it unset."""
         return None if self.indices == tuple(range(len(self.indices))) else self.names()
 
     def names(self) -> str:
-        """The graph's devices, in its order, as ``CUDA_VISIBLE_DEVICES`` names them."""
+        """Return the graph's devices, in its order, as ``CUDA_VISIBLE_DEVICES`` names them."""
         seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         return ",".join(seen[index] if index < len(seen) else str(index) for index in self.indices)
 
@@ -50,7 +50,7 @@ class Placement:
 
 
 def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str | None) -> Placement:
-    """The CUDA devices of an encoded graph; `default` is the default device in force."""
+    """Return the CUDA devices of an encoded graph; `default` is the current default device."""
     if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
         return Placement()
     indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
@@ -67,15 +67,15 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
 
 
 def require_movable(encoded: EncodedGraph) -> None:
-    """Raise CannotTravelError: what a worker could make of a graph would not run in another process."""
+    """Raise CannotTravelError if a worker's result for the graph would not run in another process."""
     if through_cpp(encoded) and (torch.version.hip or configs.kernels_on_first_call()):
         raise CannotTravelError("gpu_cpp_wrapper", "its kernels are compiled, or found, by the process that calls it")
 
 
 def through_cpp(encoded: EncodedGraph) -> bool:
-    """Whether a graph for a GPU is called through C++: its library names devices by their index.
+    """Return whether a graph for a GPU is called through C++: its library names devices by their index.
 
-    Not a package, which brings its kernels along: it is encoded as if there were no such option.
+    False for a package, which contains its kernels: it is encoded as if the option were off.
     """
     return "cuda" in encoded.devices and encoded.own_indices
 
@@ -86,19 +86,19 @@ def _needed(encoded: EncodedGraph, toolchain_dir: str | None) -> str:
     if encoded.attention_open:
         return "attention"
     if through_cpp(encoded):
-        return "cpp_wrapper"  # how its kernels are launched is in its source, so they are timed before it is compiled
+        return "cpp_wrapper"  # its source contains the launch parameters, so kernels are timed before it is compiled
     if measured := configs.measures():
         return measured
     return "" if toolchain.find_compiler(toolchain_dir) is not None else "no_compiler"
 
 
 def visible_devices(toolchain_dir: str | None) -> tuple[DeviceFacts, ...]:
-    """Facts of all devices of this process, if it uses any and they can be answered for."""
+    """Return the facts of all devices of this process, if it uses CUDA and a worker can answer for them."""
     if torch.version.hip or not torch.cuda.is_initialized() or toolchain.find_compiler(toolchain_dir) is None:
         return ()
     return tuple(map(device_facts.capture, range(torch.cuda.device_count())))
 
 
 def current_device() -> int:
-    """The index of this thread's current device."""
+    """Return the index of this thread's current device."""
     return torch.cuda.current_device()

@@ -11,7 +11,7 @@ from fxpool.codecache.key import programs, toolchain
 
 __all__ = ["FROM_FILES", "in_key", "travels"]
 
-# Those that invalidate the cache of Triton 3.6 to 3.9, dumps among them: the dump is of a new compile.
+# Variables that invalidate the cache of Triton 3.6 to 3.9. Those for dumps are included, as a dump needs a new compile.
 _OF_TRITON = (
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "AMDGCN_ENABLE_DUMP", "AMDGCN_USE_BUFFER_ATOMICS", "AMDGCN_USE_BUFFER_OPS",
     "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "LLVM_ENABLE_TIMING",
@@ -25,7 +25,7 @@ _OF_TRITON = (
     "TRITON_PARTITION_SCHEDULING_DUMP_DATA_ONLY", "TRITON_PARTITION_SCHEDULING_DUMP_LOOP_ONLY",
     "TRITON_PARTITION_SCHEDULING_ENABLE_DUMP_DOT", "TRITON_PLUGIN_PATHS", "TRITON_PLUGIN_VERSION_CHECK", "USE_IR_LOC",
 )  # fmt: skip
-# Those that its options and stages come from, and its cache learns of through them, or not at all.
+# Variables that Triton's options and stages are read from. Its cache sees them only through these, or not at all.
 _OF_TRITONS_OPTIONS = (
     "AMDGCN_ANALYZE_SMALL_TENSOR_RANGE", "AMDGCN_SCALARIZE_PACKED_FOPS", "PTXAS_OPTIONS",
     "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS", "TRITON_AMD_CODEGEN_PATH", "TRITON_BACKENDS_IN_TREE", "TRITON_DEBUG",
@@ -35,28 +35,28 @@ _OF_TRITONS_OPTIONS = (
 _OF_TORCH = (
     "ATEN_CPU_CAPABILITY",
     "PYTORCH_ROCM_ARCH",
-    "CI",  # under it, Inductor leaves out configurations of templates
+    "CI",  # with it set, Inductor leaves out configurations of templates
 )
 _IN_KEY = frozenset((*_OF_TRITON, *_OF_TRITONS_OPTIONS, *_OF_TORCH))
 _PREFIX_IN_KEY = "TORCHINDUCTOR_"
-# Say where things are or how many processes to use. Configuration that comes from such a variable
-# is captured with the configuration.
+# Variables for paths or numbers of processes. Configuration that comes from such a variable is captured with the
+# configuration.
 _NOT_IN_KEY = frozenset(
     ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_COMPILE_MODE", "TORCHINDUCTOR_COMPILE_THREADS",
      "TORCHINDUCTOR_WORKER_START", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE",
      "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS",
      "TORCHINDUCTOR_COMPILE_WORKER_WATCHDOG_INTERVAL")
 )  # fmt: skip
-#: Under these, Triton takes code from files of a directory: nothing that is compiled is kept.
+#: With these set, Triton takes code from files of a directory: compiled graphs are not cached.
 FROM_FILES = ("TRITON_KERNEL_OVERRIDE", "TRITON_SWAP_MIR")
 
-# Where tools and libraries are: a worker needs them, the tool chain's facts are what the key holds.
+# Paths of tools and libraries: a worker needs them; the key has the tool chain's facts instead.
 _FOR_WORKERS = ("PATH", "HOME", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
                 "LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
                 "ROCM_HOME", "ROCM_PATH", "HIP_VISIBLE_DEVICES", "HALIDE_LIB", "HALIDE_INCLUDE",
                 "TORCH_CUDA_ARCH_LIST", "NVIDIA_TF32_OVERRIDE")  # fmt: skip
 _BY_NAME = frozenset((*_IN_KEY, *_FOR_WORKERS, *toolchain.ENVIRONMENT))
-# What begins so goes to workers, too: settings of programs in front of a compiler, and where those are.
+# Variables with these prefixes are sent to workers, too: settings and paths of compiler launchers.
 _PREFIXES = (_PREFIX_IN_KEY, "TRITON_", *programs.FRONTS.values())
 
 
@@ -66,5 +66,5 @@ def in_key(name: str) -> bool:
 
 
 def travels(name: str) -> bool:
-    """Return whether a worker gets a variable as the program has it."""
+    """Return whether a variable is sent to workers with the program's value."""
     return name in _BY_NAME or (name.startswith(_PREFIXES) and name not in _NOT_IN_KEY)
