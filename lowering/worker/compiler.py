@@ -51,19 +51,19 @@ log = notices.logger(__name__)
 def compile_request(
     request: CompileRequest, kernel_jobs: KernelJobs, *, phase: Callable[[str], None] = lambda name: None
 ) -> Artifact:
-    """Compile a request; `phase` is told what is being done.
+    """Compile a request; `phase` is called with the name of each phase.
 
-    Triton kernels that can't be compiled apart keep torch's loader.
+    Triton kernels that cannot be compiled separately keep torch's loader.
 
     Raises:
-        CannotTravelError: this process has other code than the program that asks.
-        CannotReturnError: the result, a guard or another effect has no form outside this process.
+        CannotTravelError: this process has other code than the client's program.
+        CannotReturnError: the result, a guard or another effect cannot be sent to another process.
         Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
     """
     phase("loading what it needs")
     others = load_code(request.modules, request.libraries, request.code)
     if request.level == PACKAGE:
-        from fxpool.lowering.worker import packages  # its torch part is of no use to graphs
+        from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
 
         return packages.compile_package(request, others, unless_met, phase)
     try:
@@ -74,7 +74,7 @@ def compile_request(
 
 
 class _NotAsClaimed(Exception):
-    """The compiler refused kernels for what the CPU says of itself."""
+    """The compiler rejected kernels for the instruction sets that the CPU claims."""
 
 
 def _compile(
@@ -87,7 +87,7 @@ def _compile(
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         ambient.entered(request.ambient),
-        toolchain.failures_explained(request.toolchain_dir),  # in there: which compilers are tried is configuration
+        toolchain.failures_explained(request.toolchain_dir),  # inside: the configuration names the compilers to try
         host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
         headers_kept(request.toolchain_dir),
         source_builds.kept_in(request.store, request.toolchain_dir),
@@ -137,23 +137,23 @@ def _compile(
 
 
 def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
-    """No code: the next process that comes here is told at once to trace again."""
+    """Return an artifact without code: the next process with this graph is told at once to trace again."""
     return Artifact(
         level=request.level, result=b"", effects=Effects(restart=asked), seconds=time.perf_counter() - started
     )
 
 
 def _name(request: CompileRequest) -> str:
-    """The name of a graph's wrapper in tracebacks."""
+    """Return the name of a graph's wrapper in tracebacks."""
     name = request.key.digest[:16] if request.key is not None else request.label
     return "fxpool " + name.replace(" ", "_")
 
 
 def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> Sequence[Otherwise]:
-    """Import the modules and load the libraries that register what a graph names.
+    """Import the modules and load the libraries that register a graph's operators.
 
-    Returns operators that the asker would have compiled otherwise (see `unless_met`).
-    Raises CannotTravelError: one can't be loaded in this process, or it is other code than the asker's.
+    Returns operators that the client would lower differently (see `unless_met`).
+    Raises CannotTravelError: one cannot be loaded in this process, or has other code than the client's.
     """
     for library in libraries:
         try:
@@ -163,7 +163,7 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # a module of the program's, which may do anything
+        except Exception as error:  # a module of the program, which may raise anything
             detail = f"{module}: {type(error).__name__}: {error}"
             raise CannotTravelError("code_not_importable", detail) from error
     if modules or libraries:
@@ -182,7 +182,7 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
 
 @contextlib.contextmanager
 def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
-    """Around a compile. Raises CannotTravelError: it came to one of the operators that its asker compiles otherwise."""
+    """Wrap a compile. Raises CannotTravelError: it met an operator that the client would lower differently."""
     with otherwise.watched(others) as met:
         try:
             yield
@@ -195,7 +195,7 @@ def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
 
 
 def compare_configured(code: SentCode | None) -> None:
-    """Raises CannotTravelError: what options name, and are in force here, is other code than the asker's."""
+    """Raise CannotTravelError if the code that configured options name differs from the client's."""
     if code is not None and (other := code.other_configured(ambient.code_digests())):
         raise CannotTravelError(CODE_DIFFERS, other)
 
@@ -213,7 +213,7 @@ def _restart_caught() -> Iterator[list[str]]:
 
 
 def _sources(travelled: Sequence[Any]) -> list[Any]:
-    """Sources of inputs; position identifies those that did not travel."""
+    """Return the sources of inputs; a source that was not sent is identified by its position."""
     return [
         source if source is not None else tracing.positional_source(number) for number, source in enumerate(travelled)
     ]
@@ -221,7 +221,7 @@ def _sources(travelled: Sequence[Any]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What was compiled of a graph: names by digest of its C++ kernels and built libraries, and its Triton kernels."""
+    """The compiled kernels of a graph: C++ kernels and built libraries as names by digest, and Triton kernels."""
 
     kernels: Mapping[str, str]
     triton: LinkedTriton
@@ -229,7 +229,7 @@ class Names:
 
 
 class _Result:
-    """A bundled AOTAutograd result, not yet linked; `sources` are those of its inputs, lifted parameters first."""
+    """A bundled AOTAutograd result, not yet linked; `sources` belong to its inputs, lifted parameters first."""
 
     def __init__(self, result: Any, sources: Sequence[Any]) -> None:
         self._result, self._sources = result, sources
@@ -241,10 +241,10 @@ class _Result:
         names: Names,
         indices: Sequence[int],
     ) -> tuple[bytes, Effects]:
-        """Linked, and as bytes; and the compile's effects. `indices` are the devices it was compiled for.
+        """Link and pickle; return the bytes and the compile's effects. `indices` are the devices it was compiled for.
 
         Raises:
-            CannotReturnError: there is no result, it does not pickle, or an effect can't be replayed.
+            CannotReturnError: there is no result, it does not pickle, or an effect cannot be replayed.
         """
         result = self._result
         if result is None:
@@ -282,13 +282,13 @@ class _Output:
 
 
 def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
-    # Entries of one key, which differ in their guards, are loaded side by side: each has lines of its own.
+    # Entries of one key, which differ in their guards, may be loaded together: each needs its own name in tracebacks.
     name = f"<{name} {hashlib.sha256(graph.source_code.encode()).hexdigest()[:8]}>"
     names.triton.give_files(graph)
     output_code.compiled_for(graph, indices)
     try:
         linked = wrapper.link(graph.source_code, name, names.kernels, names.triton.names, indices, names.built)
-    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
+    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it; counted when it is loaded
         log.warning("the wrapper of %s is not linked: %s", name, error)
     else:
         output_code.link(graph, linked)
@@ -326,7 +326,7 @@ def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Out
 
 
 def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[Any], jobs: KernelJobs) -> Artifact:
-    """The artifact of a graph that Dynamo is handing over in this process. Errors as `compile_request`."""
+    """Return the artifact of a graph that Dynamo is compiling in this process. Errors as `compile_request`."""
     started = time.perf_counter()
     request = captured.request
     inductor = request.ambient.configuration["inductor"]
@@ -334,7 +334,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
     linking = kernels.Linking(jobs.submit, units=jobs.units, toolchain_dir=request.toolchain_dir, patient=True)
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
-        configs.entered({"inductor": decided}),  # the rest of it is in force
+        configs.entered({"inductor": decided}),  # the other entries are already in force
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.known(request.toolchain_dir),
         headers_kept(request.toolchain_dir),
@@ -369,7 +369,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
 
 @contextlib.contextmanager
 def local_kernels() -> Iterator[KernelJobs]:
-    """Compile kernels from threads of this process, one compiler per core it may use."""
+    """Compile kernels from threads of this process, with one compiler per available core."""
     units = len(os.sched_getaffinity(0))
     submit, end = kernels.in_threads(units)
     try:
@@ -379,9 +379,9 @@ def local_kernels() -> Iterator[KernelJobs]:
 
 
 def _why_unkept(request: CompileRequest, has_cpp: bool) -> str:
-    """Says so if the compiler of C++ kernels is another than the one of the key: a graph may have waited long.
+    """Return the reason if the compiler of C++ kernels is not the key's: a graph may have waited long in the queue.
 
-    Only while the request's state is in force, which names the compiler.
+    Call it only while the request's state is in force, which names the compiler.
     """
     key = request.key_of(has_cpp)
     if not has_cpp or key is None:

@@ -33,10 +33,10 @@ log = notices.logger(__name__)
 
 
 def compile_job(payload: bytes) -> bytes:
-    """Job: compile one `CompileRequest`, publish the entry, answer with its reference.
+    """Job: compile one `CompileRequest`, publish the entry, return its reference.
 
-    An entry that was written since the asker looked is the answer, too. What may not be kept, or can't be written, is
-    answered inline.
+    If the entry was written since the client's lookup, its reference is returned without a compile. A result that may
+    not be cached, or cannot be written, is returned inline.
     """
     job = current_job()
     assert job is not None, "compile_job runs in a pool"
@@ -104,9 +104,9 @@ def compile_job(payload: bytes) -> bytes:
 
 
 def prepare_job(payload: bytes) -> bytes:
-    """Job: find out what a host's tool chain can do, and precompile the header.
+    """Job: probe the host's tool chain, and precompile the header.
 
-    The payload is the request of the host's first compile. It takes only what others leave of the cores.
+    The payload is the request of the host's first compile. The job uses only idle cores.
     """
     os.nice(19)
     with contextlib.suppress(OSError):  # a container may forbid it
@@ -116,13 +116,13 @@ def prepare_job(payload: bytes) -> bytes:
     assert job is not None, "prepare_job runs in a pool"
     with job.in_the_background(), scratch_directory(), ambient.entered(request.ambient):
         host_facts.find(request.toolchain_dir)
-        with host_facts.known(request.toolchain_dir):  # the facts may have been kept, and the header be another
+        with host_facts.known(request.toolchain_dir):  # the facts may be stored while the header is not
             precompiled_header.command(request.toolchain_dir)
     return b""
 
 
-# C++ is compiled by a process of its own. Of a Triton kernel its generated module stays, under a name of its own, and
-# of what was timed the CUDA context.
+# Jobs whose worker can be reused. C++ is compiled by a separate process; a Triton kernel leaves its generated module,
+# under a unique name, and timing leaves the CUDA context.
 _REUSED = (kernels.COMPILE_UNIT, triton_kernels.COMPILE_KERNEL, autotune.COMPILE_CANDIDATE, autotune.TIME_CANDIDATES)
 
 
@@ -137,5 +137,5 @@ def _submit(function: str, payload: bytes, label: str, devices: str = "") -> Fut
 
 
 def import_compiler() -> None:
-    """Called in the zygote, before it forks: import all that a compile needs."""
+    """Import everything that a compile needs; called in the zygote before it forks."""
     preload.import_compiler()

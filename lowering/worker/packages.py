@@ -26,11 +26,11 @@ Around = Callable[[Sequence[Otherwise]], contextlib.AbstractContextManager[None]
 def compile_package(
     request: CompileRequest, others: Sequence[Otherwise], around: Around, phase: Callable[[str], None]
 ) -> Artifact:
-    """Compile the program that a request names a file of. Its result is the package.
+    """Compile the program in the file that a request names. The result is the package.
 
     Raises:
-        CannotTravelError: the file is gone or can't be read here.
-        Exception: whatever AOTInductor raises.
+        CannotTravelError: the file is gone or cannot be read here.
+        Exception: any error of AOTInductor.
     """
     started = time.perf_counter()
     with (
@@ -43,7 +43,7 @@ def compile_package(
         assert request.program is not None
         try:
             program = packages.read(request.program)
-        except Exception as error:  # written by the asker, with its operators and classes
+        except Exception as error:  # written by the client, with its operators and classes
             raise CannotTravelError("program", f"{type(error).__name__}: {error}") from error
         made = os.path.join(directory, "model.pt2")
         phase("lowering")
@@ -52,5 +52,5 @@ def compile_package(
         with open(made, "rb") as file:
             package = file.read()
     seconds = time.perf_counter() - started
-    # AOTInductor calls a C++ compiler whatever the device is.
+    # AOTInductor calls a C++ compiler for every device.
     return Artifact(level=request.level, result=package, seconds=seconds, compiled_cpp=True)

@@ -11,13 +11,13 @@ __all__ = ["NoInputsError", "real_inputs"]
 
 
 class NoInputsError(Exception):
-    """No inputs can be made up for a graph; the message says why."""
+    """No inputs can be made for a graph; the message says why."""
 
 
 def real_inputs(fakes: Sequence[Any], seed: int) -> list[Any]:
     """Return an input for each fake one: random numbers, and for integers 0 and 1, which index anything.
 
-    Inputs that share memory do so here. The same seed gives the same inputs. Raises NoInputsError.
+    Inputs that share memory do so here, too. The same seed gives the same inputs. Raises NoInputsError.
     """
     generator = torch.Generator().manual_seed(seed)
     memory: dict[int, torch.Tensor] = {}
@@ -51,7 +51,7 @@ def _real(fake: Any, generator: torch.Generator, memory: dict[int, torch.Tensor]
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a symbol had when the graph was compiled. Raises NoInputsError: it had none."""
+    """Return the value that a symbol had when the graph was compiled. Raises NoInputsError: it had no value."""
     if isinstance(value, (bool, int, float)):
         return value
     hint = value.node.hint

@@ -37,12 +37,12 @@ def recompute_job(payload: bytes) -> bytes:
     """Job: answer a `RecomputeQuestion` with a `Recomputed`.
 
     Raises:
-        CannotTravelError: the program's code is not to be had here, or is another now.
-        CannotReturnError: the compile asked for a device.
-        Exception: whatever the compile raised.
+        CannotTravelError: the program's code is not available here, or has changed.
+        CannotReturnError: the compile needs an answer from a device.
+        Exception: any error of the compile.
     """
     question = msgspec.msgpack.decode(payload, type=RecomputeQuestion)
-    # Without a store, nothing is looked up there, and the result is answered inline.
+    # Without a store, there is no lookup, and the result is returned inline.
     request = dataclasses.replace(
         CompileRequest.load(question.request),
         toolchain_dir=question.toolchain_dir,
@@ -66,7 +66,7 @@ def recompute_job(payload: bytes) -> bytes:
 
 def _graphs(artifact: Artifact) -> list[Any]:
     if not artifact.result:
-        return []  # the compile ended in tracing again
+        return []  # the compile ended in a restart
     if artifact.level == AOT:
         return aot.graphs_of(aot.load_result(artifact.result))
     return [inner.load(artifact.result)]
@@ -91,7 +91,7 @@ def _wrapper_code(graph: Any) -> Any:
 
 
 def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int) -> str:
-    """Return how outputs differ, empty if they are equal. Raises NoInputsError: they can't be compared, and why."""
+    """Return how outputs differ, empty if they are equal. Raises NoInputsError: they cannot be compared."""
     if not made.result or not kept.result:
         raise NoInputsError("it has no code: Dynamo is told to trace it again")
     if request.devices or request.visible is not None or made.triton is not None:
@@ -111,7 +111,7 @@ def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int
         made_call = load(request, made, fakes)
         try:
             kept_call = load(request, kept, fakes)
-        except Exception as error:  # code that nobody can vouch for
+        except Exception as error:  # untrusted code may raise anything
             return f"what is in the cache does not load: {type(error).__name__}: {error}"
     with ambient.entered(request.ambient):
         try:
@@ -146,7 +146,7 @@ def _load_inner(request: CompileRequest, artifact: Artifact, fakes: Sequence[Any
 
 
 def _outputs(call: Callable[[list[Any]], Any], inputs: list[Any], seed: int) -> list[torch.Tensor]:
-    """Return outputs, inputs (which the code may have written to), and gradients where there is a backward."""
+    """Return outputs, inputs (which the code may have written to), and gradients if there is a backward."""
     torch.manual_seed(seed)
     given = [one for one in inputs if isinstance(one, torch.Tensor)]
     outputs = [one for one in nested.flatten(call(list(inputs)))[0] if isinstance(one, torch.Tensor)]

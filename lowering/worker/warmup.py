@@ -44,15 +44,15 @@ def _block(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias
 
 
 def _layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Without attention, of which only a device can tell how it is computed."""
+    """Compute a layer without attention, whose implementation only a device can choose."""
     hidden = torch.nn.functional.gelu(x @ weight)
     return torch.nn.functional.layer_norm(hidden, (8,)).softmax(-1).sum(0)
 
 
 def warm() -> None:
-    """Half a second of every process that compiles a Triton kernel, and what every one asks of the installation.
+    """Import Triton, which saves half a second in each process that compiles a kernel, and read the installed files.
 
-    That is of the files as they are now, and no later: it is these that the workers have imported.
+    The files are read now, and not later, because the workers have imported these versions.
     """
     with no_devices.out_of_reach():
         preload.warm_triton()
@@ -60,22 +60,22 @@ def warm() -> None:
 
 
 def warm_up() -> None:
-    """Compile a small block for the CPU, inference only. A failure costs the workers time, and nothing else."""
+    """Compile a small block for the CPU, inference only. A failure costs the workers only time."""
     _warm_up_on_cpu(training=False)
 
 
 def warm_up_training() -> None:
-    """The same with a backward.
+    """Compile the same block with a backward.
 
-    Autograd counts devices before its first one, and starts a thread for each. Where they can't be kept from it that
-    is left to the workers.
+    Before its first backward, autograd counts devices and starts a thread for each. If devices cannot be hidden from
+    it, this warm-up is left to the workers.
     """
     if torch.version.cuda is None or no_devices.guards_can_be_replaced():
         _warm_up_on_cpu(training=True)
 
 
 def warm_up_devices() -> None:
-    """Compile a small layer for a GPU, if there is Triton: inference only, because a backward would start a thread."""
+    """Compile a small layer for a GPU, if Triton is installed: inference only, as a backward would start a thread."""
     if importlib.util.find_spec("triton") is None or torch.version.hip or not no_devices.guards_can_be_replaced():
         return
     with _apart() as fake_mode, device_answers.answering([COMMON[_MODEL]]):
@@ -94,8 +94,8 @@ def _warm_up_on_cpu(*, training: bool) -> None:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[Any]:
-    """A fake mode, and a compile under it that leaves nothing but what is remembered."""
-    with no_devices.out_of_reach():  # a fake mode asks for devices when it is made
+    """Yield a fake mode for a compile that leaves only filled caches behind."""
+    with no_devices.out_of_reach():  # creating a fake mode checks for devices
         fake_mode = tensors.new_fake_mode(ShapeEnv())
         with _kept_apart(fake_mode):
             yield fake_mode
@@ -103,7 +103,7 @@ def _apart() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _kept_apart(fake_mode: Any) -> Iterator[None]:
-    toolchain.settle()  # what Inductor remembers from now on is of the compiler that most jobs have
+    toolchain.settle()  # Inductor's caches from now on belong to the compiler of most jobs
     with (
         scratch_directory(),
         tracing.worker_context(fake_mode, None),
@@ -114,5 +114,5 @@ def _kept_apart(fake_mode: Any) -> Iterator[None]:
         preload.no_progress_thread(),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # of what nobody asked for
+        warnings.simplefilter("ignore")  # warnings about the warm-up graphs do not concern the user
         yield

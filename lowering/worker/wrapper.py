@@ -21,7 +21,7 @@ from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels
 from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import importable, output_code
 
-#: What Inductor takes from a loaded wrapper.
+#: The names that Inductor reads from a loaded wrapper.
 _ROOTS = frozenset({"call", "runner", "recursively_apply_fns"})
 _LIBRARY = "_fxpool_library"
 _BUILT = "_fxpool_built"
@@ -29,18 +29,18 @@ _TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
 _NAMED_DEVICE = re.compile(r"cuda:\d+")
-# Functions that generated code calls with the index of a CUDA device.
+# Functions that generated code calls with a CUDA device's index.
 _OF_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device", "torch.cuda.device", "get_raw_stream"})
 
 
 class LinkedWrapper(msgspec.Struct, array_like=True):
-    """A wrapper ready to be executed.
+    """A wrapper that is ready to be executed.
 
-    `code` is a marshalled code object, `name` the file name it bears, `kernels` how many functions it takes from the
-    entry's library (set as ``_fxpool_library`` before it runs) and `triton` from its Triton library
-    (``_fxpool_triton``), `operators` those it calls besides aten's, `unlinked` what torch's own loader still does.
-    `built` says how many libraries built of one source each it takes (``_fxpool_built``).
-    `devices` are the CUDA devices it names, by number in the graph; their indices are set where it runs.
+    `code` is a marshalled code object, `name` its file name. `kernels` is the number of functions that it uses from
+    the entry's library (set as ``_fxpool_library`` before it runs), `triton` from its Triton library
+    (``_fxpool_triton``), and `built` the number of libraries of one source each (``_fxpool_built``). `operators` are
+    those it calls besides aten's, `unlinked` the parts left to torch's own loader.
+    `devices` are the CUDA devices it names, by number in the graph; their indices are set when it is loaded.
     """
 
     name: str
@@ -63,11 +63,11 @@ def link(
 ) -> LinkedWrapper:
     """Link the generated module `source`. `kernels` and `triton` map digests to the functions of the libraries.
 
-    `built` does so for libraries that are built of one source each. `indices` are those of the graph's devices, in the
-    graph's order; without them the text has the order's numbers.
+    `built` does so for libraries of one source each. `indices` are the indices of the graph's devices, in the graph's
+    order; without them the text already has numbers in that order.
 
     Raises:
-        SyntaxError: the text is no Python.
+        SyntaxError: the text is not valid Python.
     """
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _is_for_people(statement)]
@@ -79,7 +79,7 @@ def link(
     unlinked = _light_imports(module)
     unlinked += [f"extern:{kernel}" for kernel in sorted(linker.unresolved)]
     if compiled := sorted({f"async_compile.{call}" for call in _calls_of(module, "async_compile")} - _HOUSEKEEPING):
-        # What compiles needs what it imports: one reason is enough.
+        # Calls that compile need the imports they use: one reason is enough.
         unlinked = [reason for reason in unlinked if not reason.startswith(_OF_COMPILING)] + compiled
     ast.fix_missing_locations(module)
     return LinkedWrapper(
@@ -95,7 +95,7 @@ def link(
 
 
 def _constants(module: ast.Module) -> dict[str, Any]:
-    """Names that the module gives to constants, once."""
+    """Return the module's constants that are assigned once, by name."""
     found: dict[str, Any] = {}
     for statement in module.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
@@ -104,14 +104,14 @@ def _constants(module: ast.Module) -> dict[str, Any]:
 
 
 def _is_for_people(statement: ast.stmt) -> bool:
-    """Text on its own, and what runs only when the module is a program."""
+    """Return whether a statement is a bare constant, such as text, or runs only if the module is the main program."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True
     return isinstance(statement, ast.If) and "__main__" in ast.dump(statement.test)
 
 
 class _Linker(ast.NodeTransformer):
-    """Puts names of the library and of torch in the place of what has to be compiled or imported."""
+    """Replaces calls that compile or import by names of the library and of torch."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Linker(ast.NodeTransformer):
         return ast.copy_location(ast.Attribute(ast.Name(library, ast.Load()), name, ast.Load()), node)
 
     def _place(self, node: ast.Call) -> None:
-        """Put a name in the place of a device's index."""
+        """Replace a device's index by a name."""
         called = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
         if called in _OF_DEVICE:
             node.args = [self._device(argument) for argument in node.args]
@@ -169,7 +169,7 @@ class _Linker(ast.NodeTransformer):
         return number
 
     def _kernel(self, node: ast.Call) -> tuple[str, str | None]:
-        """(library, name in it) of the kernel that a call has compiled; no name for any other call."""
+        """Return (library, name in it) of the kernel that a call compiles; an empty library for any other call."""
         try:
             if self._built and (digest := self._built_digest(node)) is not None:
                 return _BUILT, self._built.get(digest)
@@ -189,7 +189,7 @@ class _Linker(ast.NodeTransformer):
         return "", None
 
     def _built_digest(self, node: ast.Call) -> str | None:
-        """What a call asks to have built, by digest. Raises ValueError: that is not known before it runs."""
+        """Return the digest of the library that a call builds, or None. Raises ValueError: known only at run time."""
         return cpp_wrappers.generated_digest(node, self._constants) or source_kernels.generated_digest(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -216,7 +216,7 @@ class _Linker(ast.NodeTransformer):
 
 
 def _definition(name: str, value: Any) -> list[ast.stmt] | None:
-    """Statements that make `name` mean `value` in a module that has imported torch; None if that takes a compiler."""
+    """Return statements that bind `name` to `value` if torch is imported; None if that needs Inductor's compiler."""
     path = importable.path_of(value)
     if path is not None:
         return ast.parse(f"{name} = {path}").body
@@ -225,7 +225,7 @@ def _definition(name: str, value: Any) -> list[ast.stmt] | None:
 
 
 def _embedded(name: str, function: importable.PlainFunction) -> list[ast.stmt]:
-    """A function within a function, so that the names it reads are its own."""
+    """Return a function nested in another, so that the names it reads are local."""
     body: list[ast.stmt] = []
     for local, path in function.paths.items():
         if local != path:
@@ -243,7 +243,7 @@ def _embedded(name: str, function: importable.PlainFunction) -> list[ast.stmt]:
 
 
 def _without_lines(statement: ast.stmt) -> ast.stmt:
-    """Lines of another file would show as lines of this one."""
+    """Remove line numbers, which would be attributed to the wrong file."""
     for node in ast.walk(statement):
         for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
             if hasattr(node, name):
@@ -252,7 +252,7 @@ def _without_lines(statement: ast.stmt) -> ast.stmt:
 
 
 def _names_defined(statement: ast.stmt) -> set[str] | None:
-    """Names that a statement defines and does nothing else; None for a statement that may do more."""
+    """Return the names that a statement defines; None if it may do anything else."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return {statement.name} if not statement.decorator_list else None
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -273,7 +273,7 @@ _HOUSEKEEPING = frozenset({"async_compile.wait"})
 
 
 def _is_housekeeping(statement: ast.stmt) -> bool:
-    """``async_compile.wait(globals())`` and ``del async_compile``: of no use when nothing is compiled."""
+    """Return whether a statement only manages ``async_compile``, which is useless if nothing is compiled."""
     return ast.unparse(statement) in ("async_compile.wait(globals())", "del async_compile")
 
 
@@ -282,7 +282,7 @@ def _reads(nodes: list[ast.stmt]) -> set[str]:
 
 
 def _reachable(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements that the roots need, and those that may do more than define something."""
+    """Return the statements that the roots need, and those that may do more than define names."""
     if "async_compile" not in _reads([s for s in body if not _is_housekeeping(s)]):
         body = [statement for statement in body if not _is_housekeeping(statement)]
     defined = [_names_defined(statement) for statement in body]
