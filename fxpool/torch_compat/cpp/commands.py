@@ -18,7 +18,7 @@ import torch
 
 
 class CollectedKernel:
-    """One C++ kernel that a generated wrapper asked for. It can't be called where it was compiled."""
+    """One C++ kernel of a generated wrapper. It cannot be called in the process that compiled it."""
 
     def __init__(self, argument_types: Sequence[str], source: str) -> None:
         self.argument_types = list(argument_types)
@@ -28,9 +28,9 @@ class CollectedKernel:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
-#: Takes the kernels of one generated module, and whether this was the graph's last one.
+#: Takes the kernels of one generated module, and whether this was the graph's last module.
 Collect = Callable[[Sequence[CollectedKernel], bool], None]
-#: Takes a kernel when it is generated, while the rest of its module is not yet.
+#: Takes a kernel when it is generated, before its module is complete.
 Begin = Callable[[CollectedKernel], None]
 
 
@@ -38,7 +38,7 @@ Begin = Callable[[CollectedKernel], None]
 def collecting(collect: Collect, begin: Begin | None = None) -> Iterator[None]:
     """Let Inductor generate C++ kernels without compiling them: `collect` gets those of each generated module.
 
-    `begin` is told of each kernel before. It comes again with its module, which alone says what the graph calls.
+    `begin` gets each kernel earlier, when it is generated. Only the complete module says which kernels the graph calls.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -87,11 +87,11 @@ def _definitions_seen(begin: Begin) -> Iterator[None]:
 
 
 def defined_kernel(definition: str) -> CollectedKernel | None:
-    """Return the kernel that a generated expression defines; None if it is no C++ kernel of a Python wrapper."""
+    """Return the kernel that a generated expression defines; None unless it is a C++ kernel of a Python wrapper."""
     if not definition.lstrip().startswith("async_compile.cpp_pybinding("):
         return None
     try:
-        # The module is generated with it dedented, which changes blank lines of the source.
+        # In the module the definition is dedented, which changes blank lines of the source.
         call = ast.parse(textwrap.dedent(definition).strip(), mode="eval").body
         if not isinstance(call, ast.Call) or call.keywords:
             return None
@@ -109,7 +109,7 @@ def _backward_follows() -> bool:
     return not (getattr(graph, "is_inference", True) or getattr(graph, "is_backward", True))
 
 
-_TORCH_LIBRARY = "libtorch_cpu.so"  # brings the others with it
+_TORCH_LIBRARY = "libtorch_cpu.so"  # loads the others
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
 
@@ -121,8 +121,8 @@ def tensor_data_pointer() -> int:
 class Command:
     """Inductor's compiler command for kernel libraries on this host.
 
-    `compiler` is the compiler's path, and what comes before all other arguments. Inductor's command has only its name,
-    which would be looked up again where the command runs, in another working directory.
+    `compiler` is the compiler's path, with any leading arguments. Inductor's command has only its name, which would be
+    looked up again when the command runs, in another working directory.
     """
 
     def __init__(self, compiler: Sequence[str] = ()) -> None:
@@ -142,14 +142,14 @@ class Command:
 
     def _arguments(self, name: str, sources: str | list[str], directory: str, **kind: bool) -> tuple[list[str], str]:
         options = self._options(**self._flags, **kind)
-        # Inductor puts paths into the command line unquoted: ours may hold spaces and quotes.
+        # Inductor puts paths into the command line unquoted; fxpool's may contain spaces and quotes.
         quote = shlex.quote
         if not kind.get("precompiling"):
             options.precompiled_header = quote(self._header) if self._header is not None else None
         quoted = quote(sources) if isinstance(sources, str) else list(map(quote, sources))
         place = quote(directory) if directory else ""
         builder = self._builder(name=quote(name), sources=quoted, BuildOption=options, output_dir=place)
-        # The same with the compiler's name: it is one word of the line, whatever it holds.
+        # The compiler's name is not quoted either: it counts as one word, even with spaces.
         compiler = str(options.get_compiler())
         arguments = shlex.split(builder.get_command_line().removeprefix(compiler))
         return [*(self._compiler or [compiler]), *arguments], shlex.split(builder.get_target_file_path())[0]
@@ -181,7 +181,7 @@ class Command:
         """Return the same as `link`, with the library `stand_in` in place of torch's.
 
         Reading the symbols of torch's libraries takes longer than compiling a kernel. The result still depends on
-        torch's library by name, and finds it in the process, where it is loaded already.
+        torch's library by name, and finds it in the process, which has already loaded it.
         """
         arguments, made = self.link(paths, target)
         kept = [argument for argument in arguments if not argument.startswith(("-ltorch", "-lc10"))]

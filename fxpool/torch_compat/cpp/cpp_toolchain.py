@@ -41,20 +41,20 @@ def takes_arguments() -> bool:
 
 
 def words(candidate: str) -> list[str]:
-    """Return the program and the arguments that a candidate stands for; empty if it can't be split."""
+    """Return the program and the arguments of a candidate; empty if it cannot be split."""
     if not takes_arguments():
         return [candidate]
     try:
         return shlex.split(candidate)
-    except ValueError:  # a quote that does not end
+    except ValueError:  # an unterminated quote
         return []
 
 
 def settle(compiler: Hashable) -> None:
-    """Clear what Inductor remembers of its compiler, unless it was `compiler` already.
+    """Clear Inductor's cached facts about its compiler, unless they already belong to `compiler`.
 
-    Equal values are equal compilers. On the first call, facts found earlier may be of any compiler: all are cleared but
-    the instruction sets, which take seconds to find and which nobody else changes.
+    Equal values mean equal compilers. On the first call, cached facts may belong to any compiler: all are cleared
+    except the instruction sets, which take seconds to find and are changed nowhere else.
     """
     global _settled
     before, _settled = _settled, compiler

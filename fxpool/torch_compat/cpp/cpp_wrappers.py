@@ -29,13 +29,13 @@ __all__ = [
     "unloaded",
 ]  # fmt: skip
 
-#: The function that a library of Inductor's has, and what a generated module calls to have one built.
+#: The entry function of Inductor's libraries, and the function that a generated module calls to build a library.
 ENTRY = "inductor_entry_cpp"
 LOADER = ("CppWrapperCodeCache", "load_pybinding")
 
 
 class CollectedWrapper:
-    """Stands for the entry of a C++ wrapper in a generated module. It can't be called where it is compiled."""
+    """A placeholder for the entry of a C++ wrapper in a generated module. It cannot be called."""
 
     def __call__(self, *args: Any) -> None:
         raise RuntimeError("a graph was called in the process that compiled it")
@@ -49,14 +49,14 @@ Take = Callable[[str, Callable[[], bytes]], None]
 def collecting(take: Take) -> Iterator[None]:
     """Let Inductor generate C++ wrappers without loading them.
 
-    A wrapper for a GPU gets its kernels into its library (`embedded_kernels`). NotImplementedError comes out of a
-    compile whose wrapper refers to what is in this process's directories in another way.
+    The library of a GPU wrapper contains its kernels (`embedded_kernels`). A compile raises NotImplementedError if its
+    wrapper refers to files of this process's directories in another way.
     """
     from torch._inductor import codecache
 
     def load(cls: Any, *args: Any, **kwargs: Any) -> CollectedWrapper:
         for flag in kwargs.get("extra_flags", ()):
-            if os.path.isabs(str(flag)) and str(flag).endswith(".so"):  # of a template of CUTLASS's
+            if os.path.isabs(str(flag)) and str(flag).endswith(".so"):  # the library of a CUTLASS template
                 raise NotImplementedError(f"a C++ wrapper refers to {flag} by a path that is gone afterwards")
         told = dict(kwargs)
         if told.get("device_type") == "cuda":
@@ -76,7 +76,7 @@ def headers_in(folder: str | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    # Torch's folder is in the temporary directory, which is wiped sooner than a cache.
+    # Torch's folder is in the temporary directory, which is cleared more often than a cache.
     with patched(codecache, "_HEADER_DIR", folder), patched(codecache, "_HEADER_LOCK_DIR", f"{folder}/locks"):
         yield
 
@@ -97,7 +97,7 @@ def unloaded(code_cache: Any) -> Any:
 
 
 def _builder(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], bytes]:
-    """Decide how a library is built, under the configuration of now, and return what builds it."""
+    """Return a function that builds a library, with the decisions and configuration of this moment."""
     from torch._inductor.codecache import CppWrapperCodeCache
 
     context = contextvars.copy_context()
@@ -111,7 +111,7 @@ def _builder(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], byt
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the digest that a wrapper is found by: of all that its builder is told."""
+    """Return a wrapper's digest: of all arguments of its builder."""
     told = [list(args), sorted((name, _plain(value)) for name, value in kwargs.items())]
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
@@ -121,9 +121,9 @@ def _plain(value: Any) -> Any:
 
 
 def generated_digest(call: ast.Call, constants: Mapping[str, Any]) -> str | None:
-    """Return the digest of the wrapper that a generated call asks for, None for another call.
+    """Return the digest of the wrapper that a generated call builds, None for another call.
 
-    `constants` are the module's, by name. Raises ValueError: an argument is not known before it runs.
+    `constants` are the module's, by name. Raises ValueError: an argument is only known at run time.
     """
     function = call.func
     if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
@@ -138,8 +138,8 @@ def generated_digest(call: ast.Call, constants: Mapping[str, Any]) -> str | None
 
 
 def entry_at(path: str, name: str, entry: str = ENTRY) -> Callable[..., Any]:
-    """Load a library and return its entry; `name` is no other library's. Raises ImportError or OSError."""
-    # The library asks for torch's functions when it is loaded, through the environment.
+    """Load a library and return its entry; `name` is unique. Raises ImportError or OSError."""
+    # When loaded, the library reads the addresses of torch's functions from the environment.
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     full = f"{name}.{entry}"
@@ -147,7 +147,7 @@ def entry_at(path: str, name: str, entry: str = ENTRY) -> Callable[..., Any]:
     spec = importlib.util.spec_from_loader(full, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    # It stays for good, as torch's do: its functions are referred to by compiled code that nobody counts.
+    # It is never unloaded, as with torch's: references from compiled code to its functions are not counted.
     sys.modules[full] = module
     loader.exec_module(module)
     function: Callable[..., Any] = getattr(module, entry)

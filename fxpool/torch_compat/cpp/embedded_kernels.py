@@ -11,19 +11,19 @@ import re
 
 __all__ = ["self_contained"]
 
-#: A string of C++ as Inductor writes one, and its call of the loader that takes a path.
+#: A C++ string as Inductor writes it, and its call of the loader that takes a path.
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _LOADS = re.compile(rf"loadKernel\((?P<path>{_STRING}), (?P<name>{_STRING}), (?P<shared>\d+), cubin_dir_\)")
-#: What would find code in another way: a kernel's text that is compiled on the first call (the default since 2.12).
+#: Code that finds kernels in another way: by compiling their text on the first call (the default since 2.12).
 _OTHERWISE = re.compile(r'runTritonKernelWithAutotune\(|"(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv)"')
 _FIRST_HEADER = re.compile(r"^#include [^\n]*\n", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 
 
 def self_contained(source: str) -> str:
-    """Return the source of a C++ wrapper with its kernels' binaries where it names them by path.
+    """Return the source of a C++ wrapper with its kernels' binaries embedded in place of their paths.
 
-    The files have to be there until it is compiled. Raises NotImplementedError: it finds code in another way, too.
+    The files have to exist until it is compiled. Raises NotImplementedError: it also finds code in another way.
     """
     definitions: list[str] = []
 
@@ -36,7 +36,7 @@ def self_contained(source: str) -> str:
     if (other := _OTHERWISE.search(changed)) is not None:
         raise NotImplementedError(f"a C++ wrapper finds a kernel in a way that is not known: {other[0]}")
     declared = "".join(_declaration(_symbol(number)) for number in range(len(definitions)))
-    # Not at the top: what comes first in a file has to be the header that is precompiled.
+    # Not at the top: the first include in a file has to be the precompiled header.
     with_names = _FIRST_HEADER.sub(lambda header: header[0] + declared, changed, count=1)
     if definitions and with_names == changed:
         raise NotImplementedError("a C++ wrapper has no header")

@@ -89,8 +89,8 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
 def candidates() -> list[InstructionSet]:
     """Return the instruction sets that this CPU reports, best first, in the form of `usable_instruction_sets`.
 
-    Empty if Inductor does not choose among several, and on processors other than x86-64: there its own probe is
-    one build already.
+    Empty if Inductor does not choose among several, and on processors other than x86-64, where its own probe is
+    already a single build.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -107,7 +107,7 @@ def candidates() -> list[InstructionSet]:
     return reported
 
 
-_CHECKS = (  # attribute with a test program, and the instruction sets or extensions it belongs to
+_CHECKS = (  # attribute with a test program, and its instruction sets or extensions
     ("_avx_code", ""),
     ("_avx512_bf16_code", "_is_avx512_bf16_supported"),
     ("_avx512_vnni_code", "avx512_vnni"),
@@ -117,7 +117,7 @@ _CHECKS = (  # attribute with a test program, and the instruction sets or extens
 
 
 def probe_source(best: InstructionSet) -> str:
-    """Return C++ that uses all that `best` includes: Inductor's own test programs, one after another."""
+    """Return C++ that uses everything in `best`: Inductor's own test programs, one after another."""
     from torch._inductor import cpu_vec_isa
 
     name, extra = best

@@ -22,7 +22,7 @@ from fxpool.torch_compat.patching import patched
 
 __all__ = ["Builds", "command", "compiler", "header_directories", "in_use", "kept", "without_places"]
 
-# Where the command is made, by release: in the module of the caches, or one of its own.
+# The module and function that build the command, by release: the module of the caches, or a separate module.
 _COMMANDS = {
     CUDA: (
         "torch._inductor.codegen.cuda.compile_utils:cuda_compile_command",
@@ -41,7 +41,7 @@ _TEMPLATES = {"CUTLASS": CUDA, "CK": ROCM, "CKTILE": ROCM}
 
 
 def in_use(devices: set[str] | None = None) -> list[str]:
-    """Return the kinds of sources that the configuration in force lets Inductor make, for any device or for types."""
+    """Return the kinds of sources that Inductor may generate as configured, for some device types (None: any)."""
     kinds = set()
     for device in ("cpu", "cuda"):
         wanted = devices is None or device in devices
@@ -54,7 +54,7 @@ def in_use(devices: set[str] | None = None) -> list[str]:
 
 
 def compiler(kind: str) -> str | None:
-    """Return the path of nvcc or of ROCm's clang as Inductor would call it; None if there is none."""
+    """Return the path of nvcc or of ROCm's clang as Inductor would call it; None if it is missing."""
     name = _function(_COMPILERS[kind])()
     return shutil.which(name) if name else None
 
@@ -75,7 +75,7 @@ def without_places(words: Sequence[str]) -> list[str]:
 
 
 def header_directories(kind: str) -> list[str]:
-    """Return the directories of the template library's headers: their content counts."""
+    """Return the directories of the template library's headers, whose content affects the result."""
     if kind == CUDA:
         directory = getattr(getattr(inductor_config, "cutlass", inductor_config.cuda), "cutlass_dir", None)
     else:
@@ -103,18 +103,18 @@ def _function(places: Sequence[str]) -> Callable[..., Any]:
 
 
 class Builds(Protocol):
-    """Libraries that were built before."""
+    """A store of libraries that were built before."""
 
     def find(self, kind: str, source: str, words: Sequence[str]) -> bytes | None:
-        """Return the library of a source and the command that builds it; None if there is none."""
+        """Return the library built from this source by this command; None if it is not stored."""
 
     def keep(self, kind: str, source: str, words: Sequence[str], library: bytes, seconds: float) -> None:
-        """Keep a library that took so long."""
+        """Store a library, which took `seconds` to build."""
 
 
 @contextlib.contextmanager
 def kept(builds: Builds, timer: Callable[[], float]) -> Iterator[None]:
-    """Let Inductor build libraries of CUDA and ROCm sources only where `builds` has none."""
+    """Let Inductor build only those libraries of CUDA and ROCm sources that `builds` does not have."""
     from torch._inductor import codecache
 
     caches = {CUDA: "CUDACodeCache", ROCM: "ROCmCodeCache"}

@@ -48,14 +48,14 @@ _CACHES = {CUDA: "CUDACodeCache", ROCM: "ROCmCodeCache"}
 
 
 class Built(NamedTuple):
-    """A library as bytes, and the one it needs that no system has."""
+    """A library as bytes, and the runtime library that it needs, if any."""
 
     library: bytes
     runtime: bytes | None = None
 
 
 class CollectedKernel:
-    """Stands for a kernel, or a library of them, in a generated module. It can't be called where it is compiled."""
+    """A placeholder for a kernel, or a library of kernels, in a generated module. It cannot be called."""
 
     def __call__(self, *args: Any) -> None:
         raise RuntimeError("a kernel was called in the process that compiled it")
@@ -100,9 +100,9 @@ def collecting(take: Take) -> Iterator[None]:
 
 
 def generated_digest(call: ast.Call) -> str | None:
-    """Return the digest of the kernel that a generated call asks for, None for another call.
+    """Return the digest of the kernel that a generated call builds, None for another call.
 
-    Raises ValueError: an argument is not known before it runs.
+    Raises ValueError: an argument is only known at run time.
     """
     function = call.func
     if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
@@ -136,7 +136,7 @@ def _normal(expression: str) -> str:
 def _template(kind: str, source: str) -> Callable[[], Built]:
     from torch._inductor import codecache
 
-    context = contextvars.copy_context()  # the configuration of now
+    context = contextvars.copy_context()  # the current configuration
 
     def build() -> Built:
         path, *_ = context.run(getattr(codecache, _CACHES[kind]).compile, source, "so")
@@ -182,7 +182,7 @@ def _halide(meta: Any, source: str) -> Callable[[], Built]:
 
 
 def _halide_runtime() -> str:
-    """The path of Halide's runtime as a library that others refer to by a name of its own, instead of by its path."""
+    """Return the path of Halide's runtime as a library that other libraries refer to by name instead of by path."""
     from torch._inductor.codecache import HalideCodeCache
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -212,7 +212,7 @@ class TemplateLibrary:
     """A library of CUDA or ROCm templates: its functions return 0, and raise RuntimeError for anything else."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError: it does not load."""
+        """Load the library. Raises OSError: it cannot be loaded."""
         self._library = ctypes.CDLL(path)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -227,9 +227,9 @@ class TemplateLibrary:
 
 
 def opened(kind: str, path: str, name: str) -> Any:
-    """Load a library of this kind as generated code uses it; `name` is no other library's.
+    """Load a library of this kind as generated code uses it; `name` is unique.
 
-    Halide's runtime has to be there. Raises ImportError or OSError.
+    Halide's runtime has to be loaded already. Raises ImportError or OSError.
     """
     if kind == HALIDE:
         return cpp_wrappers.entry_at(path, name, "kernel")

@@ -23,10 +23,10 @@ __all__ = ["Asked", "Times", "answered"]
 
 
 class Asked(msgspec.Struct, array_like=True, frozen=True):
-    """What candidates' times depend on, besides the machine and the configuration.
+    """The facts that candidates' times depend on, besides the machine and the configuration.
 
-    `operation` by name, `inputs` by metadata, the `hint` for dynamic sizes, the `precision` of products; `candidates`
-    are digests of their code.
+    `operation` is a name, `inputs` are metadata, `hint` is for dynamic sizes, `precision` is that of products,
+    `candidates` are digests of their code.
     """
 
     operation: str
@@ -36,29 +36,29 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
     candidates: list[str]
 
     def identity(self) -> list[Any]:
-        """Return it without the candidates, which are kept one by one."""
+        """Return the facts without the candidates, whose times are stored one by one."""
         return [self.operation, self.inputs, self.hint, self.precision]
 
 
 class Times(Protocol):
-    """Times of candidates that are known, and the turn to find out others."""
+    """Stored times of candidates, and exclusive use of the host to measure others."""
 
     def find(self, asked: Asked) -> dict[str, float] | None:
-        """Return all candidates' times; None if one is not known."""
+        """Return all candidates' times; None if any is unknown."""
 
     def alone(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
-        """Wait until nothing else runs; within, candidates are timed."""
+        """Wait for exclusive use of the host; candidates are timed inside the ``with`` block."""
 
     def keep(self, asked: Asked, times: dict[str, float]) -> None:
-        """Keep times that were found out; infinite for a candidate that does not run."""
+        """Store measured times; infinite for a candidate that does not run."""
 
 
 @contextlib.contextmanager
 def answered(times: Times) -> Iterator[None]:
-    """Let Inductor choose by `times` what runs on the CPU."""
+    """Let Inductor choose candidates for the CPU by `times`."""
     from torch._inductor import codecache
 
-    # A release without it decides in another way, and times what it times by itself.
+    # A release without this cache decides in another way, and does its own timing.
     cache: Any = getattr(codecache, "PersistentCache", None)
     if not hasattr(cache, "lookup"):
         yield
