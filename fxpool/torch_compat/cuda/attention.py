@@ -19,7 +19,7 @@ from fxpool.torch_compat.dynamo import tensors
 
 FUNCTION: Any = torch._C._nn.scaled_dot_product_attention
 
-# Torch's numbers of implementations by operator (SDPBackend in ATen/SDPBackend.h); 0 is made of ordinary operators.
+# Torch's numbers of implementations by operator (SDPBackend in ATen/SDPBackend.h); 0 consists of ordinary operators.
 _IMPLEMENTATIONS = {
     "aten::_scaled_dot_product_flash_attention": 1,
     "aten::_scaled_dot_product_efficient_attention": 2,
@@ -31,7 +31,7 @@ _IMPLEMENTATIONS = {
 def changes_switches(target: Any) -> bool:
     """Return whether a function in a graph changes the switches that select an implementation for the calls after it.
 
-    Calls are traced one by one, under the switches in force when the graph is captured.
+    Each call is traced separately, under the switches in force when the graph is captured.
     """
     return getattr(target, "__name__", "") in ("_sdpa_kernel", "_sdpa_kernel_variadic", "_enter_autocast")
 
@@ -54,7 +54,7 @@ class _Noting(TorchDispatchMode):
 
 
 def implementation(node: torch.fx.Node, noted: dict[str, int]) -> int | None:
-    """Return the number of the implementation that torch selects for a call in a graph of Dynamo's.
+    """Return the number of the implementation that torch selects for a call in a Dynamo graph.
 
     None if the call is not on a CUDA device, or its inputs are unknown. `noted` caches the numbers of calls under the
     same switches.

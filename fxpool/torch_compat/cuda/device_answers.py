@@ -21,7 +21,7 @@ from fxpool.torch_compat.patching import patched
 
 
 class UnansweredError(Exception):
-    """A device was asked for something that was not captured; the text names it."""
+    """A query for a device has no captured answer; the text names it."""
 
 
 class _UnansweredPropertyError(UnansweredError, AttributeError):
@@ -35,7 +35,7 @@ class _Properties:
         self.__dict__.update(facts.properties)
 
     def __getattr__(self, name: str) -> Any:
-        # Every device has it: 2.15 asks with a default, and takes that for another error of its own.
+        # Every device has this property: 2.15 reads it with a default, and treats the default as another error.
         kind = UnansweredError if name == "multi_processor_count" else _UnansweredPropertyError
         raise kind(f"a device's properties for {name}")
 
@@ -44,13 +44,13 @@ class _Properties:
         return f"_CudaDeviceProperties({fields})"
 
 
-# Messages of torch's C++ about a missing device. It looks for one if an operator has no rule for fake tensors, and
-# is run on small real ones instead.
+# Messages of torch's C++ about a missing device. It needs a device if an operator has no rule for fake tensors, and
+# runs on small real tensors instead.
 _NO_DEVICE = ("CUDA error", "CUDA driver", "NVIDIA driver", "No CUDA GPUs", "'CUDA' backend", "compiled with CUDA")
 
 
 def unanswered(error: BaseException) -> str:
-    """Return the unanswered question behind an error; "" if there is none."""
+    """Return the unanswered query that caused an error; "" for any other error."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -64,7 +64,7 @@ def unanswered(error: BaseException) -> str:
 
 
 class _Utilities:
-    """Stands for ``utils`` of Triton's driver."""
+    """Replaces ``utils`` of Triton's driver."""
 
     def __init__(self, facts: Sequence[DeviceFacts]) -> None:
         self._facts = facts
@@ -77,7 +77,7 @@ class _Utilities:
 
 
 class _Driver:
-    """Stands for Triton's driver."""
+    """Replaces Triton's driver."""
 
     def __init__(self, facts: Sequence[DeviceFacts], current: int) -> None:
         self.utils = _Utilities(facts)
@@ -163,13 +163,13 @@ def _answers(facts: Sequence[DeviceFacts], current: int) -> dict[str, Callable[.
 
 def _clock(facts: Sequence[DeviceFacts], original: Callable[..., Any]) -> Callable[..., Any]:
     def max_clock_rate(device: int | None = None) -> Any:
-        # Since 2.15 it is asked for a device, and reads that device's properties.
+        # Since 2.15 it takes a device, and reads that device's properties.
         return facts[0].clock if device is None else original(device)
 
     return max_clock_rate
 
 
-# Functions that ask the device itself: a call of one during a compile is a question not answered above.
+# Functions that query the device itself: a call during a compile is a query without an answer above.
 _REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list", "memory_stats")
 
 
@@ -177,7 +177,7 @@ _REFUSED = ("current_stream", "default_stream", "mem_get_info", "get_arch_list",
 def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
     """Let this process compile for devices with these facts, by index, while it sees none. `current` is an index.
 
-    For processes that serve one job: the answers hold for all threads, and caches in torch keep them.
+    For processes that serve one job: the answers apply to all threads, and caches in torch keep them.
     """
     from torch._dynamo import device_interface
     from torch._inductor.runtime import triton_helpers
@@ -207,7 +207,7 @@ def answering(facts: Sequence[DeviceFacts], current: int = 0) -> Iterator[None]:
         put(torch._subclasses.FakeTensorMode, "avoid_device_init", True)
         put(torch.version, "cuda", facts[0].cuda)
         put(torch.accelerator, "current_device_index", lambda: current)
-        # Whether CUDA graphs can be recorded is up to the process that loads the graph: `output_code` asks there.
+        # Whether CUDA graphs can be recorded depends on the process that loads the graph: `output_code` checks there.
         put(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)
         put(torch._utils_internal, "max_clock_rate", _clock(facts, torch._utils_internal.max_clock_rate))
         if facts[0].cudnn is not None:
@@ -235,7 +235,7 @@ def _triton(facts: Sequence[DeviceFacts], current: int, helpers: Any) -> Iterato
 
 
 class _OnCpu(TorchDispatchMode):
-    """Puts on the CPU what would be made on a CUDA device."""
+    """Creates tensors on the CPU in place of a CUDA device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -249,8 +249,8 @@ class _OnCpu(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _constants_on_cpu() -> Iterator[None]:
-    """Compute constants on the CPU. Their device is used in two places: Inductor folds uniform constants by one
-    element, and what follows from a ``torch.tensor(0.0)`` in the graph is computed while that is traced."""
+    """Compute constants on the CPU. Their device would be used in two places: Inductor folds uniform constants by
+    computing one element, and values derived from a ``torch.tensor(0.0)`` are computed while the graph is traced."""
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch.fx.experimental import proxy_tensor
 
@@ -295,7 +295,7 @@ def _modules_read() -> Iterator[None]:
         yield
 
 
-# Kinds of kernels whose compile takes no device.
+# Kinds of kernels that compile without a device.
 _COMPILED_APART = ("triton", "cpp_pybinding", "cuda")
 
 
@@ -316,20 +316,20 @@ def _read(text: str, path: str) -> types.ModuleType:
         arguments = [ast.literal_eval(argument) for argument in node.args]
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         made[f"kernel {len(made)}"] = getattr(compiler, kind)(*arguments, **named)
-    for kernel in made.values():  # as torch returns them if none collects them: compiled, not loaded
+    for kernel in made.values():  # without `collecting`, torch returns them compiled but not loaded
         if (compiling := getattr(kernel, "future", None)) is not None:
             compiling.result()
     compiler.wait({})
     module = types.ModuleType("fxpool_unexecuted")
     module.__file__ = path
     module.call = _never_called  # type: ignore[attr-defined]
-    if "\nrunner = Runner(" in text:  # a graph in partitions, as CUDA graphs need it
+    if "\nrunner = Runner(" in text:  # a partitioned graph, as CUDA graphs need it
         module.runner = _Runner()  # type: ignore[attr-defined]
     return module
 
 
 class _Runner:
-    """Stands for the partitions of a graph that is not called here: nothing is wrapped around them."""
+    """Replaces the runner of a partitioned graph that is not called here: it wraps nothing around the partitions."""
 
     def __init__(self) -> None:
         self.partitions: list[Any] = []  # torch deletes it with the graph

@@ -37,7 +37,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clock(self) -> int:
-        """The highest clock of its processors in MHz."""
+        """The highest clock rate of its processors in MHz."""
         return self.driver["sm_clock_rate"] // 1000
 
     @property
@@ -57,14 +57,14 @@ def plain(facts: DeviceFacts) -> dict[str, Any]:
     return {**msgspec.to_builtins(facts), "target": facts.target, "described": facts.described()}
 
 
-# Usable memory depends on the driver's own share, and counts where lowering decides by it (`placement`); the rest
-# identifies or locates one device.
+# Usable memory depends on the driver's share, and is part of a key only if lowering decides by it (`placement`). The
+# other properties identify or locate one device.
 _OF_ONE_DEVICE = frozenset(("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory"))
 
 
 @functools.cache
 def capture(index: int) -> DeviceFacts:
-    """Return the facts of CUDA device `index` of this process. Opens a context on it, if there is none.
+    """Return the facts of CUDA device `index` of this process. Opens a context on it, if necessary.
 
     Raises:
         RuntimeError: there is no such device, or its driver does not answer.
@@ -86,7 +86,7 @@ def capture(index: int) -> DeviceFacts:
 
 
 # Numbers of CUdevice_attribute (CUDA's driver API) for the facts of Triton's driver, by Triton's names. Triton itself
-# takes a second to import, and compiles a module to ask.
+# takes a second to import, and compiles a module to read them.
 _ATTRIBUTES = {
     "max_shared_mem": 97,  # per block, opt-in
     "max_num_regs": 12,  # per block

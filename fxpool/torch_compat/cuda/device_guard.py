@@ -13,8 +13,8 @@ import os
 
 import torch
 
-# Torch keeps pointers to guards and never frees them. Its hooks are one object without data behind a reference: its
-# table of functions is replaced by a copy in which some functions are ours.
+# Torch keeps pointers to guards and never frees them. Its hooks are one object without data behind a reference. The
+# object's table of functions is replaced by a copy, in which some functions are fxpool's.
 SOURCE = """\
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -170,14 +170,14 @@ _library: ctypes.CDLL | None = None
 
 
 def install(library: str, devices: int, capability: int, cudnn: int | None) -> None:
-    """Answer as for so many devices of this major capability, for good. Raises OSError if `library` does not load."""
+    """Answer permanently for `devices` devices of this major capability. Raises OSError: `library` cannot be loaded."""
     global _library
     _library = ctypes.CDLL(library)
     _library.fxpool_no_device(devices, capability, ctypes.c_long(cudnn or 0))
 
 
 def choose_attention(number: int) -> int:
-    """Select torch's implementation of attention from now on (-1: chosen by what is known without a device).
+    """Select torch's implementation of attention from now on (-1: torch chooses as it can without a device).
 
     Returns the number in force before. No-op, returning -1, unless `install` was called in this process.
     """

@@ -19,9 +19,9 @@ import torch
 
 from fxpool.torch_compat.patching import patched
 
-# A symbol of c10, in all supported releases: one pointer for each kind of device.
+# A symbol of c10, in all supported releases: one pointer for each device type.
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_KINDS = 16  # at most as many as there are; the two used here are among the first
+_KINDS = 16  # at most the number of types; the two used here are among the first
 
 
 _BINDINGS = ("_cuda_init", "_cuda_get", "_cuda_set", "_cuda_maybe", "_cuda_exchange", "_cuda_synchronize")
@@ -29,7 +29,7 @@ _OF_THE_BUILD = ("_cuda_getCompiledVersion", "_cuda_getArchFlags")
 
 
 class OutOfReachError(RuntimeError):
-    """A device was asked for while it was out of reach."""
+    """A device was used while devices were out of reach."""
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 class _NoDriver:
-    """Stands for Triton's driver, which loads CUDA's when it is made."""
+    """Replaces Triton's driver, whose constructor loads CUDA's driver."""
 
     def __getattr__(self, name: str) -> Any:
         raise OutOfReachError(f"Triton's driver was asked for {name} where no device is within reach")
@@ -53,7 +53,7 @@ def guards_can_be_replaced() -> bool:
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Let nothing in this process find or ask a device; fake tensors of one can be made. Not for several threads."""
+    """Hide devices from this process; fake tensors on a device still work. Not thread-safe."""
     from torch._dynamo import device_interface
 
     interface = device_interface.CudaInterface
@@ -116,8 +116,8 @@ def _registry() -> Any | None:
 def _guards_of_nothing() -> Iterator[None]:
     """Give CUDA the guard of meta tensors, which enters and leaves devices without effect.
 
-    Autograd counts it among those that need no thread. A child of this process forgets what autograd remembers of that,
-    because torch makes a new engine in one.
+    Autograd then starts no thread for CUDA. A child of this process does not inherit that, because torch creates a new
+    engine in a child.
     """
     guards = _registry()
     if guards is None:

@@ -18,7 +18,7 @@ from fxpool.torch_compat.patching import patched
 
 
 class Operand(msgspec.Struct, array_like=True, frozen=True):
-    """A matrix of a product. `reused`: the graph makes it, and can make it padded at once."""
+    """A matrix of a product. `reused`: the graph computes it, and can compute it padded at once."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,7 +27,7 @@ class Operand(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PaddingQuestion(msgspec.Struct, array_like=True, frozen=True):
-    """A product: `mm`, `bmm` or `addmm`, its two matrices and the one that is added to it."""
+    """A product: `mm`, `bmm` or `addmm`, its two matrices and the matrix that is added."""
 
     product: str
     first: Operand
@@ -36,7 +36,7 @@ class PaddingQuestion(msgspec.Struct, array_like=True, frozen=True):
 
 
 class NotMeasuredError(Exception):
-    """A graph can't be compiled before these `questions` are answered."""
+    """A graph cannot be compiled before these `questions` are answered."""
 
     def __init__(self, questions: Sequence[PaddingQuestion]) -> None:
         super().__init__(f"{len(questions)} products are to be measured")
@@ -45,7 +45,7 @@ class NotMeasuredError(Exception):
 
 @contextlib.contextmanager
 def asking(answers: Callable[[PaddingQuestion], bool | None]) -> Iterator[None]:
-    """Let Inductor decide by `answers`. Raises NotMeasuredError after a graph's decisions if any was missing."""
+    """Let Inductor decide by `answers`. Raises NotMeasuredError after a graph's decisions if any answer was missing."""
     from torch._inductor import compile_fx, config
     from torch._inductor.fx_passes import pad_mm
 
