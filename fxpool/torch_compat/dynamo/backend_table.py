@@ -19,23 +19,23 @@ Backend = Callable[..., Any]
 
 
 class _Table(UserDict[str, Backend]):
-    """A view of torch's table that accepts one backend again, as itself."""
+    """A view of torch's table that accepts the same backend more than once."""
 
     def __init__(self, table: dict[str, Backend], name: str, backend: Backend) -> None:
-        # Not a copy: another thread, which has the table itself, may be registering another backend now.
+        # Not a copy: another thread may be registering another backend in the table itself now.
         self.data = table
         self._name, self._backend = name, backend
 
     def __contains__(self, name: object) -> bool:
-        # As before the first use. A thread that looks the name up gets here in any case.
+        # The name is reported as missing, as before the first use, so that each thread's registration passes.
         return name != self._name and name in self.data
 
     def __setitem__(self, name: str, backend: Backend) -> None:
         if name == self._name and backend is not self._backend:
-            raise AssertionError(f"duplicate name: {name}")  # torch's own words
+            raise AssertionError(f"duplicate name: {name}")  # torch's own message
         self.data[name] = backend
 
-    # The underlying dictionary's, which other threads may change meanwhile.
+    # Views of the underlying dictionary, which other threads may change at any time.
     def keys(self) -> KeysView[str]:
         return self.data.keys()
 
@@ -47,9 +47,9 @@ class _Table(UserDict[str, Backend]):
 
 
 def admit(name: str, backend: Backend) -> None:
-    """Let `name` stand for `backend` from now on, however many threads register it.
+    """Register `backend` as `name`, so that any number of threads may register it again.
 
-    No-op if Dynamo is not imported (nobody looks anything up) or has another backend of that name.
+    No-op if Dynamo is not imported (there are no lookups) or has another backend of that name.
     """
     registry = sys.modules.get("torch._dynamo.backends.registry")
     table = getattr(registry, "_COMPILER_FNS", None)

@@ -16,7 +16,7 @@ __all__ = ["grow"]
 
 
 def grow(seconds: float) -> int:
-    """Let collectives wait longer by the whole seconds in `seconds`; return how many, 0 in no distributed program."""
+    """Extend timeouts of collectives by whole seconds; return by how many, 0 if the program is not distributed."""
     context = get_metrics_context()
     if context.in_progress():  # not in a thread that compiles in the background
         context.increment("distributed_ephemeral_timeout_us", int(seconds * 1e6))

@@ -21,12 +21,12 @@ from torch._dynamo import utils
 
 __all__ = ["CompileTimes", "compiled_here", "recorded", "told"]
 
-#: Metrics of what the process that asks for a compile times itself.
+#: Metrics that the client process measures itself.
 _OF_THE_ASKER = frozenset(
     ("aot_autograd_cumulative_compile_time_us", "dynamo_cumulative_compile_time_us", "duration_us",
      "distributed_ephemeral_timeout_us", "structured_logging_overhead_us")
 )  # fmt: skip
-# What becomes of a graph in the cache is counted by who looks there: `torch_counters`.
+# Cache counters are left to the process that does the lookup: `torch_counters`.
 _OF_CACHES = ("aot_autograd", "frames", "stats", "graph_break", "unimplemented", "ok")
 
 
@@ -41,7 +41,7 @@ class CompileTimes(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @contextlib.contextmanager
 def recorded(into: CompileTimes) -> Iterator[None]:
-    """Fill in what torch records meanwhile, in a process that compiles one graph at a time."""
+    """Collect torch's records inside the ``with`` block, in a process that compiles one graph at a time."""
     lengths = {name: len(values) for name, values in utils.compilation_time_metrics.items()}
     spent = dict(utils.cumulative_time_spent_ns)
     counted = _counted()
@@ -65,9 +65,9 @@ def recorded(into: CompileTimes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _metrics(into: dict[str, int]) -> Iterator[None]:
-    """Collect metrics in a context of torch's that no compile has begun here."""
+    """Collect metrics in one of torch's metrics contexts, which no compile has started here."""
     context = utils.get_metrics_context()
-    if context.in_progress():  # the asker's own: they are where they belong
+    if context.in_progress():  # the compile is in the client itself: metrics are already where they belong
         yield
         return
 
@@ -77,7 +77,7 @@ def _metrics(into: dict[str, int]) -> Iterator[None]:
                 into[name] = value
 
     before = context._on_exit
-    context._on_exit = leave  # its own writes torch's log of compiles, of which this is a part
+    context._on_exit = leave  # the original would log the metrics, as the client does
     try:
         with context:
             yield
@@ -95,7 +95,7 @@ def _counted() -> dict[str, Counter[str]]:
 
 @contextlib.contextmanager
 def told(times: CompileTimes) -> Iterator[None]:
-    """Put a record among this process's, around the loading of what was compiled, which counts a part of it."""
+    """Add a record to this process's, around the loading of the graph, which counts a part of it itself."""
     before = _counted()
     yield
     after = _counted()
@@ -116,7 +116,7 @@ def told(times: CompileTimes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiled_here() -> Iterator[None]:
-    """Around the loading of what this process has compiled itself: all of it is counted already."""
+    """Drop counts made while loading a graph that this process compiled itself: they are counted already."""
     before = _counted()
     yield
     for section, counts in _counted().items():

@@ -45,14 +45,14 @@ class Frame(NamedTuple):
 
 
 def current_frame() -> Frame | None:
-    """Return the outermost frame that is traced in this thread; None if there is none or it can't be determined."""
+    """Return the outermost frame that is traced in this thread; None if it cannot be determined."""
     convert = sys.modules.get("torch._dynamo.symbolic_convert")
     if convert is None:
         return None
     try:
         translator = convert.InstructionTranslator.current_tx()
         return _frame(translator.f_code, translator.f_locals)
-    except Exception:  # a thread that traces nothing, another Dynamo, a program's own __getattr__
+    except Exception:  # a thread that does not trace, another Dynamo, a program's own __getattr__
         return None
 
 

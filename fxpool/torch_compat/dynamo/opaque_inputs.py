@@ -15,14 +15,14 @@ __all__ = ["Opaque", "handed_on", "stand_in"]
 
 
 class Opaque:
-    """What stands for such an input where it is encoded: the name of its class."""
+    """Replaces such an input when it is encoded, by the name of its class."""
 
     def __init__(self, class_name: str) -> None:
         self.class_name = class_name
 
 
 def handed_on(graph: torch.fx.Graph, inputs: list[Any]) -> list[Any]:
-    """Return the inputs, with an `Opaque` for each object that the graph gives back or leaves alone."""
+    """Return the inputs, with an `Opaque` for each object that the graph only returns or does not use."""
     if not any(isinstance(value, FakeScriptObject) for value in inputs):
         return inputs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -35,5 +35,5 @@ def handed_on(graph: torch.fx.Graph, inputs: list[Any]) -> list[Any]:
 
 
 def stand_in(class_name: str) -> Any:
-    """Return an object to compile with in the place of an input of a class."""
+    """Return an object to compile with, in place of an input of this class."""
     return FakeScriptObject(None, class_name, None)

@@ -17,19 +17,19 @@ __all__ = ["asked", "give_bundle", "is_ahead_of_time"]
 
 
 def is_ahead_of_time() -> bool:
-    """Return whether the graph at hand is compiled for ``aot_compile``, which keeps it in a file of its own."""
+    """Return whether the current graph is compiled for ``aot_compile``, which writes it to its own file."""
     from torch._functorch import config
 
     return bool(getattr(config, "force_autograd_cache", False) and getattr(config, "bypass_autograd_cache_key", False))
 
 
 def asked() -> bool:
-    """Return whether Dynamo is going to ask for a form of the graph at hand that pickles."""
+    """Return whether Dynamo will request a picklable form of the current graph."""
     return is_ahead_of_time() or bool(getattr(torch._dynamo.config, "caching_precompile", False))
 
 
 def give_bundle(gm: torch.fx.GraphModule, call: Callable[..., Any], bundle: Callable[[], Any]) -> Callable[..., Any]:
-    """Return `call` with what Dynamo looks for; `bundle` makes the bundled result, anew each time."""
+    """Return `call` with the attributes that Dynamo looks for; `bundle` makes a new bundled result on each call."""
     backend_id = getattr(gm, "_backend_id", None)
     if torch._dynamo.config.caching_precompile and backend_id is not None:
         from torch._dynamo.precompile_context import PrecompileContext

@@ -20,7 +20,7 @@ _PREFIX = "fxpool:process group "
 
 
 def position(target: Any) -> int | None:
-    """Return which argument of an operator names a process group; None for an operator without one."""
+    """Return the position of the argument that names a process group; None for an operator without such an argument."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         if target._qualified_op_name.partition("::")[0] not in _NAMESPACES:
             return None
@@ -32,7 +32,7 @@ def position(target: Any) -> int | None:
 
 
 def size(name: str) -> int:
-    """Return how many ranks a group of this process has. Raises LookupError: there is none of that name."""
+    """Return the number of ranks of a group of this process. Raises LookupError: there is no group of that name."""
     from torch.distributed import distributed_c10d
 
     try:
@@ -42,19 +42,19 @@ def size(name: str) -> int:
 
 
 def name_in_code(number: int) -> str:
-    """Return what a worker calls a graph's group."""
+    """Return a worker's name for a graph's group."""
     return f"{_PREFIX}{number}"
 
 
 def number_in_code(name: str) -> int | None:
-    """Return which of a graph's groups a text in a worker's code names; None for any other text."""
+    """Return the number of the group that a text in a worker's code names; None for any other text."""
     number = name.removeprefix(_PREFIX)
     return int(number) if number != name and number.isdigit() else None
 
 
 @contextlib.contextmanager
 def shown(sizes: Sequence[int]) -> Iterator[None]:
-    """Have groups of these sizes, by the names in code, that nothing can be sent through."""
+    """Provide placeholder groups of these sizes, by their names in code; they cannot communicate."""
     if not sizes:
         yield
         return

@@ -16,16 +16,15 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # handed on to callers
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # re-exported
 from torch.utils._sympy.singleton_int import SingletonInt
 
 from fxpool.torch_compat.dynamo import tensors
 
-_RAGGED = 5  # what stands for a ragged size in a worker
+_RAGGED = 5  # the value of a ragged size in a worker
 
-# Attributes that decide what a ShapeEnv proves. Names differ between releases (2.13 renamed
-# var_to_val): those a release doesn't have are skipped. Left out are stacks, logs, caches
-# and the attributes of translation validation.
+# Attributes that affect the proofs of a ShapeEnv. Names differ between releases (2.13 renamed var_to_val): those that
+# a release lacks are skipped. Stacks, logs, caches and the attributes of translation validation are left out.
 _STATE = (
     "settings",
     "axioms",
@@ -40,7 +39,7 @@ _STATE = (
     "var_to_hint_override",
     "source_to_var",
     "source_to_symbol",
-    "name_to_symbol",  # since 2.15: what torch reads symbolic strides with
+    "name_to_symbol",  # since 2.15: torch parses symbolic strides with it
     "replacements",
     "unbacked_renamings",
     "divisible",
@@ -63,7 +62,7 @@ def dump(env: ShapeEnv) -> bytes:
     """Return the state of `env` as bytes.
 
     Raises:
-        Exception: whatever pickle raises for a source that can't be pickled.
+        Exception: any error of pickle, for a source that cannot be pickled.
     """
     state = {name: env.__dict__[name] for name in _STATE if name in env.__dict__}
     for name in ("backed_var_to_val", "var_to_val"):  # now, and until 2.12
@@ -71,7 +70,7 @@ def dump(env: ShapeEnv) -> bytes:
             # The ragged size of a jagged tensor equals itself only; a worker needs a number to compile with.
             numbers = {s: sympy.Integer(_RAGGED) if isinstance(v, SingletonInt) else v for s, v in state[name].items()}
             state[name] = numbers
-    # The stacks of guards and asserts point into the user's program; a worker can't use them.
+    # The stacks of guards and asserts point into the user's program; a worker cannot use them.
     guards = [(g.expr, g.size_oblivious) for g in env.guards]
     asserts = {symbol: [(a.expr, a.msg) for a in listed] for symbol, listed in env.deferred_runtime_asserts.items()}
     return pickle.dumps((state, guards, asserts))
@@ -111,7 +110,7 @@ def _no_range_location(nowhere: Any) -> Any:
 
 
 def values(env: ShapeEnv) -> dict[str, int | float | bool]:
-    """Return the value of each backed symbol in this call, by name. The ragged size of a jagged tensor has none."""
+    """Return the value of each backed symbol in this call, by name, except for ragged sizes of jagged tensors."""
     return {name.name: _number(value) for name, value in _hints(env).items() if not isinstance(value, SingletonInt)}
 
 
@@ -149,7 +148,7 @@ class Place:
 
 
 def places(fakes: Sequence[Any]) -> dict[str, Place]:
-    """Return by name where each symbol can be read from the arguments that `fakes` are the fake twins of."""
+    """Return, by symbol name, the place in a call's arguments to read its value; `fakes` are their fake twins."""
     place_by_name: dict[str, Place] = {}
 
     def note(value: Any, place: Place) -> None:
@@ -174,7 +173,7 @@ def symbols(env: ShapeEnv) -> dict[str, sympy.Symbol]:
 
 
 def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
-    """Return what is proven about the named symbols, for a key: ranges, replacements, hint overrides; no hints.
+    """Return the facts about the named symbols, for a key: ranges, replacements, hint overrides; no hints.
 
     Each row is ``[name, lower, upper, size_like, hint override, replacement]``, the bounds and the
     replacement as sympy expressions.
@@ -193,7 +192,7 @@ def facts(env: ShapeEnv, names: Iterable[str]) -> list[list[Any]]:
 
 
 def guards_over(env: ShapeEnv, names: set[str]) -> list[sympy.Basic]:
-    """Return guards of `env` that involve only the named symbols, in the order they were made, each once."""
+    """Return guards of `env` that involve only the named symbols, in order and without duplicates."""
     seen: dict[sympy.Basic, None] = {}
     for guard in env.guards:
         free = {symbol.name for symbol in guard.expr.free_symbols}
@@ -208,17 +207,17 @@ def add_guard(env: ShapeEnv, expr: sympy.Basic) -> bool:
 
 
 def expression_of(value: Any) -> sympy.Basic:
-    """Return the sympy expression of a SymInt, SymFloat or SymBool, replacements applied."""
+    """Return the sympy expression of a SymInt, SymFloat or SymBool, with replacements applied."""
     return value.node.expr
 
 
 def symbol_of(value: Any) -> sympy.Basic:
-    """Return what a SymInt, SymFloat or SymBool was made with, no replacement applied."""
+    """Return the original expression of a SymInt, SymFloat or SymBool, without replacements."""
     return value.node._expr
 
 
 def plain_symbol(value: Any) -> str | None:
-    """Return the name of the symbol that a symbolic number is; None for a number, or an expression."""
+    """Return the name of the symbol if a value is a plain symbol; None for a number, or an expression."""
     expr = expression_of(value) if isinstance(value, torch.SymInt) else None
     return expr.name if isinstance(expr, sympy.Symbol) else None
 
@@ -229,7 +228,7 @@ def symbols_in(value: Any) -> set[str]:
 
 
 def plain_symbols_in(value: Any) -> set[str]:
-    """Return the names of the symbols that a value has as they are: one of its sizes, strides or itself."""
+    """Return the names of the symbols that appear in a value on their own: as a size, a stride or the value itself."""
     return {expr.name for expr in _expressions(value) if isinstance(expr, sympy.Symbol)}
 
 
@@ -269,5 +268,5 @@ def make(env: ShapeEnv, expr: sympy.Basic, kind: str, hint: int | float | bool |
 
 
 def translation_validation(env: ShapeEnv | None) -> bool:
-    """Return whether the ShapeEnv records itself for a solver; such a record can't travel."""
+    """Return whether the ShapeEnv records itself for a solver; such a record cannot be sent."""
     return bool(env is not None and env._translation_validation_enabled)

@@ -16,7 +16,7 @@ __all__ = ["context_and_inputs", "give_bundle", "save", "saveable"]
 
 @contextlib.contextmanager
 def saveable() -> Iterator[None]:
-    """Have AOTAutograd make results that can be saved, also in this process."""
+    """Let AOTAutograd make results that can be saved, also in this process."""
     from torch._functorch import config
 
     with config.patch(
@@ -31,7 +31,7 @@ def saveable() -> Iterator[None]:
 def context_and_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], dynamic_shapes: str
 ) -> tuple[TracingContext, list[Any]]:
-    """Return the tracing context to compile in, and the inputs as it knows them.
+    """Return the tracing context to compile in, and the inputs in its form.
 
     `dynamic_shapes` is as in ``torch._inductor.standalone_compile``: where symbolic sizes come from. Raises ValueError.
     """
@@ -46,7 +46,7 @@ def context_and_inputs(
         known = [_value(node) for node in placeholders]
         mode = next((one.fake_mode for one in [*map(_value, gm.graph.nodes)] if isinstance(one, FakeTensor)), None)
         if mode is not None:
-            # The graph's own shapes; a real tensor in their place would be one of fixed sizes.
+            # Use the graph's symbolic shapes; a real tensor instead would have fixed sizes.
             pairs = zip(inputs, [*known, *[None] * len(inputs)], strict=False)
             inputs = [symbolic if isinstance(symbolic, FakeTensor | torch.SymInt) else one for one, symbolic in pairs]
             return TracingContext(mode), inputs
@@ -68,7 +68,7 @@ def _value(node: torch.fx.Node) -> Any:
 
 
 def give_bundle(call: Callable[..., Any], bundle: Callable[[], Any]) -> Callable[..., Any]:
-    """Return `call` as what torch's artifacts hold; `bundle` makes the bundled result, anew each time."""
+    """Return `call` in the form that torch's artifacts contain; `bundle` makes a new bundled result on each call."""
 
     def compiled(*args: Any) -> Any:
         return call(*args)
@@ -78,7 +78,7 @@ def give_bundle(call: Callable[..., Any], bundle: Callable[[], Any]) -> Callable
 
 
 def save(call: Callable[..., Any], path: str, label: str) -> None:
-    """Write a compiled graph into a file. Raises ValueError: it has no form outside this process."""
+    """Write a compiled graph into a file. Raises ValueError: it cannot be saved."""
     from torch._inductor.standalone_compile import AOTCompiledArtifact
 
     if getattr(call, "serialize", None) is None:

@@ -51,14 +51,14 @@ class TensorFacts(NamedTuple):
 
 
 class UnsupportedTensor(Exception):
-    """A tensor that is more than a block of memory with sizes and strides; the message says why."""
+    """A tensor that is not a plain block of memory with sizes and strides; the message says why."""
 
 
 class Describer:
     """Describes tensors of one request: one number per tensor and per storage, in order of appearance."""
 
     def __init__(self) -> None:
-        # Tensors and storages are kept, or an id could be reused by a new object.
+        # References to tensors and storages are kept, so that a new object cannot reuse an id.
         self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
         self._storages: dict[int, tuple[Any, int]] = {}
 
@@ -96,9 +96,9 @@ class Describer:
 
 
 def item_of(tensor: torch.Tensor) -> torch.SymInt | torch.SymFloat | None:
-    """Return the symbol of a number that Dynamo has made an input, wrapped into a tensor: what ``item()`` gives.
+    """Return the symbol of a number that Dynamo wrapped into an input tensor: the result of ``item()``.
 
-    None for any other tensor. What the graph itself finds out by ``item()`` is no input's, and not meant.
+    None for any other tensor, such as those on which the graph itself calls ``item()``.
     """
     known = getattr(tensor, "item_memo", None) if is_fake(tensor) and tensor.dim() == 0 else None
     if not isinstance(known, (torch.SymInt, torch.SymFloat)) or free_unbacked_symbols(known):
@@ -110,8 +110,8 @@ _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, Fak
 
 
 def refuse_unusual(tensor: torch.Tensor) -> None:
-    """Raise UnsupportedTensor unless `tensor` is a plain dense one (a Parameter, or fake, included)."""
-    # By exact type: a subclass that wraps tensors of its own is refused with the others.
+    """Raise UnsupportedTensor unless `tensor` is plain and dense (Parameters and fake tensors included)."""
+    # By exact type: all other subclasses are refused, including those that wrap tensors.
     if type(tensor) not in _PLAIN_TYPES:
         raise UnsupportedTensor(f"tensor subclass {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
@@ -125,7 +125,7 @@ def refuse_unusual(tensor: torch.Tensor) -> None:
 
 
 class PackedTensor(NamedTuple):
-    """A tensor in a layout of oneDNN's, for another process: its numbers, which stand in another order there."""
+    """A tensor in a oneDNN layout, for another process: its dense values, to be packed again there."""
 
     dense: torch.Tensor
 
@@ -136,7 +136,7 @@ def to_travel(tensor: torch.Tensor) -> torch.Tensor | PackedTensor:
 
 
 def travelled(constant: torch.Tensor | PackedTensor) -> torch.Tensor:
-    """Return the constant of `to_travel`: one of the same kind, if it was packed."""
+    """Return the constant of `to_travel`, packed again if it was packed."""
     return constant.dense.to_mkldnn() if isinstance(constant, PackedTensor) else constant
 
 
@@ -188,7 +188,7 @@ class Builder:
         return MetaTensorDesc(**{name: value for name, value in fields.items() if name in known})
 
 
-# Since 2.14: knows fake tensors that have no class of their own in Python, too.
+# Since 2.14: also recognizes fake tensors without a separate Python class.
 _is_fake_tensor = getattr(fake_tensor, "is_fake_tensor", None)
 
 

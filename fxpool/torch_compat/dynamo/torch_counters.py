@@ -19,13 +19,13 @@ __all__ = ["bypass", "bypass_before_autograd", "compiled", "looked_up", "miss_ex
 
 
 def compiled() -> None:
-    """Count a graph that came to its code as Dynamo made it, as one that AOTAutograd has dealt with."""
+    """Count a graph that was compiled as Dynamo made it, as handled by AOTAutograd."""
     counters["aot_autograd"]["total"] += 1
     counters["aot_autograd"]["ok"] += 1
 
 
 def looked_up(state: str, *, before_autograd: bool, inputs: Sequence[Any], key: str = "") -> None:
-    """Count a look into the cache: `state` is ``hit``, ``miss`` or ``guard_miss``; `inputs` are the graph's."""
+    """Count a cache lookup: `state` is ``hit``, ``miss`` or ``guard_miss``; `inputs` are the graph's."""
     plain = "hit" if state == "hit" else "miss"
     if before_autograd:
         if state == "guard_miss":
@@ -41,7 +41,7 @@ def looked_up(state: str, *, before_autograd: bool, inputs: Sequence[Any], key: 
 
 
 def bypass(*, before_autograd: bool, inputs: Sequence[Any], reason: str = "") -> None:
-    """Count a graph that can't be looked for, in any form."""
+    """Count a graph that cannot be looked up at any level."""
     if before_autograd:
         bypass_before_autograd(reason)
     graphs = _graphs(before_autograd, inputs)
@@ -51,19 +51,19 @@ def bypass(*, before_autograd: bool, inputs: Sequence[Any], reason: str = "") ->
 
 
 def bypass_before_autograd(reason: str = "") -> None:
-    """Count a graph that can't be looked for as Dynamo made it, and is after AOTAutograd."""
+    """Count a graph that cannot be looked up as Dynamo made it; its graphs after AOTAutograd are."""
     counters["aot_autograd"]["autograd_cache_bypass"] += 1
     _artifact("aotautograd_cache_bypass", "bypass", cache_bypass_reason=reason)
 
 
 def saved(*, before_autograd: bool) -> None:
-    """Count a graph that was kept."""
+    """Count a graph that was cached."""
     if before_autograd:
         counters["aot_autograd"]["autograd_cache_saved"] += 1
 
 
 def miss_explained(explanation: Callable[[], str]) -> None:
-    """Add to the structured trace why a graph was a miss, as JSON. Without a trace nothing is explained."""
+    """Add the reasons for a miss to the structured trace, as JSON; without a trace, `explanation` is not called."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "fxpool_miss_explained", "encoding": "json"},
@@ -72,7 +72,7 @@ def miss_explained(explanation: Callable[[], str]) -> None:
 
 
 def _graphs(before_autograd: bool, inputs: Sequence[Any]) -> int:
-    """How many graphs Inductor sees: two, where there is a backward."""
+    """Return the number of graphs that Inductor sees: two, if there is a backward."""
     trained = any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
     return 2 if before_autograd and trained and torch.is_grad_enabled() else 1
 

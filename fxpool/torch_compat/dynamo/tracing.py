@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import torch._guards as _guards
-from torch._guards import TracingContext as TracingContext  # handed on to callers
+from torch._guards import TracingContext as TracingContext  # re-exported
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxpool.torch_compat.dynamo import tensors
 
-# What AOTAutograd leaves in a context about the graph that it has compiled.
+# The attributes of a context in which AOTAutograd records facts about the compiled graph.
 _OF_ONE_GRAPH = ("fw_metadata", "aot_graph_name", "params_flat", "params_flat_unwrap_subclasses",
                  "params_unwrapped_to_flat_index", "output_strides")  # fmt: skip
 
@@ -51,17 +51,17 @@ def fakify(fake_mode: FakeTensorMode, context: TracingContext | None, value: Any
     if context is not None:
         symbolic_context = context.tensor_to_context.get(value)
     if symbolic_context is not None:
-        # Dynamo's own source: under another one, a number that it wrapped into a tensor would get a second symbol.
+        # Dynamo's own source: under another source, a number wrapped into a tensor would get a second symbol.
         known = getattr(symbolic_context, "tensor_source", None) or source
         return fake_mode.from_tensor(value, symbolic_context=symbolic_context, source=known)
-    # Without a context (no Dynamo behind this graph) sizes are static.
+    # Without a context (a graph not from Dynamo) sizes are static.
     return fake_mode.from_tensor(value, static_shapes=context is None, source=source)
 
 
 def of_piece(context: TracingContext | None) -> TracingContext | None:
     """Return a context for a part of the graph in progress.
 
-    Guards, fake tensors and caches are those of the whole; what AOTAutograd notes about one graph is the part's own.
+    Guards, fake tensors and caches are shared with the whole graph; AOTAutograd's records belong to the part.
     """
     if context is None:
         return None
@@ -73,12 +73,12 @@ def of_piece(context: TracingContext | None) -> TracingContext | None:
 
 
 def without_parameters(gm: torch.fx.GraphModule) -> None:
-    """Note on a graph, as Dynamo does, that it carries no parameters as attributes."""
+    """Record on a graph, as Dynamo does, that it carries no parameters as attributes."""
     gm._param_name_to_source = {}
 
 
 def real_inputs_expected(context: TracingContext | None) -> bool:
-    """Return whether the first call re-fakifies its inputs (DDPOptimizer): such a graph can't be replayed."""
+    """Return whether the first call re-fakifies its inputs (DDPOptimizer): such a graph cannot be replayed."""
     return bool(context is not None and context.fakify_first_call)
 
 
@@ -86,19 +86,19 @@ def real_inputs_expected(context: TracingContext | None) -> bool:
 
 
 def placeholder_source(node: torch.fx.Node) -> Any | None:
-    """Return where an input comes from in the user's frame; None for one that a graph splitter made."""
+    """Return an input's source in the user's frame; None for an input that a graph splitter made."""
     return getattr(node, "_dynamo_source", None)
 
 
 def set_placeholder_source(node: torch.fx.Node, source: Any | None) -> None:
-    """Note where an input of a graph that was made here comes from."""
+    """Set the source of an input of a graph that was made here."""
     node._dynamo_source = source
 
 
 def dump_sources(sources: Sequence[Any]) -> list[bytes | None]:
-    """Pickle sources: all in one piece, or else each on its own, with None for those that can't be pickled.
+    """Pickle sources: all together, or else each separately, with None for those that cannot be pickled.
 
-    Sources can hold anything that a user can name.
+    Sources can refer to any object that a user can name.
     """
     try:
         return [pickle.dumps(list(sources))]
@@ -121,7 +121,7 @@ def load_sources(dumped: Sequence[bytes | None]) -> list[Any]:
 
 
 def positional_source(index: int) -> Any:
-    """Return a stand-in for the source of input `index`, if the real one can't travel."""
+    """Return a stand-in for the source of input `index`, if the real source cannot be sent."""
     from torch._dynamo.source import LocalSource
 
     return LocalSource(f"__fxpool_input_{index}")
@@ -252,7 +252,7 @@ def reentered(context: TracingContext | None) -> Iterator[None]:
 
 
 def checkpoint_in_force() -> Any | None:
-    """Return the activation checkpoint (its frame) whose forward, or recomputation, runs now in this thread, or None.
+    """Return the activation checkpoint (its frame) whose forward, or recomputation, is running in this thread, or None.
 
     Both set hooks for saved tensors whose functions hold the frame.
     """
@@ -293,7 +293,7 @@ def constraints(context: TracingContext, value: Any) -> list[str] | None:
 
 
 def control_flow_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions by which a compile controls Dynamo; they are answers, not failures."""
+    """Return the exceptions by which a compile controls Dynamo; they are not failures."""
     from torch._dynamo import exc
 
     return (exc.RestartAnalysis, exc.SkipFrame, exc.TensorifyScalarRestartAnalysis)
