@@ -19,11 +19,11 @@ import torch
 from fxpool import forks
 
 _PATCHING = forks.rlock(__name__, "_PATCHING", lambda: _put_back())
-# Shaped like a key of torch's, because torch splits it in places; nothing is stored under it.
+# Has the form of torch's keys, because torch splits them in some places; no entry is stored under it.
 _NO_KEY = "afxpool00"
 
 
-#: (owner, attribute, original value) of everything replaced now, the latest last.
+#: (owner, attribute, original value) of current replacements, the latest last.
 _before: list[tuple[Any, str, Any]] = []
 
 
@@ -45,7 +45,7 @@ def _put_back() -> None:
 
 
 def copy_of(gm: torch.fx.GraphModule) -> Any:
-    """Copy a graph for a compile that another may have to follow: Inductor's first passes change their input.
+    """Copy a graph that may have to be compiled again after a failure: Inductor's first passes change their input.
 
     Parameters and nested graphs are shared.
     """
@@ -56,15 +56,15 @@ def copy_of(gm: torch.fx.GraphModule) -> Any:
     for theirs, ours in zip(gm.graph.nodes, made.graph.nodes, strict=True):
         if hasattr(theirs, "_dynamo_source"):  # AOTAutograd needs it on placeholders
             ours._dynamo_source = theirs._dynamo_source
-    for name, value in vars(gm).items():  # Dynamo's notes: sources of parameters, the reason of the compile
+    for name, value in vars(gm).items():  # Dynamo's attributes: sources of parameters, the reason for the compile
         made.__dict__.setdefault(name, value)
     return made
 
 
 def asks_other_ranks() -> bool:
-    """Return whether AOTAutograd, as configured, agrees with the other ranks on what it does.
+    """Return whether AOTAutograd, as configured, agrees with the other ranks on its decisions.
 
-    It then runs collectives while it compiles, which hang unless every rank comes to them.
+    It then runs collectives while it compiles, which hang unless every rank reaches them.
     """
     from torch._functorch import config
 
@@ -77,7 +77,7 @@ def asks_other_ranks() -> bool:
 
 
 class Compiled:
-    """The outcome of one compile: the callable of this process, and the result that can travel."""
+    """The outcome of one compile: the callable of this process, and the result that can be sent."""
 
     def __init__(self) -> None:
         self.callable: Callable[..., Any] | None = None
@@ -135,7 +135,7 @@ def _result_taken(compiled: Compiled) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncounted() -> Iterator[None]:
-    """Take back what torch counts of a cache that it only seems to have: who loads the result counts, and traces."""
+    """Undo torch's counts for its unused cache: the process that loads the result counts, and traces."""
     from torch._dynamo.utils import counters
 
     before = dict(counters["aot_autograd"])
@@ -180,7 +180,7 @@ def in_process_only() -> Iterator[None]:
 
 
 def dump_result(result: Any) -> bytes:
-    """Pickle the bundled result. Raises whatever pickle raises."""
+    """Pickle the bundled result. Raises any error of pickle."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -218,7 +218,7 @@ def aot_config_of(result: Any) -> Any:
 
 
 def as_from_real_inputs(result: Any) -> None:
-    """Set the kept configuration as if inputs had been real tensors, as Dynamo's are.
+    """Set the stored configuration as if inputs had been real tensors, as Dynamo's are.
 
     AOTAutograd records whether its inputs were fake; nothing after tracing depends on it.
     """
@@ -230,7 +230,7 @@ def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None)
 
     Runs the post-compile steps of Inductor (input alignment, cudagraphs) and of AOTAutograd
     (views, mutations, autograd). Guards are not added here: the caller has evaluated them.
-    `sources` replace those of the process that compiled.
+    `sources` replace the sources of the compiling process.
     """
     from torch._inductor import config as inductor_config
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
@@ -248,7 +248,7 @@ def wrap(result: Any, fake_inputs: Sequence[Any], sources: Sequence[Any] | None)
 
 
 def for_dynamo(result: Any, sources: Sequence[Any] | None) -> Any:
-    """Return the result with the names that this process's Dynamo has for its inputs; guards are Dynamo's as well."""
+    """Return the result with this process's Dynamo sources for its inputs, and without guards, which Dynamo has."""
     result.guards_expr = None
     aot_config = result.sanitized_aot_config
     if sources is not None and aot_config.aot_autograd_arg_pos_to_source is not None:
@@ -283,5 +283,5 @@ def parameter_sources(gm: torch.fx.GraphModule) -> dict[str, Any] | None:
 
 
 def graph_of(module: Any) -> torch.fx.GraphModule | None:
-    """Return the graph module behind Dynamo's argument to a backend; None if there is none."""
+    """Return the graph module behind Dynamo's argument to a backend; None for any other argument."""
     return module if isinstance(module, torch.fx.GraphModule) else None

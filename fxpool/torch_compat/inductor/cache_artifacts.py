@@ -29,10 +29,10 @@ _MODULE = "torch.compiler._cache"
 
 
 def register(read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]) -> bool:
-    """Make the type known to torch; return whether it is. Does something once, and never raises.
+    """Register the type with torch; return whether it is registered. Idempotent, and never raises.
 
-    `read` turns a reference into bytes when the program saves, `restore` puts such bytes where they belong when it
-    loads (with the key they were recorded under). Neither may raise: torch would fail the program's call.
+    `read` turns a reference into bytes when the program saves; `restore` writes such bytes to the cache when it loads
+    (with the key they were recorded under). Neither may raise: torch would fail the program's call.
     """
     try:
         module = sys.modules.get(_MODULE) or importlib.import_module(_MODULE)
@@ -40,14 +40,14 @@ def register(read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]
         if TYPE not in known:
             module.CacheArtifactFactory.register(_made(module.CacheArtifact, read, restore))
         return TYPE in known
-    except Exception as error:  # another thread did it, or an untested torch is built otherwise
+    except Exception as error:  # another thread registered it, or an untested torch differs
         log.debug("torch's cache artifacts are without fxpool's: %s: %s", type(error).__name__, error)
         return False
 
 
 def _made(base: Any, read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]) -> Any:
     class FxpoolCacheArtifact(base):
-        """One entry: a reference to it where it was recorded, its bytes where they were loaded."""
+        """One entry: a reference to it if it was recorded, its bytes if it was loaded."""
 
         def __init__(self, key: str, content: Hashable) -> None:
             # `base` is a frozen dataclass, whose own __init__ would also set `content`.
@@ -79,7 +79,7 @@ def _made(base: Any, read: Callable[[Any], bytes], restore: Callable[[str, bytes
 
 
 def record(key: str, reference: Hashable) -> bool:
-    """Have the next save include what `reference` stands for; it is read then. Needs `register`. Never raises.
+    """Include `reference` in the next save, which reads its bytes. Needs `register`. Never raises.
 
     Returns whether it will be included.
     """
@@ -92,23 +92,23 @@ def record(key: str, reference: Hashable) -> bool:
         if waiting := manager._new_cache_artifacts.get(TYPE):
             waiting.append(artifact)
         else:
-            # A new table: another thread may be going through the one there is, which must not grow meanwhile.
+            # A new table: another thread may be iterating over the current one, which must not grow during that.
             table = collections.defaultdict(list, manager._new_cache_artifacts)
             table[TYPE] = [*_saved_before(manager, kind), artifact]
             manager._new_cache_artifacts = table
         manager._seen_artifacts.add(artifact)
-    except Exception as error:  # an untested torch is built otherwise
+    except Exception as error:  # an untested torch differs
         log.debug("an entry is not among torch's cache artifacts: %s: %s", type(error).__name__, error)
         return False
     return True
 
 
 def _saved_before(manager: Any, kind: Any) -> list[Any]:
-    """Return what an earlier save had, to be saved again with what is new.
+    """Return the artifacts of an earlier save, to be saved again with the new ones.
 
-    The bytes of a second save hold two lists of one type, and torch loads only the last of them (2.11 to 2.15).
+    The bytes of a second save contain two lists of one type, and torch loads only the last of them (2.11 to 2.15).
     """
     again = [one for one in list(manager._seen_artifacts) if type(one) is kind]
-    if again:  # torch adds them to the information about the next save once more
+    if again:  # torch adds them again to the information about the next save
         manager._cache_info.artifacts.pop(TYPE, None)
     return again

@@ -24,7 +24,7 @@ _watching = False
 
 
 def watch(cleared: Callable[[str], None]) -> None:
-    """From now on, call `cleared` with the name of the class whose cache was cleared. Does something once."""
+    """From now on, call `cleared` with the name of the class whose cache was cleared. Idempotent."""
     global _watching
     if _watching:
         return

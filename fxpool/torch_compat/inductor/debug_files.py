@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclasses.dataclass(frozen=True)
 class DebugFiles:
-    """The `directory` of a program's run, the `options` that say which files, and if AOTAutograd's `log` is one."""
+    """The `directory` of a program's run, the `options` that select files, and whether AOTAutograd writes a `log`."""
 
     directory: str
     options: dict[str, Any]
@@ -34,16 +34,16 @@ class DebugFiles:
 
 
 def asked() -> DebugFiles | None:
-    """Return what this process wants written of a graph that is compiled for it; None where nothing is."""
+    """Return the debug files that this process wants for its graphs; None if debugging is off."""
     if not inductor_config.trace.enabled:
         return None
     from torch._dynamo.utils import get_debug_dir
 
     options: dict[str, Any] = {}
     for name in STAYS["inductor"]:
-        if name.startswith("trace.") and name in inductor_config._config:  # of this release
+        if name.startswith("trace.") and name in inductor_config._config:  # exists in this release
             value = getattr(inductor_config.trace, name.partition(".")[2])
-            if isinstance(value, _PLAIN):  # a function that uploads the files is not for another process
+            if isinstance(value, _PLAIN):  # a function that uploads the files is not sent
                 options[name] = value
     if options.get("trace.debug_dir"):
         options["trace.debug_dir"] = os.path.abspath(options["trace.debug_dir"])
@@ -52,7 +52,7 @@ def asked() -> DebugFiles | None:
 
 @contextlib.contextmanager
 def written(files: DebugFiles | None) -> Iterator[None]:
-    """Have a compile in this process write what was asked for elsewhere."""
+    """Write the debug files that the client wants for a compile in this process."""
     if files is None:
         yield
         return

@@ -17,12 +17,12 @@ from fxpool.torch_compat.inductor import aot
 __all__ = ["as_from_dynamo"]
 
 Call = Callable[..., Any]
-#: Makes of a callable for the changed graph one for the graph as it was.
+#: Converts a callable for the changed graph to a callable for the original graph.
 Restore = Callable[[Call], Call]
 
 
 def as_from_dynamo(gm: Any, inputs: Sequence[Any]) -> tuple[Any, Sequence[Any], Restore]:
-    """Return a graph that takes and returns flat values, its inputs, and the way back. `gm` is left as it is."""
+    """Return a graph that takes and returns flat values, its inputs, and a `Restore`. `gm` is not changed."""
     if not isinstance(gm, torch.fx.GraphModule):
         return gm, inputs, _as_it_is
     codegen: Any = gm.graph._codegen
@@ -54,7 +54,7 @@ def _as_it_is(call: Call) -> Call:
 
 
 def _is_flat(returned: Any) -> bool:
-    """Does a graph return flat values: a sequence of them, or the results of one operator that has several?"""
+    """Return whether a graph returns flat values: a sequence, or the several results of one operator."""
     if isinstance(returned, torch.fx.Node):
         results = getattr(getattr(returned.target, "_schema", None), "returns", ())
         return len(results) > 1 and all(str(result.type) == "Tensor" for result in results)
@@ -81,7 +81,7 @@ def _with_flat_outputs(gm: torch.fx.GraphModule) -> Restore:
 
 
 def _plain(returned: Any) -> Any:
-    """What a graph returns, in lists and dictionaries as its code makes them: a node has others, not to be changed."""
+    """Return a graph's output as plain lists and dictionaries; a node's own containers are immutable."""
     if isinstance(returned, list):
         return [_plain(one) for one in returned]
     if isinstance(returned, dict):

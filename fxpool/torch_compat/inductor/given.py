@@ -17,19 +17,19 @@ __all__ = ["Constants", "leave_out"]
 
 
 class Constants(CompiledFxGraphConstants):
-    """A loaded graph's constants: its own, and those of the caller's `given` that it names."""
+    """A loaded graph's constants: its own, and those of the caller's `given` that it refers to."""
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         self._given = given
 
     def unwrap(self, g: Any) -> dict[str, Any]:
-        """Return the constants by the names that the graph's code has for them."""
+        """Return the constants, by their names in the graph's code."""
         named: Mapping[str, int] = getattr(g, "_fxpool_given", {})
         return {**super().unwrap(g), **{name: self._given[number] for name, number in named.items()}}
 
 
 def leave_out(graph: Any, given: Sequence[torch.Tensor]) -> None:
-    """Leave constants that are among `given` out of a graph that is about to be pickled, and note their numbers."""
+    """Replace constants that are among `given` by their numbers, in a graph that is about to be pickled."""
     numbers = {id(tensor): number for number, tensor in enumerate(given)}
     constants = graph.constants or {}
     named = {name: numbers[id(value)] for name, value in constants.items() if id(value) in numbers}

@@ -53,14 +53,14 @@ class Graphs(Protocol):
         """
 
     def kept_here(self, reason: str, detail: str) -> None:
-        """Report a graph that can't be sent, and is compiled in this process; raise if that is an error."""
+        """Report a graph that cannot be sent, and is compiled in this process; raise if that is an error."""
 
     def compile_later(self, graph: bytes, dependencies: Mapping[str, Any]) -> Future[bytes]:
-        """Return a future that stays pending if the graph is not compiled: the caller has code to run meanwhile."""
+        """Return a future that stays pending if the graph is not compiled: the caller has other code to run."""
 
 
 class Begin(Protocol):
-    """Takes a graph of Dynamo's in a background mode, with Inductor's options of that call."""
+    """Takes a Dynamo graph in a background mode, with Inductor's options of that call."""
 
     def __call__(
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], /, *, mode: str, options: Mapping[str, Any]
@@ -75,9 +75,9 @@ _changing = False
 
 
 def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
-    """Put `kernels`, `graphs` and `begin` in place of Inductor's own; return False if that had been done before.
+    """Replace Inductor's own parts by `kernels`, `graphs` and `begin`; return False if they are replaced already.
 
-    Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE then and never again.
+    Imports Inductor, which reads TORCHINDUCTOR_FX_COMPILE_MODE only at that time.
     """
     global _changing
     with _lock:
@@ -85,7 +85,7 @@ def install(kernels: Kernels, graphs: Graphs, begin: Begin) -> bool:
             return False
         _changing = True
         try:
-            _take_kernels(kernels)  # first: modules imported after it must find no pool to start
+            _take_kernels(kernels)  # first: modules imported later must find no pool to start
             _take_graphs(graphs)
             _take_background(begin)
         except BaseException:
@@ -111,7 +111,7 @@ def uninstall() -> None:
 
 
 def _undo_half() -> None:
-    """Undo an unfinished change of another thread in a forked child, which may then install anew."""
+    """Undo an unfinished change of another thread in a forked child, which may then install again."""
     if _changing:
         uninstall()
 
@@ -122,7 +122,7 @@ def installed() -> bool:
 
 
 def take_in_worker(kernels: Kernels, threads: int) -> None:
-    """Set up a process that compiles one graph: C++ on so many threads, Triton through `kernels`.
+    """Set up a process that compiles one graph: C++ on `threads` threads, Triton through `kernels`.
 
     With one thread, Inductor compiles everything itself, one kernel after the other.
     """
@@ -132,7 +132,7 @@ def take_in_worker(kernels: Kernels, threads: int) -> None:
         _take_kernels(kernels)
         _replace(async_compile, "get_compile_threads", lambda: threads)
         if hasattr(utils, "should_use_thread_workers"):
-            _replace(utils, "should_use_thread_workers", lambda: False)  # whatever the program's processes do
+            _replace(utils, "should_use_thread_workers", lambda: False)  # independent of the program's setting
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -146,7 +146,7 @@ def _take_kernels(kernels: Kernels) -> None:
     def process_pool() -> Kernels:
         return kernels
 
-    # Called in a forked child and when Inductor ends its pools: must still forget a pool that Inductor had before.
+    # Called in a forked child and when Inductor ends its pools: must still drop a pool that Inductor had before.
     process_pool.cache_clear = AsyncCompile.process_pool.cache_clear  # type: ignore[attr-defined]
 
     def wakeup(cls: Any) -> None:
@@ -155,11 +155,11 @@ def _take_kernels(kernels: Kernels) -> None:
 
     _replace(AsyncCompile, "process_pool", staticmethod(process_pool))
     _replace(AsyncCompile, "wakeup", classmethod(wakeup))
-    # Since 2.15 threads may take the pool's place, and who waits for a kernel asks which of them made it.
+    # Since 2.15 threads may replace the pool, and code that waits for a kernel checks which of them made it.
     if hasattr(AsyncCompile, "get_worker_pool"):
         _replace(AsyncCompile, "get_worker_pool", classmethod(lambda cls: kernels))
         _replace(AsyncCompile, "should_use_thread_workers", classmethod(lambda cls: False))
-    # Inductor submits a job to find out whether its pool is ready, see `is_question`.
+    # Inductor submits a job to check whether its pool is ready, see `is_question`.
     _replace(AsyncCompile, "_ready_future", None)
 
 
@@ -186,11 +186,11 @@ def _take_graphs(graphs: Graphs) -> None:
     def serialize_compile(
         self: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any
     ) -> Any:
-        _sent.dependencies = operators_of(gm)  # it is sent next, by this thread
+        _sent.dependencies = operators_of(gm)  # this thread sends the graph next
         with _unpicklable() as errors:
             try:
                 made = serialize(self, gm, inputs, to_check, kwargs)
-            except Exception as error:  # of a type that torch does not expect of pickle (TypeError)
+            except Exception as error:  # a type that torch does not expect from pickle (TypeError)
                 made = None
                 errors.append(error)
         if not made:
@@ -222,7 +222,7 @@ def _take_graphs(graphs: Graphs) -> None:
 
 @contextlib.contextmanager
 def _unpicklable() -> Iterator[list[BaseException]]:
-    """Collect the errors for which this thread's graph can't be pickled; torch would log some thirty lines each."""
+    """Collect errors of pickling this thread's graph; torch would log about thirty lines for each."""
     from torch._inductor import compile_fx_ext
 
     errors: list[BaseException] = []
@@ -281,8 +281,8 @@ def _take_background(begin: Begin) -> None:
     @functools.wraps(original)
     def taken(model_: Any, example_inputs_: Sequence[Any], *args: Any, **arguments: Any) -> Any:
         mode = _background_mode()
-        # torch.compile passes no other arguments. A caller that does wants something special: an ahead-of-time package,
-        # an artifact, a compiler of its own for the inner graphs.
+        # torch.compile passes no other arguments. Other arguments are for special uses: an ahead-of-time package, an
+        # artifact, a custom compiler for the inner graphs.
         if not mode or args or arguments.keys() - {"config_patches", "compile_region_name"}:
             return original(model_, example_inputs_, *args, **arguments)
         return begin(model_, example_inputs_, mode=mode, options=arguments.get("config_patches") or {})
@@ -301,17 +301,17 @@ def _background_mode() -> str:
 
 
 def is_question(function: Callable[..., Any]) -> bool:
-    """Return whether a job of Inductor's only asks if there is a pool."""
+    """Return whether a job of Inductor's only checks if the pool is ready."""
     from torch._inductor.async_compile import AsyncCompile
 
     return function is AsyncCompile._get_ready
 
 
-READY = "ready"  # the answer to that
+READY = "ready"  # the reply to that job
 
 
 def compiles_only(function: Callable[..., Any]) -> bool:
-    """Return whether a job of Inductor's compiles a Triton kernel for a device named in its text, asking no device."""
+    """Return whether a job of Inductor's compiles a Triton kernel for a device named in its text, using no device."""
     from torch._inductor.async_compile import _worker_compile_triton
 
     return function is _worker_compile_triton and not torch.version.hip

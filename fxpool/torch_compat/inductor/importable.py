@@ -19,13 +19,13 @@ from typing import Any
 import torch
 import torch._C._nn
 
-#: Modules of Inductor that cost nothing more in a process that traces: Dynamo imports them itself.
+#: Modules of Inductor that a process with Dynamo has imported anyway.
 LIGHT = frozenset({
     "torch._inductor", "torch._inductor.config", "torch._inductor.hooks", "torch._inductor.utils",
     "torch._inductor.metrics", "torch._inductor.exc", "torch._inductor.cudagraph_utils",
     "torch._inductor.runtime.runtime_utils", "torch._inductor.runtime.hints",
 })  # fmt: skip
-#: Names of modules that bring Inductor's compiler or a kernel compiler with them.
+#: Prefixes of modules that import Inductor's compiler or a kernel compiler.
 _HEAVY = ("torch._inductor", "triton", "pallas", "cutlass")
 
 _HOMES = ("torch", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._sparse",
@@ -51,7 +51,7 @@ def extern_kernel(name: str) -> Any | None:
 
 
 def path_of(value: Any) -> str | None:
-    """Return a dotted path, beginning with ``torch``, that leads to this very object; None if none is known."""
+    """Return a dotted path, beginning with ``torch``, to this very object; None if no path is known."""
     if isinstance(value, torch._ops.OpOverload):
         return _checked(f"torch.ops.{value.namespace}.{value._opname}.{value._overloadname}", value)
     if isinstance(value, torch._ops.OpOverloadPacket):
@@ -104,8 +104,8 @@ def register_torch_operators() -> None:
 class PlainFunction:
     """A function as text: its definition, and the globals it reads, by name.
 
-    `paths` leads to objects (see `path_of`), `values` are numbers, text and the like, `functions` are plain functions
-    themselves.
+    `paths` are paths to objects (see `path_of`), `values` are numbers, text and similar, `functions` are plain
+    functions, too.
     """
 
     def __init__(self, definition: ast.FunctionDef) -> None:
@@ -116,7 +116,7 @@ class PlainFunction:
 
 
 def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
-    """Return `value` as text that can be put elsewhere; None if it depends on more than torch and plain data."""
+    """Return `value` as text that can be moved to another module; None if it needs more than torch and plain data."""
     if not isinstance(value, types.FunctionType) or value.__closure__ or depth > 3:
         return None
     try:
@@ -143,7 +143,7 @@ def plain_function(value: Any, depth: int = 0) -> PlainFunction | None:
 
 
 def _drop_annotations(definition: ast.FunctionDef) -> None:
-    """Remove annotations: they are evaluated at the definition, and name types that nothing else needs."""
+    """Remove annotations: they are evaluated at the definition, and name types that are not needed otherwise."""
     definition.returns = None
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
@@ -155,7 +155,7 @@ def _add(into: PlainFunction, name: str, value: Any, depth: int) -> bool:
         into.paths[name] = "torch"
     elif isinstance(value, (int, float, str, bool, type(None))):
         into.values[name] = value
-    elif (path := _namespace(value)) is not None:  # which is a module to Python
+    elif (path := _namespace(value)) is not None:  # namespaces are modules to Python
         into.paths[name] = path
     elif isinstance(value, types.ModuleType):
         return False

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-# Arguments of Inductor's inner compile that are plain data and decide what is generated.
+# Arguments of Inductor's inner compile that are plain data and affect the generated code.
 PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper", "fx_wrapper", "is_inference",
                    "layout_opt")  # fmt: skip
 
@@ -47,7 +47,7 @@ def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: di
 
 @contextlib.contextmanager
 def _no_graph_cache() -> Iterator[None]:
-    """Compile for use elsewhere: no lookup, Triton's binaries bundled with the result."""
+    """Compile for another process: no lookup, Triton's binaries bundled with the result."""
     from torch._functorch import config as functorch_config
 
     with functorch_config.patch(bundled_autograd_cache=True):
@@ -55,7 +55,7 @@ def _no_graph_cache() -> Iterator[None]:
 
 
 def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an inner compile that travel; the rest concerns this process only."""
+    """Return the arguments of an inner compile that are sent; the others concern only this process."""
     kept = {name: arguments[name] for name in PLAIN_ARGUMENTS if name in arguments}
     kept["static_input_idxs"] = list(kept.get("static_input_idxs") or ())
     cudagraphs = arguments.get("cudagraphs")
@@ -82,13 +82,13 @@ def travelling(graph: Any) -> Any:
 
     copied = copy(graph)
     copied.prepare_for_serialization()
-    # Arguments hold boxes that belong to the compiling process; the loader brings its own.
+    # Arguments contain boxes of the compiling process; the loader has its own.
     copied.fx_kwargs = {}
     return copied
 
 
 def dump(graph: Any) -> bytes:
-    """Pickle a `travelling` graph. Raises whatever pickle raises."""
+    """Pickle a `travelling` graph. Raises any error of pickle."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -96,7 +96,7 @@ def dump(graph: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    """Unpickle a graph of `dump`. AOTAutograd's fake mode is in force here, in which its constants would be fakes."""
+    """Unpickle a graph of `dump`, outside AOTAutograd's fake mode, which would make its constants fake."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -106,7 +106,7 @@ def load(data: bytes) -> Any:
 def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: Sequence[torch.Tensor] = ()) -> Any:
     """Run the post-compile steps of a graph that was loaded; return the callable output code.
 
-    `given` are the constants that the caller's graph has, of which the loaded one may name some.
+    `given` are the constants of the caller's graph; the loaded graph may refer to some of them.
 
     Raises:
         RuntimeError: the generated module could not be loaded.
@@ -138,11 +138,11 @@ def count_calls(gm: torch.fx.GraphModule) -> int:
 
 
 def as_output(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Wrap a graph of AOTAutograd's, to run operator by operator, like Inductor's output: called with one list."""
+    """Wrap a graph after AOTAutograd, to run operator by operator, like Inductor's output: called with one list."""
 
     def run(inputs: list[Any]) -> Any:
         arguments = list(inputs)
-        inputs.clear()  # AOTAutograd hands its references over, so that memory can be freed early
+        inputs.clear()  # AOTAutograd passes its references on, so that memory can be freed early
         return gm(*arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]

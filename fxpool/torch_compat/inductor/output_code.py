@@ -51,7 +51,7 @@ class Wrapper(Protocol):
 
 
 class Surroundings(Protocol):
-    """The environment given to a linked graph where it is loaded."""
+    """The environment that a linked graph gets when it is loaded."""
 
     #: This process's index of each CUDA device that the graph names.
     indices: Sequence[int]
@@ -62,7 +62,7 @@ class Surroundings(Protocol):
         """Return the module with the entry's C++ kernels."""
 
     def built(self) -> Any:
-        """Return the libraries that were built of one source each."""
+        """Return the libraries of one source each."""
 
     def triton(self) -> Any:
         """Return the library with its Triton kernels, which also has `texts`, `changed` and `keep_choices`."""
@@ -87,11 +87,11 @@ class LinkedGraph(CompiledFxGraph):
     def after_deserialization(self, constants: CompiledFxGraphConstants) -> str:
         """Make `current_callable`, or defer that if the graph is not called soon. Return the wrapper's name."""
         wrapper, surroundings = self._fxpool_wrapper, self._fxpool_surroundings
-        # Torch's own autotuner may be at work; the facts it needs about Triton take a third of a second to find out.
+        # Torch's own autotuner may run; finding the facts that it needs about Triton takes a third of a second.
         self._fxpool_tunes = bool(wrapper.unlinked) and self.device_types != {"cpu"}
         for what in wrapper.unlinked:
             surroundings.missed(what)
-        # Now, even if it is not called soon: an entry may be gone later, a loaded library stays.
+        # Load now, even if it is not called soon: an entry may be gone later, but a loaded library stays.
         library = surroundings.library() if wrapper.kernels else None
         self._fxpool_triton = surroundings.triton() if wrapper.triton else None
         if self._fxpool_triton is not None:
@@ -133,14 +133,14 @@ class LinkedGraph(CompiledFxGraph):
         return module
 
     def _name_lines(self) -> None:
-        """Tell torch's own tracebacks (of a memory snapshot, say) which lines of the program its code is of."""
-        codecache = sys.modules.get("torch._inductor.codecache")  # where they look, if somebody has imported it
+        """Register the program's lines of the code for torch's own tracebacks, for example of a memory snapshot."""
+        codecache = sys.modules.get("torch._inductor.codecache")  # they look there, if it is imported
         if codecache is not None and self.cache_linemap:
             lines = list(zip(*self.cache_linemap, strict=True))
             codecache.PyCodeCache.linemaps[self._fxpool_wrapper.name] = lines
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        debug = sys.modules.get("torch._inductor.debug")  # importing it brings the scheduler
+        debug = sys.modules.get("torch._inductor.debug")  # importing it would import the scheduler
         if getattr(debug, "RECORD_GRAPH_EXECUTION", False) or getattr(self, "_compile_context", None) is not None:
             return super().__call__(inputs)
         assert self.current_callable is not None
@@ -173,11 +173,11 @@ class _LateCall:
 
 
 def _load(loadable: Any, graph: Any, fx_config: Any) -> Any:
-    """Do what torch's bundled graphs do when they are loaded, without lowering. `torch_counters` traces the hit."""
+    """Load a graph as torch's bundled graphs are loaded, without lowering. `torch_counters` traces the hit."""
     constants = CompiledFxGraphConstants()
     revive(graph, constants)
     graph.compile_region_name = fx_config.get("compile_region_name")
-    # Since 2.13; where the graph was compiled, another allocator may have been in force, or none.
+    # Since 2.13. The compiling process may have used another allocator, or no allocator.
     allocator = getattr(cudagraph_utils, "check_caching_allocator_for_cudagraphs", None)
     if config.triton.cudagraphs and graph.disabled_cudagraphs_reason is None and allocator is not None:
         graph.disabled_cudagraphs_reason = allocator()
@@ -213,7 +213,7 @@ def compiled_for(graph: Any, indices: Sequence[int]) -> None:
 def link(graph: Any, wrapper: Wrapper) -> None:
     """Make `graph`, which is about to be pickled, load by its linked wrapper."""
     graph.__class__ = LinkedGraph
-    # Unpickling functions among a compile's arguments would import their modules, decompositions and all.
+    # Unpickling functions among a compile's arguments would import their modules, decompositions included.
     graph.fx_kwargs = {k: v for k, v in graph.fx_kwargs.items() if not isinstance(v, types.FunctionType)}
     graph._fxpool_wrapper = wrapper
     graph._fxpool_late = False
@@ -238,11 +238,10 @@ def name_of(graph: Any) -> str:
 
 
 def put_into(graph: Any, surroundings: Surroundings) -> None:
-    """Tell a linked graph where its kernels are. An unlinked one is left to torch, which is counted.
+    """Give a linked graph its surroundings. An unlinked graph is left to torch, which is counted.
 
     Raises:
-        ElsewhereError: the graph is for other devices than those it was compiled for, or for process groups, and is not
-            linked.
+        ElsewhereError: the graph is not linked, and needs other devices than it was compiled for, or process groups.
     """
     before, now = getattr(graph, "_fxpool_indices", ()), tuple(surroundings.indices)
     linked = isinstance(graph, LinkedGraph) and not graph._fxpool_wrapper.unlinked
@@ -259,9 +258,9 @@ def put_into(graph: Any, surroundings: Surroundings) -> None:
 
 
 def kernel_digest(argument_types: Sequence[str], source: str) -> str:
-    """Return the digest a kernel is found by: of its source and the types of its arguments.
+    """Return a kernel's digest: of its source and the types of its arguments.
 
-    Trailing blanks of lines do not count: a template that is requested early still has them.
+    Trailing blanks are ignored: a template that is requested early still has them.
     """
     lines = [line.rstrip() for line in source.strip().splitlines()]
     return hashlib.sha256("\0".join((*argument_types, "\n".join(lines))).encode()).hexdigest()
@@ -270,11 +269,11 @@ def kernel_digest(argument_types: Sequence[str], source: str) -> str:
 def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
     """Load a linked graph: what Inductor does on a hit of its own cache, up to post-compile.
 
-    Triton's binaries are put where their launchers look, counters and metrics change as if the graph had been compiled
-    here, and logs and structured traces get the same texts.
+    Triton's binaries are written to the directory where their launchers look, counters and metrics change as if the
+    graph had been compiled here, and logs and structured traces get the same texts.
 
     Raises:
-        CorruptEntryError, OSError, ImportError: the kernels do not load.
+        CorruptEntryError, OSError, ImportError: the kernels cannot be loaded.
     """
     if graph._triton_bundle:
         from torch._inductor.triton_bundler import TritonBundler

@@ -27,7 +27,7 @@ def inputs_of(program: Any) -> list[Any]:
 
 
 def interface(program: Any) -> dict[str, Any]:
-    """Return what a package has besides its graph, as plain data: how it is called, and the ranges of its sizes."""
+    """Return a package's interface as plain data: its calling convention, and the ranges of its sizes."""
     specs = {}
     for name in ("in_spec", "out_spec"):
         spec = getattr(program.call_spec, name)
@@ -49,7 +49,7 @@ def tensors_of(program: Any) -> dict[str, Any]:
 
 
 def write(program: Any, path: str) -> None:
-    """Write a program into a file. Raises what ``torch.export.save`` raises for one that can't be written."""
+    """Write a program into a file. Raises the errors of ``torch.export.save``."""
     torch.export.save(program, path)
 
 

@@ -48,8 +48,7 @@ _MODULES = (
 def import_compiler() -> None:
     """Import AOTAutograd, Inductor and their back ends. A module that this release lacks is skipped.
 
-    Cached facts about devices are forgotten afterwards: devices are hidden from a zygote, but not
-    from its workers.
+    Cached facts about devices are cleared afterwards: devices are hidden from a zygote, but not from its workers.
     """
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_not_of_hidden_devices)
     _import(_MODULES)
@@ -57,7 +56,7 @@ def import_compiler() -> None:
 
 
 def _is_not_of_hidden_devices(record: logging.LogRecord) -> bool:
-    """Return False for what torch says of the CUDA that it misses. A program says that itself, once, if it is true."""
+    """Return False for torch's message about missing CUDA. If it is true, the program's process logs it itself."""
     return not str(record.msg).startswith("No CUDA runtime is found")
 
 
@@ -67,10 +66,10 @@ _asked_of: list[str | None] = []
 
 
 def settle_assembler() -> None:
-    """Have Triton use the version of the assembler that Inductor chooses.
+    """Make Triton use the version of the assembler that Inductor chooses.
 
-    Triton remembers the version, which is part of its keys, and a compiler asks for it before Inductor has chosen:
-    binaries made here would get keys that no other process computes.
+    Triton caches the version, which is part of its keys, and may read it before Inductor has chosen. Binaries compiled
+    here would then get keys that no other process computes.
     """
     if importlib.util.find_spec("triton") is None:
         return
@@ -89,7 +88,7 @@ def settle_assembler() -> None:
 
 
 def _read_variables() -> None:
-    """Have Triton read those variables again that it read while it was imported, in a zygote without the program's."""
+    """Make Triton read its variables again: it read them at import, in a zygote without the program's variables."""
     refresh = getattr(sys.modules.get("triton.knobs"), "refresh_knobs", None)
     if refresh is not None:
         refresh()
@@ -108,14 +107,14 @@ def _read_variables() -> None:
 # Modules that Triton imports when it compiles its first kernel.
 _TRITON = ("triton.compiler.code_generator", "triton.backends.nvidia.compiler", "triton.experimental.gluon",
            "torch._inductor.runtime.triton_heuristics", "torch._inductor.runtime.triton_helpers")  # fmt: skip
-# Compute capabilities with an assembler of their own, in releases of Triton with several.
+# Compute capabilities with a separate assembler, in releases of Triton with several.
 _CAPABILITIES = (80, 90, 100)
 
 
 def warm_triton() -> None:
-    """Do in advance what each process that compiles Triton kernels does first: half a second.
+    """Do the first steps of each process that compiles Triton kernels in advance, which saves half a second.
 
-    Triton reads its own sources, whose digest is part of every kernel's key, and asks its assemblers for their
+    Triton reads its own sources, whose digest is part of every kernel's key, and runs its assemblers to get their
     versions.
     """
     if importlib.util.find_spec("triton") is None:
@@ -142,7 +141,7 @@ def _import(names: tuple[str, ...], of: tuple[str, ...] = ("torch",)) -> None:
 
 @contextlib.contextmanager
 def no_progress_thread() -> Iterator[None]:
-    """Keep tqdm, whose bars Inductor makes even if it shows none, from starting the thread that watches them."""
+    """Keep tqdm from starting its monitor thread; Inductor creates progress bars even if it shows none."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -171,7 +170,7 @@ def counters_kept() -> Iterator[None]:
 
 
 def forget_devices() -> None:
-    """Clear what torch remembers about devices. Tables of patterns, which are per device anyway, stay."""
+    """Clear torch's caches about devices. Tables of patterns, which are per device anyway, stay."""
     for name, module in sys.modules.copy().items():
         if not name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
             continue
@@ -182,13 +181,13 @@ def forget_devices() -> None:
                 _forget(value)
     selecting: Any = sys.modules.get("torch._inductor.select_algorithm")
     if selecting is not None:
-        selecting._ALGORITHM_SELECTOR_CACHE = None  # it gets the device when it is made
+        selecting._ALGORITHM_SELECTOR_CACHE = None  # it stores the device when it is created
     if (forget := getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)) is not None:
         forget.cache_clear()
 
 
 def _forget(value: object) -> None:
-    """Clear the cache of a function, or of a class's methods: one of them makes the properties of a device."""
+    """Clear the cache of a function, or of a class's methods: one of them caches the properties of a device."""
     if isinstance(value, _CACHED):
         value.cache_clear()
     elif isinstance(value, type):

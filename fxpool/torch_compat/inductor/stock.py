@@ -14,7 +14,7 @@ __all__ = ["compile_graph"]
 def compile_graph(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
-    """Compile as ``backend="inductor"`` does. Modes and options that torch does not know are left out."""
+    """Compile as ``backend="inductor"`` does. Modes and options unknown to torch are left out."""
     known = set(inductor.list_options())
     patches = dict(inductor.list_mode_options().get(mode, {})) if mode else {}
     patches.update({name: value for name, value in (options or {}).items() if name.replace("-", "_") in known})
