@@ -35,15 +35,15 @@ __all__ = [
 
 log = notices.logger(__name__)
 
-#: What is larger stays in its process: a model in a closure is nothing to send with each graph.
+#: The largest definition that is sent: a model in a closure should not be sent with each graph.
 LIMIT = 16 * 1024 * 1024  # bytes
 
-# The state of torch's `CustomOpDef` that is functions or plain data, besides those that its methods take.
+# The attributes of torch's `CustomOpDef` that are functions or plain data, besides those that its methods set.
 _FLAGS = ("_is_inplace", "_is_out", "_out_kwarg_names")
 
 
 class NotBroughtError(Exception):
-    """What arrived can't be registered here; the text says why."""
+    """A received definition cannot be registered here; the text says why."""
 
 
 class _Definition(NamedTuple):
@@ -64,7 +64,7 @@ class _Definition(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One function in a table of Inductor's; `key` is an operator."""
+    """One function in one of Inductor's tables; `key` is an operator."""
 
     module: str
     table: str
@@ -76,7 +76,7 @@ class _Entry(NamedTuple):
 
 
 def operator_as_bytes(target: Any) -> bytes | None:
-    """Return the definition of an operator for `bring_operator`; None if there is none that can travel."""
+    """Return the definition of an operator for `bring_operator`; None if it cannot be sent."""
     definition = _custom_op(target)
     if definition is None or getattr(definition, "_torch_dispatch_fns", None):
         return None
@@ -102,7 +102,7 @@ def operator_as_bytes(target: Any) -> bytes | None:
 
 
 def is_made_by_import(target: Any) -> bool:
-    """Return whether importing modules makes an operator of `custom_op`: it is not from a script or a function."""
+    """Return whether importing modules defines an operator of `custom_op`, which a script or function does not."""
     definition = _custom_op(target)
     if definition is None:
         return True
@@ -123,7 +123,7 @@ def _custom_op(target: Any) -> Any | None:
 
 
 def _given(kernel: Any) -> Any:
-    """Return the program's function in torch's wrappers of a kernel, which hold each other as `fn`."""
+    """Return the program's function inside torch's wrappers of a kernel, which are nested through `fn`."""
     while isinstance(kernel, types.FunctionType) and str(kernel.__globals__.get("__name__")).startswith("torch."):
         names = kernel.__code__.co_freevars
         if kernel.__closure__ is None or "fn" not in names:
@@ -143,12 +143,12 @@ def _autocast(definition: Any) -> dict[str, torch.dtype]:
     return {kind: dtype for kind, dtype in by_device.items() if dtype is not None}
 
 
-# Definitions that came to this process, by the operator's name.
+# Definitions that this process received, by the operator's name.
 _brought: dict[str, bytes] = {}
 
 
 def bring_operator(data: bytes) -> None:
-    """Define an operator of another process in this one, in the place of one that has its name.
+    """Define an operator of another process in this process, replacing an operator of the same name.
 
     Raises NotBroughtError.
     """
@@ -160,7 +160,7 @@ def bring_operator(data: bytes) -> None:
 
     tags = tuple(getattr(torch.Tag, name) for name in definition.tags)
     try:
-        # In the container that it was in, which counts in the digest.
+        # In the original type of container, which is part of the digest.
         given = tags if definition.tags_in_tuple else list(tags)
         made = CustomOpDef(definition.namespace, definition.name, definition.schema, definition.function, given or None)
         for name, value in definition.flags.items():
@@ -176,7 +176,7 @@ def bring_operator(data: bytes) -> None:
         for kind, dtype in definition.autocast.items():
             made.register_autocast(kind, dtype)
         made._disabled_kernel.update(definition.disabled)
-    except Exception as error:  # torch's registrations raise whatever they find
+    except Exception as error:  # torch's registrations may raise anything
         raise NotBroughtError(f"the operator {qualified}: {type(error).__name__}: {error}") from error
     _brought[qualified] = data
     forget_what_was_gathered()
@@ -188,21 +188,21 @@ def bring_operator(data: bytes) -> None:
 def registrations_as_bytes(entries: Iterable[tuple[str, str, Any, Any]]) -> list[bytes]:
     """Return entries of Inductor's tables, as (module, table, operator, function), for `settle_registrations`.
 
-    One that can't travel is left out: a compile that comes to it ends as if nothing had been sent.
+    An entry that cannot be sent is left out: a compile that needs it ends as if it were unknown.
     """
     dumped = (_dumped(_Entry(*entry)) for entry in entries)
     return [one for one in dumped if one is not None]
 
 
 _ABSENT = object()
-# Entries that came to this process, with what was in their place.
+# Entries that this process received, with the values that they replaced.
 _settled: dict[bytes, tuple[dict[Any, Any], Any, Any]] = {}
 
 
 def settle_registrations(wanted: Sequence[bytes]) -> None:
-    """Have these entries of another process in Inductor's tables, and no others' any more.
+    """Put entries of another process into Inductor's tables, and remove those of earlier calls.
 
-    One that names an operator which is not defined here is left out: so it is when a graph does not call it.
+    An entry for an operator that is not defined here is left out: the graph does not call it.
     """
     if list(_settled) == list(wanted):
         return
@@ -230,7 +230,7 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Takes operators by name."""
+    """Pickles operators by name."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):
@@ -258,7 +258,7 @@ def _dumped(value: Any) -> bytes | None:
     file = io.BytesIO()
     try:
         _Pickler(file, protocol=5).dump(value)
-    except Exception:  # whatever the program's objects raise: they have no form for another process
+    except Exception:  # the program's objects may raise anything: they cannot be sent
         return None
     return file.getvalue() if file.tell() <= LIMIT else None
 
@@ -266,5 +266,5 @@ def _dumped(value: Any) -> bytes | None:
 def _loaded(data: bytes) -> Any:
     try:
         return pickle.loads(data)
-    except Exception as error:  # a module of the program's is imported, which may do anything
+    except Exception as error:  # it imports the program's modules, which may raise anything
         raise NotBroughtError(f"code from another process: {type(error).__name__}: {error}") from error

@@ -27,15 +27,15 @@ from fxpool.torch_compat.dynamo import tensors
 
 __all__ = ["NotFoundError", "defined_at", "foreign_sources", "python_kernels", "python_places"]
 
-# A row of the dispatcher's table: a key, its kernel's place of registration, and the kind of entry.
+# A row of the dispatcher's table: a key, the file and line of its kernel's registration, and the kind of entry.
 _ROW = re.compile(r"^(\w+): (fallthrough )?registered at (.+):(\d+) \[(.+)\]$", re.MULTILINE)
-_FALLBACK = "backend fallback"  # for all operators alike
-# Kernels of these kinds serve many keys, each with a row of its own.
+_FALLBACK = "backend fallback"  # the same for all operators
+# Kernels of these kinds serve many keys, each with a separate row.
 _OF_MANY_KEYS = frozenset(("math kernel", "autograd kernel", "default backend kernel", "composite kernel"))
 
 
 class NotFoundError(Exception):
-    """A kernel was registered from Python, but its code can't be found; the text names the kernel."""
+    """A kernel was registered from Python, but its code cannot be found; the text names the kernel."""
 
 
 class _ReachedError(BaseException):
@@ -43,9 +43,9 @@ class _ReachedError(BaseException):
 
 
 def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, dict[str, Any]]]:
-    """Yield (dispatch key, function, arguments besides the operator's) of each kernel registered from Python.
+    """Yield (dispatch key, function, additional arguments) of each kernel registered from Python.
 
-    The function is rebuilt from the kernel's code, globals and closure, for inspection. A callable object's is its
+    The function is rebuilt from the kernel's code, globals and closure, for inspection. For a callable object it is
     ``__call__``, and the object is among the arguments.
 
     Raises NotFoundError: a kernel has no Python code, or does not take the operator's arguments.
@@ -95,7 +95,7 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
     call = functools.partial(op._handle.redispatch_boxed, keys, *arguments, **keywords)
     if sys.getprofile() is None:
         reached = _stopped(call)
-    else:  # the program has a profiler, maybe one that only C can restore: probe in a thread without one
+    else:  # the program has a profiler, possibly one that only C can restore: probe in a thread without a profiler
         with ThreadPoolExecutor(1, thread_name_prefix="fxpool-probe") as thread:
             reached = thread.submit(_stopped, call).result()
     if isinstance(reached, Exception):
@@ -106,7 +106,7 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
 
 
 def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
-    """Run a call up to its first Python frame, and return that frame; or the exception raised before, or None."""
+    """Run a call up to its first Python frame, and return that frame, an exception raised before it, or None."""
     reached: list[types.FrameType] = []
 
     def stop(frame: types.FrameType, event: str, _: object) -> None:
@@ -115,7 +115,7 @@ def _stopped(call: Callable[[], object]) -> types.FrameType | Exception | None:
             raise _ReachedError
 
     collecting = gc.isenabled()
-    gc.disable()  # a finalizer would be the first frame
+    gc.disable()  # a finalizer could be the first frame
     sys.setprofile(stop)
     try:
         call()

@@ -32,7 +32,7 @@ _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
 _COMMON = "torch._inductor.codegen.common"
 _PASSES = "torch._inductor.fx_passes."
-# Compared whole: a program's names may begin like these.
+# Compared as whole names: a program's modules may have these as prefixes.
 _OF_TORCH = frozenset(
     ("torch", "torchgen", "functorch", "operator", "_operator", "builtins", "math", "functools", "sympy")
 )
@@ -46,7 +46,7 @@ def of_the_program() -> Iterator[tuple[str, Any]]:
     yield from _of_devices()
 
 
-# Tables that are only read for operators that a compile meets, and what for.
+# Tables that are only read for operators that a compile meets, and how they affect these.
 _ASKED_FOR: dict[str, How] = {
     "lowerings": LOWERED,
     "_maybe_layout_constraints": LOWERED,
@@ -65,7 +65,7 @@ def of_operator(name: str) -> Otherwise | None:
 
 
 def for_a_worker() -> list[bytes]:
-    """Return the program's functions in tables that are read by operator, for `by_value.settle_registrations`."""
+    """Return the program's functions in tables keyed by operator, for `by_value.settle_registrations`."""
     return by_value.registrations_as_bytes(
         (module, table, key, function)
         for module, table, entries in _tables_by_operator()
@@ -104,7 +104,7 @@ def _of_program(name: str, table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]
 
 
 def _given_to(function: Any) -> Any:
-    """Return the closure of a function of torch's by name; the function itself if it has no such closure."""
+    """Return the closure of a torch function as a dict by name; any other function unchanged."""
     if not (isinstance(function, types.FunctionType) and _is_torchs(function) and function.__closure__):
         return function
     held: dict[str, Any] = {}
@@ -128,14 +128,14 @@ def _plain(value: Any) -> Any:
 
 
 def _is_torchs(function: Any) -> bool:
-    # Built-in functions are registered, too, and a wrapper carries the module of what it wraps.
+    # Built-in functions are registered, too, and a wrapper has the module of the function that it wraps.
     module = getattr(function, "__module__", None) or getattr(getattr(function, "func", None), "__module__", "torch")
     return str(module).partition(".")[0] in _OF_TORCH
 
 
 # ---------------------------------------------------------------- patterns
 
-# torch's own entries by id, kept so that the id is not reused.
+# torch's own entries by id, with references to them so that an id is not reused.
 _torchs: dict[int, Any] = {}
 
 
@@ -197,7 +197,7 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
             yield f"custom_backend_passes[{device}]", [type(custom), custom if uuid is None else uuid]
     for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
         if configuration is not None:
-            # Its values are configuration, which a worker is put into: see `configs`.
+            # Its values are configuration, which workers enter: see `configs`.
             yield f"custom_backend_codegen_configs[{device}]", [configuration.__name__, sorted(configuration._config)]
 
 
@@ -206,10 +206,10 @@ def _of_devices() -> Iterator[tuple[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Names in Inductor's tables in a process that changed them, or may have; None for a table that is not there.
+    """Names in Inductor's tables in a process that may have changed them; None for a table that is not loaded.
 
-    `fallbacks` are operators whose lowering is to call them, `decomposed` those with a decomposition. `changed` lists
-    the differences from torch's own tables; None if these were made before `watch`.
+    `fallbacks` are operators whose lowering calls them, `decomposed` those with a decomposition. `changed` lists the
+    differences from torch's own tables; None if these were created before `watch`.
     """
 
     fallbacks: Sequence[str]
@@ -217,15 +217,15 @@ class Tables:
     changed: Sequence[str] | None
 
     def for_key(self) -> Sequence[Any]:
-        """Return the tables' contents for a key: the changes if they are known, else all names."""
+        """Return the tables' contents for a key: the changes if known, else all names."""
         return self.changed if self.changed is not None else [self.fallbacks, self.decomposed]
 
     def disagreements(self) -> list[Otherwise]:
-        """Return operators that the tables would have compiled differently than this process's."""
+        """Return operators that would be compiled differently under these tables than under this process's."""
         lowered, fallbacks, decomposed = _lowered(), _fallbacks(), _decomposed()
         differing = []
         for name in self.fallbacks:
-            # An operator that has neither here becomes a fallback when it is met.
+            # An operator without a lowering or decomposition here becomes a fallback when a compile meets it.
             if name not in fallbacks and (name in decomposed or name in lowered):
                 what = f"the fallback for {name}"
                 differing += [Otherwise(LOWERED, name, what), Otherwise(DECOMPOSED, name, what)]
@@ -252,7 +252,7 @@ def tables() -> Tables | None:
 
 @dataclasses.dataclass
 class _Made:
-    """torch's tables as its modules made them; None for those of a module that was loaded before `watch`."""
+    """torch's original tables; None for those of a module that was loaded before `watch`."""
 
     fallbacks: frozenset[str] = frozenset()
     lowered: frozenset[str] | None = None
@@ -263,14 +263,14 @@ _made = _Made()
 
 
 def watch() -> None:
-    """Record Inductor's tables as soon as they are made, unless they are there already."""
+    """Record Inductor's tables as soon as they are created, unless they exist already."""
     missing = {_LOWERING, _DECOMPOSITION} - sys.modules.keys()
     if missing and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher(missing))
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing itself, but wraps the loaders of some modules to learn when they are done."""
+    """Finds no modules itself, but wraps the loaders of some modules to run code after them."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names
@@ -298,7 +298,7 @@ class _Telling(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         self._loader.exec_module(module)
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # `inspect` asks it for the source
+            module.__spec__.loader = self._loader  # `inspect` reads the source through it
         module.__loader__ = self._loader
         if module.__name__ == _LOWERING:
             _made.fallbacks, _made.lowered = frozenset(_fallbacks()), frozenset(_lowered())

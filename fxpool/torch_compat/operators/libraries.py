@@ -23,11 +23,11 @@ _texts: dict[tuple[str, int, int, int], dict[bytes, bool]] = {}
 
 
 def that_contain(sources: Iterable[str], operator: str) -> list[str]:
-    """Return paths of the mapped libraries that `sources` were compiled into, and of those that they name.
+    """Return paths of the mapped libraries that `sources` were compiled into, and of libraries that these name.
 
-    If no library has the text of a source, all that are linked with torch count.
+    If no library contains the name of a source, all libraries that are linked with torch are returned.
 
-    Raises NotFoundError: there is none, or one is no longer the file that was mapped.
+    Raises NotFoundError: there is no such library, or its file was replaced after it was mapped.
     """
     candidates = {path for path in _mapped(operator) if _holds(path, b"libc10")}
     paths: set[str] = set()
@@ -72,7 +72,7 @@ def _mapped(operator: str) -> set[str]:
 
 
 def _may_register(path: str) -> bool:
-    """Return whether a replaced library could have registered operators: its successor links to torch, or is gone."""
+    """Return whether a replaced library could have registered operators: its new file links to torch, or is gone."""
     try:
         return _holds(path, b"libc10")
     except OSError:

@@ -19,25 +19,25 @@ from torch.fx import Node
 
 from fxpool.torch_compat.operators import operators
 
-#: Modules whose functions write only to what their names or arguments say.
+#: Modules whose functions write only to the arguments that their names or signatures imply.
 _KNOWN = ("torch", "_operator", "operator", "math", "builtins", "einops")
 _INPLACE = frozenset(
     (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.iand,
      operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.ipow, operator.imatmul)
 )  # fmt: skip
-# Parameters of a normalization that it writes to in training.
+# Parameters that a normalization writes to in training.
 _STATISTICS = ("running_mean", "running_var")
 _WITHOUT_EFFECT = ("_log_api_usage_once",)
 
 
 def value_of(node: Node) -> Any:
-    """Return a node's value as Dynamo saw it: fake tensors, symbols, numbers; None where it kept none."""
+    """Return a node's value as Dynamo saw it: fake tensors, symbols, numbers; None if it recorded no value."""
     about = node.meta
     return about["example_value"] if "example_value" in about else about.get("val")
 
 
 def nodes_in(argument: Any) -> Iterator[Node]:
-    """Yield the nodes in an argument, those in lists and dicts among them."""
+    """Yield the nodes in an argument, including nested lists and dicts."""
     if isinstance(argument, Node):
         yield argument
     elif isinstance(argument, (tuple, list)):
@@ -98,14 +98,14 @@ def _written_by_schema(node: Node) -> list[Node]:
 
 
 def _written_by_arguments(node: Node) -> list[Node]:
-    """For functions of torch that write where an argument says so: ``inplace=True``, statistics in training."""
+    """Return the arguments written to because of another argument: ``inplace=True``, statistics in training."""
     target: Any = node.target
     signature = _signature(target)
     try:
         given = signature.bind(*node.args, **node.kwargs) if signature is not None else None
     except TypeError:
         given = None
-    if given is None:  # a builtin: it has no parameters to look at
+    if given is None:  # a builtin without a signature
         if getattr(target, "__name__", "") in ("batch_norm", "instance_norm"):
             return [*nodes_in(node.args[1:5])]
         return []
@@ -130,7 +130,7 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 
 def _written_by_higher_order(node: Node) -> list[Node]:
-    """The arguments of an operator of operators: all of them, if one of its graphs writes to what it is given."""
+    """Return the arguments of a higher-order operator: all of them if one of its subgraphs writes to its inputs."""
     inner = list(bodies(node))
     if inner and not any(_writes_to_inputs(body) for body in inner):
         return []
@@ -138,7 +138,7 @@ def _written_by_higher_order(node: Node) -> list[Node]:
 
 
 def bodies(node: Node) -> Iterator[torch.fx.GraphModule]:
-    """Yield the graphs that an operator of operators is given."""
+    """Yield the subgraphs of a higher-order operator."""
     root = node.graph.owning_module
     for argument in node.all_input_nodes:
         if argument.op == "get_attr" and root is not None:
@@ -161,7 +161,7 @@ def _storage(value: Any) -> Any:
 
 
 def storages_of(value: Any) -> Iterator[int]:
-    """Yield an identity of the memory of each tensor in a node's value."""
+    """Yield an identity of each tensor's storage in a node's value."""
     for tensor in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
             yield tensor.untyped_storage()._cdata
@@ -171,7 +171,7 @@ def storages_of(value: Any) -> Iterator[int]:
 
 
 def state_set_by(node: Node) -> str:
-    """Return the name of a call that may set state of the thread instead of computing; empty for any other node."""
+    """Return the name of a call that may set thread state instead of computing; empty for any other node."""
     if node.op != "call_function" or node.target is operator.setitem:
         return ""
     module, name = str(getattr(node.target, "__module__", "")), str(getattr(node.target, "__name__", node.target))
@@ -187,14 +187,14 @@ def state_set_by(node: Node) -> str:
 
 
 def gradients_set_by(node: Node) -> bool | None:
-    """Return what a node sets the recording of gradients to; None for any other node."""
+    """Return whether a node enables or disables gradients; None for any other node."""
     if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
         return bool(node.args[0])
     return None
 
 
 def enters(node: Node) -> bool:
-    """Return whether a node begins a stretch of the graph that `leaves` ends: it is an argument of that node."""
+    """Return whether a node begins a stretch of the graph. It is an argument of the node that ends the stretch."""
     return node.op == "call_function" and "_enter_" in str(getattr(node.target, "__name__", ""))
 
 

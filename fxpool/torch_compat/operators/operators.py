@@ -20,8 +20,8 @@ _BUILTIN_NAMESPACES = frozenset(
      "streams", "aoti", "xnnpack", "prepacked")
 )  # fmt: skip
 
-# Of those that Dynamo puts into a graph; the others that torch calls uncacheable are Inductor's to lower.
-# Inductor's decompositions, which AOTAutograd applies, replace `out_dtype`.
+# Higher-order operators that Dynamo puts into a graph and AOTAutograd removes. Inductor lowers the others that torch
+# calls uncacheable. Inductor's decompositions, which AOTAutograd applies, replace `out_dtype`.
 _END_WITH_AUTOGRAD = frozenset(("autograd_function_apply", "flat_apply", "out_dtype", "strict_mode", "wrap"))
 
 
@@ -36,7 +36,7 @@ def packet_name(packet: OpOverloadPacket) -> str:
 
 
 def find_overload(name: str) -> OpOverload:
-    """Return the operator of an `overload_name`. Raises AttributeError if it isn't registered in this process."""
+    """Return the operator of an `overload_name`. Raises AttributeError if it is not registered in this process."""
     qualified, overload = name.rsplit(".", 1)
     return getattr(find_packet(qualified), overload)
 
@@ -72,14 +72,14 @@ def is_autograd_function(target: Any) -> bool:
 
 
 def ends_with_autograd(target: Any) -> bool:
-    """Return whether AOTAutograd puts what a higher-order operator does into its place: its graphs have none."""
+    """Return whether AOTAutograd replaces a higher-order operator by its contents."""
     return target.name() in _END_WITH_AUTOGRAD
 
 
 def is_only_passed_on(node: torch.fx.Node) -> bool:
-    """Return whether a node's value is only ever MKL's form of a linear layer's weight.
+    """Return whether a node's value is only used as MKL's packed form of a linear layer's weight.
 
-    The layer's call names the weight itself as well. The packed form has memory in it that nobody has written to.
+    The layer's call has the weight itself as well. The packed form contains uninitialized memory.
     """
     if not torch._C.has_mkl or node.op != "get_attr":
         return False
@@ -92,9 +92,9 @@ def is_only_passed_on(node: torch.fx.Node) -> bool:
 
 
 def find_higher_order(name: str, module: str = "torch") -> Any:
-    """Return the higher-order operator of a name; `module` defines it, which torch imports some of when they are used.
+    """Return the higher-order operator of a name; `module` defines it, and may be imported by torch only on first use.
 
-    Raises KeyError if it isn't registered in this process.
+    Raises KeyError if it is not registered in this process.
     """
     if name not in torch._ops._higher_order_ops and module.startswith("torch."):
         importlib.import_module(module)
@@ -111,7 +111,7 @@ def is_builtin(target: Any) -> bool:
 
 
 def triton_kernels_of(target: Any) -> list[Any]:
-    """Return user-written Triton kernels behind a ``triton_op``; empty if triton isn't installed."""
+    """Return user-written Triton kernels behind a ``triton_op``; empty if Triton is not installed."""
     try:
         from torch._library.triton import get_triton_kernels_for_op
     except ImportError:

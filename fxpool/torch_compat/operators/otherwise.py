@@ -25,7 +25,7 @@ LOWERED: How = "lowered"
 DECOMPOSED: How = "decomposed"
 _TABLES: dict[How, list[tuple[str, str]]] = {
     LOWERED: [("torch._inductor.lowering", "lowerings")],
-    # The second table is laid over the first in some configurations.
+    # Some configurations merge the second table into the first.
     DECOMPOSED: [
         ("torch._inductor.decomposition", "decompositions"),
         ("torch._inductor.decomposition", "extra_random_decomps"),
@@ -36,7 +36,7 @@ _ABSENT = object()
 
 @dataclasses.dataclass(frozen=True)
 class Otherwise:
-    """An operator by its name in the tables, how its treatment differs, and what the program registered for it."""
+    """An operator by its name in the tables, how its treatment differs, and the program's registration for it."""
 
     how: How
     operator: str
@@ -44,21 +44,21 @@ class Otherwise:
 
 
 class MetError(Exception):
-    """A compile met a watched operator; the text is what the program registered for it."""
+    """A compile met a watched operator; the text names the program's registration for it."""
 
 
 @contextlib.contextmanager
 def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
-    """End compiles that lower, or decompose, one of `operators`; yield a function that returns the first met, or "".
+    """End compiles that lower or decompose one of `operators`; yield a function that returns the first one met, or "".
 
-    The error may be caught on its way: only that function's answer counts.
+    Code in between may catch the error: only that function's result counts.
     """
     met: list[str] = []
     unknown: list[Otherwise] = []
     replaced: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def first_met() -> str:
-        # An unknown operator may have been made meanwhile, by a module that was imported late.
+        # A module that was imported during the compile may have defined an unknown operator.
         return next(iter(met), "") or next((one.what for one in unknown if _found(one.operator) is not None), "")
 
     try:
@@ -95,7 +95,7 @@ def _telling(entry: Any, what: str, met: list[str]) -> Callable[..., Any]:
 
 
 def _found(operator: str) -> Any:
-    """Return the operator of a name like ``aten.sin.default``; None if this process has none."""
+    """Return the operator of a name like ``aten.sin.default``; None if it is not defined in this process."""
     resolved: Any = torch.ops
     for part in operator.split("."):
         try:
@@ -106,7 +106,7 @@ def _found(operator: str) -> Any:
 
 
 def forget_what_was_gathered() -> None:
-    """Make Inductor and fake tensors read their tables anew: something may have been registered since."""
+    """Make Inductor and fake tensors read their tables again, as registrations may have been added."""
     gather: Any = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
     if gather is not None:
         gather.cache_clear()

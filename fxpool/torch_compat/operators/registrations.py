@@ -27,20 +27,20 @@ __all__ = ["NotFoundError", "Part", "Registration", "foreign_functions", "overri
 
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
-# torch's own wrappers hold functions of the standard library, too.
+# torch's own wrappers contain functions of the standard library, too.
 _NOT_FOREIGN = frozenset(("torch", "torchgen", "functorch", *sys.stdlib_module_names))
-# Kernels for these keys compute: their code is in no graph.
+# Kernels for these keys compute: their code is not traced into graphs.
 _COMPUTE = frozenset(("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1"))
 
 
-# Kernels for these keys run before a graph consists of plain operators.
+# Kernels for these keys run before tracing reaches plain operators.
 _ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView")
 
 
 class Part(NamedTuple):
-    """One registration. `runs_later`: compiled code calls it, and does not include it.
+    """One registration. `runs_later`: compiled code calls it, but does not contain it.
 
-    `before_autograd`: AOTAutograd uses it, and the graphs that it makes don't need it again.
+    `before_autograd`: AOTAutograd uses it, and the graphs that it makes do not need it again.
     """
 
     value: Any
@@ -49,9 +49,9 @@ class Part(NamedTuple):
 
 
 class Registration:
-    """`files` are of Python code, `libraries` of compiled code; `parts` are the registrations by purpose.
+    """`files` contain Python code, `libraries` compiled code; `parts` are the registrations by purpose.
 
-    `home` is the module of torch that defines the operator, if one does that only when it is imported.
+    `home` is the torch module whose import defines the operator, if there is one.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,7 +63,7 @@ class Registration:
 
     @property
     def is_known(self) -> bool:
-        """True if anything tells where the operator comes from."""
+        """Whether the origin of the operator is known."""
         return bool(
             self.files or self.libraries or self.home or any(callable(part.value) for part in self.parts.values())
         )
@@ -72,7 +72,7 @@ class Registration:
 def registration(target: Any) -> Registration:
     """Return the registrations for an operator (an overload or a packet) from outside torch.
 
-    Raises NotFoundError: a kernel's code or library can't be found.
+    Raises NotFoundError: a kernel's code or library cannot be found.
     """
     overloads = [target] if isinstance(target, OpOverload) else [getattr(target, n) for n in target.overloads()]
     result = Registration(overload_name(target) if isinstance(target, OpOverload) else packet_name(target))
@@ -129,16 +129,16 @@ _verdicts: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDic
 
 
 def _users_libraries() -> list[Any]:
-    """Return live `torch.library.Library` objects that are not torch's own and change operators that are.
+    """Return live `torch.library.Library` objects from outside torch that change torch's operators.
 
-    torch keeps no list of them; each has a finalizer, and `weakref` keeps those.
+    torch keeps no list of them, but each has a finalizer, which `weakref` lists.
     """
     from torch._library.custom_ops import OPDEF_TO_LIB
     from torch.library import _del_library
 
     own = set(map(id, OPDEF_TO_LIB.values()))
     of_users = []
-    # A copy: a list of its pairs is many allocations, any of which may have finalizers run, and each takes itself out.
+    # A copy: listing the pairs allocates, which may run finalizers, and these remove themselves from the registry.
     for finalizer, info in weakref.finalize._registry.copy().items():  # type: ignore[attr-defined]
         if info.func is not _del_library:
             continue
@@ -161,7 +161,7 @@ def _is_users_library(library: Any) -> bool:
     overload = getattr(packet, name.partition(".")[2] or "default", None)
     if not isinstance(overload, OpOverload) or not is_builtin(overload):
         return False
-    # Operators that torch itself defines and implements by `torch.library`'s functions are its own.
+    # Operators that torch itself defines and implements with `torch.library`'s functions count as torch's.
     by_functions = dispatch_probe.defined_at(overload).startswith(_TORCH_ROOT)
     return any(
         not path.startswith(_TORCH_ROOT) or (path == _TORCH_ROOT + "library.py" and not by_functions)
@@ -170,7 +170,7 @@ def _is_users_library(library: Any) -> bool:
 
 
 def _home(definition: Any | None) -> str | None:
-    """Return the module of torch that has the function of its own ``custom_op``; torch's decorator defines it there."""
+    """Return the torch module with the function of one of torch's own ``custom_op`` operators, else None."""
     function = getattr(definition, "_init_fn", None)
     return _home_at(function.__code__.co_filename) if isinstance(function, types.FunctionType) else None
 
@@ -187,7 +187,7 @@ def _custom_op(qualified: str) -> Any | None:
 
 
 def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
-    """Yield the parts that `custom_op` and the decorators of its result keep."""
+    """Yield the parts that `custom_op` and the decorators of its result store."""
     for name in ("_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
         function = getattr(definition, name, None)
         if callable(function):
@@ -210,7 +210,7 @@ def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
 
 
 def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
-    """Yield rules for fake tensors and dispatch classes, effects and the rest that torch.library keeps by name."""
+    """Yield rules for fake tensors and dispatch classes, effects and other parts that torch.library stores by name."""
     from torch._library.simple_registry import singleton
 
     for name in {qualified, qualified.removesuffix(".default")}:
@@ -236,7 +236,7 @@ def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
 def _without_check(rule: Any) -> Any:
     """Return a rule for fake tensors without torch's check of the module that it was registered from.
 
-    The check is of operators of C++, and is there or not by the frame that registers.
+    The check applies to C++ operators; whether a rule has it depends on the frame that registers.
     """
     if getattr(rule, "__qualname__", "").startswith("_check_pystubs_once."):
         names = rule.__code__.co_freevars

@@ -24,7 +24,7 @@ _C_METHODS = (
     types.ClassMethodDescriptorType,
 )
 _PLACES = (torch, torch.nn.functional, torch.special, torch.linalg, torch.fft)
-# Methods about making, printing, copying and storing an object: they do not affect what is computed with it.
+# Methods that create, print, copy or store an object: they do not affect results computed with it.
 _NOT_COMPUTED = frozenset(
     ("__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__", "__hash__", "__reduce__",
      "__reduce_ex__", "__setstate__", "__deepcopy__", "__dir__", "__doc__", "__torch_function__", "__torch_dispatch__")
@@ -32,9 +32,9 @@ _NOT_COMPUTED = frozenset(
 
 
 def renamed() -> list[list[str]]:
-    """Return [place, name, the function's own place and name] of C functions under other names than their own.
+    """Return [owner, name, the function's original name] of C functions that have another name than their own.
 
-    This includes torch's own few, which are the same wherever this torch is.
+    This includes torch's own few, which are the same in every installation of this torch.
     """
     rows = [
         ["torch.Tensor", name, f"{value.__objclass__.__name__}.{value.__name__}"]
@@ -49,7 +49,7 @@ def renamed() -> list[list[str]]:
 
 
 def of_the_program() -> list[tuple[str, Any]]:
-    """Return (name, value) of methods of torch's tensors that a program replaced by something of its own."""
+    """Return (name, value) of tensor methods that a program replaced by its own."""
     own = vars(torch._C.TensorBase)
     return sorted(
         (f"torch.Tensor.{name}", value)
