@@ -17,17 +17,17 @@ import torch._inductor.config as inductor_config
 
 __all__ = ["HANDLER", "REGISTERED", "captured", "entered"]
 
-#: Name of a handler that the program set for the thread, or of the list of those that such a handler is composed of.
+#: Name of a handler that the program set for the thread, or of the list of handlers that it is composed of.
 HANDLER = "virtualized.choices"
-#: Name of what is registered: [key, factory] in order, as the first that has an opinion is asked. The name's end says
-#: that the values are factories, whose products' uuids count.
+#: Name of the registered factories: [key, factory] in order, as the first with an opinion decides. The name's suffix
+#: says that the values are factories, whose products' uuids go into a key.
 REGISTERED = "choices.registered_class"
 
 _MODULE = "torch._inductor.choices"
 
 
 def captured() -> dict[str, Any]:
-    """Return what the program set besides the configuration, by `REGISTERED` and `HANDLER`; mostly empty."""
+    """Return choices that the program set outside the configuration, by `REGISTERED` and `HANDLER`; usually empty."""
     code: dict[str, Any] = {}
     if registered := _registered():
         code[REGISTERED] = [[key, factory] for key, factory in registered.items()]
@@ -42,7 +42,7 @@ def _registered() -> dict[str, Any]:
 
 
 def _handler() -> Any:
-    """Return this thread's handler; None if it has none, or torch's own, which other threads need not have yet."""
+    """Return this thread's handler; None without one, or if it is torch's own, which other threads may not have yet."""
     virtualized = sys.modules.get("torch._inductor.virtualized")
     if virtualized is None:  # no compile has run here, so no handler is set
         return None
@@ -53,25 +53,25 @@ def _handler() -> Any:
 
 
 def _composed(handler: Any) -> bool:
-    """Return whether torch made the handler of several: of torch's class, and with the program's choices in it."""
+    """Return whether torch composed the handler of several, including the program's."""
     kind = getattr(sys.modules.get(_MODULE), "_ComposedInductorChoices", None)
     return kind is not None and type(handler) is kind
 
 
 def _parts(handler: Any) -> Any:
-    # A composed handler also remembers whom it has asked for what, which must not count.
+    # A composed handler also caches its earlier queries, which must not count.
     return list(handler._choices) if _composed(handler) else handler
 
 
 def _is_made_by_factories(handler: Any) -> bool:
-    """Return whether the factories in force make a handler like this one, by classes and uuids."""
+    """Return whether the current factories make a handler equal to this one, by classes and uuids."""
     factory = getattr(inductor_config, "inductor_choices_class", None)
     if factory is None and not _registered():
         return False
     try:
         expected = _made(factory, _registered())
         return _described(expected) == _described(handler)
-    except Exception:  # a program's code: it counts as it is
+    except Exception:  # the program's code may raise anything: the handler then counts as set by the program
         return False
 
 
@@ -81,7 +81,7 @@ def _described(handler: Any) -> list[Any]:
 
 
 def _made(factory: Any, registered: dict[str, Any]) -> Any:
-    """Return the handler that torch makes of these factories."""
+    """Return the handler that torch makes from these factories."""
     from torch._inductor import choices
 
     if not registered:
@@ -91,9 +91,9 @@ def _made(factory: Any, registered: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def entered(code: dict[str, Any]) -> Iterator[None]:
-    """Apply a program's choices: a thread that compiled before has kept others.
+    """Apply a program's choices: a thread that compiled before may have others.
 
-    Enter before the configuration: the handler restored afterwards is made by this process's own.
+    Enter this before the configuration, so that the handler restored afterwards is made by this process's own.
     """
     registered = dict(code.get(REGISTERED, ()))
     factory = code.get("inductor.inductor_choices_class")
@@ -109,7 +109,7 @@ def entered(code: dict[str, Any]) -> Iterator[None]:
 
 
 def _sent(handler: Any) -> Any:
-    """Return the handler that `_parts` took apart."""
+    """Rebuild the handler that `_parts` took apart."""
     if not isinstance(handler, list):
         return handler
     from torch._inductor import choices
@@ -119,7 +119,7 @@ def _sent(handler: Any) -> Any:
 
 @contextlib.contextmanager
 def _registering(registered: dict[str, Any]) -> Iterator[None]:
-    """Have other threads of this process make their handlers of these factories, too."""
+    """Let other threads of this process make their handlers from these factories, too."""
     from torch._inductor import choices
 
     before, choices._registered_inductor_choices = choices._registered_inductor_choices, registered

@@ -18,14 +18,14 @@ MODULES = {
     "distributed": "torch.distributed.config",
 }
 
-#: Modules of configuration that a compile does not read.
+#: Configuration modules that a compile does not read.
 UNREAD = {
     "torch.utils.serialization.config": "torch.save and torch.load read it",
     "torch.fx.config": "progress bars, and whether nodes remember stack traces for messages",
     "torch._inductor.runtime.caching.config": "torch's own caches, which fxpool stands in for; it is functions only",
 }
 
-# Neither in the key nor sent: a worker has its own, or it is not read after Dynamo has made the graph.
+# Neither in the key nor sent: a worker has its own value, or it is not read after Dynamo has made the graph.
 _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "which of torch's own caches are used, and fxpool stands in for them": (
@@ -133,7 +133,7 @@ _STAYS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 
-# Sent, so that a worker does as the program would, but not in the key: the result of a compile does not depend on it.
+# Sent, so that a worker behaves like the program, but not in the key: the result of a compile does not depend on it.
 _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "inductor": {
         "where and how torch's own caches and processes are kept": (
@@ -168,7 +168,7 @@ _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 
-#: Entries whose value is a directory, by default one that depends on the place of torch or the program.
+#: Entries whose value is a directory. Its default depends on the location of torch or of the program.
 DIRECTORIES = frozenset(("cutlass.cutlass_dir", "cuda.cutlass_dir", "xpu.cutlass_dir"))
 
 
@@ -179,7 +179,7 @@ def _reasons(table: dict[str, dict[str, tuple[str, ...]]]) -> dict[str, dict[str
     }
 
 
-#: Module -> entry -> why it is neither in the key nor sent.
+#: Module -> entry -> the reason why it is neither in the key nor sent.
 STAYS = _reasons(_STAYS)
-#: Module -> entry -> why it is sent, but not in the key.
+#: Module -> entry -> the reason why it is sent, but not in the key.
 ONLY_TRAVELS = _reasons(_ONLY_TRAVELS)

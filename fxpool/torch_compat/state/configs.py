@@ -37,7 +37,7 @@ def _modules() -> dict[str, Any]:
 
 _MODULES = _modules()
 
-# Names in `code_values` that are no entries of a configuration.
+# Names in `code_values` that are not configuration entries.
 _NO_ENTRIES = (choices.HANDLER, choices.REGISTERED)
 
 
@@ -47,8 +47,8 @@ def capture() -> dict[str, dict[str, Any]]:
 
 
 def per_thread() -> bool:
-    """Return whether each thread has values of its own, as since 2.12. Before, a value that one thread sets for a
-    ``with`` block is in force in all, and two such blocks that overlap leave one of the values behind."""
+    """Return whether each thread has its own values, as since 2.12. Before, a value that one thread sets for a ``with``
+    block applies to all threads, and two such blocks that overlap leave one of the values behind."""
     entry = inductor_config._config["max_fusion_size"]
     return isinstance(entry.user_override, contextvars.ContextVar)
 
@@ -67,7 +67,7 @@ def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         for name, module in modules.items():
             state[name] = values = _values(name, module)
             for key in [key for key, value in values.items() if type(value) not in _ATOMS]:
-                value = getattr(module, key)  # read directly: torch does not notice a change in place
+                value = getattr(module, key)  # read directly: torch does not notice in-place changes
                 if _is_plain(value):
                     values[key] = _copied(value)
                 else:
@@ -77,31 +77,31 @@ def captured() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
 
 def _modules_now() -> dict[str, Any]:
-    """Return the modules of configuration by name, with those that came with back ends for other devices."""
+    """Return the configuration modules by name, including those of back ends for other devices."""
     common = sys.modules.get("torch._inductor.codegen.common")
     of_devices = getattr(common, "custom_backend_codegen_configs", {})
     return {**_MODULES, **{f"device {name}": module for name, module in of_devices.items() if module is not None}}
 
 
-# Since 2.13 torch can keep its last export, which is ten times as fast.
+# Since 2.13 torch can cache its last export, which is ten times as fast.
 _KEEPS = "readonly_values" in inspect.signature(type(inductor_config)._get_dict).parameters
 
 
 def _values(name: str, module: Any) -> dict[str, Any]:
-    """Return the entries to capture. Those that are not atoms may be stale, or copies."""
+    """Return the entries to capture. Values that are not atoms may be stale, or copies."""
     if _KEEPS:
         prefixes = getattr(module, "_cache_config_ignore_prefix", [])  # includes passes, which must not be copied
-        with contextlib.suppress(Exception):  # a value that can't be copied: read without torch's help, below
+        with contextlib.suppress(Exception):  # a value that cannot be copied: read one by one, below
             values: dict[str, Any] = module._get_dict(ignored_prefixes=prefixes, readonly_values=True)
             for key in _staying(name).intersection(values):
                 del values[key]
-            # Since 2.15 one entry can imply others, and the export has what these were set to themselves.
+            # Since 2.15 one entry can imply others, and the export has only the explicit values of these.
             for key in (*_ignored_by_torch(name, module), *values.keys() & getattr(module, "_implications", ())):
                 values[key] = getattr(module, key)
             return values
     values = {}
     for key in _entries(name, module):
-        with contextlib.suppress(AttributeError):  # deleted, as mocks do for a while
+        with contextlib.suppress(AttributeError):  # deleted temporarily, as mocks do
             values[key] = getattr(module, key)
     return values
 
@@ -131,7 +131,7 @@ _to_warn: list[Any] = []
 
 @contextlib.contextmanager
 def _unwarned(modules: Iterable[Any]) -> Iterator[None]:
-    """Have torch not warn that an entry is deprecated: we read all of them. It warns once, so the program still can."""
+    """Suppress torch's warnings about deprecated entries while all are read; the program can still get each of them."""
     global _muted_times
     with _muted:
         _muted_times += 1
@@ -149,7 +149,7 @@ def _unwarned(modules: Iterable[Any]) -> Iterator[None]:
 
 
 def _unmute() -> None:
-    """Undo in a child what another thread was about when it was forked."""
+    """Undo, in a forked child, the muting by another thread."""
     global _muted_times
     _muted_times = 0
     while _to_warn:
@@ -175,7 +175,7 @@ def _is_plain(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     if type(value) in (list, tuple, set) and all(type(part) in _ATOMS for part in value):
-        return type(value)(value)  # the common case, in a tenth of the time
+        return type(value)(value)  # the common case, ten times as fast
     return copy.deepcopy(value)
 
 
@@ -189,7 +189,7 @@ def key_values(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     config = inductor_config._config
     for key in DIRECTORIES:
         if key in config and by_module["inductor"].get(key) == config[key].default:
-            by_module["inductor"][key] = None  # torch's place does not count
+            by_module["inductor"][key] = None  # torch's location is not part of a key
     return by_module
 
 
@@ -214,7 +214,7 @@ def entered(state: dict[str, dict[str, Any]], code: dict[str, Any] | None = None
 
 
 def _differing(module: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are not in force here."""
+    """Return the values that differ from the current configuration."""
     changes = {}
     for key, value in values.items():
         try:
@@ -267,18 +267,18 @@ def check_inductor_option(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _owner(attribute: str) -> tuple[Any, str]:
-    """Return the module and the entry of an option; since 2.15 ``device.entry`` is one of a device's back end."""
+    """Return the module and the entry of an option; since 2.15 ``device.entry`` belongs to a device's back end."""
     if attribute not in inductor_config._config and "." in attribute:
         from torch._inductor.codegen import common
 
         if hasattr(common, "get_compile_option_owner"):
-            common.init_backend_registration()  # some register only when they are asked for
+            common.init_backend_registration()  # some back ends register on demand
             return common.get_compile_option_owner(attribute) or (inductor_config, attribute)
     return inductor_config, attribute
 
 
 def mode_options(mode: str) -> dict[str, Any]:
-    """Return Inductor's options for one of torch.compile's modes. Raises KeyError for an unknown one."""
+    """Return Inductor's options for one of torch.compile's modes. Raises KeyError for an unknown mode."""
     import torch._inductor
 
     table = torch._inductor.list_mode_options()
@@ -305,20 +305,20 @@ def patched(options: dict[str, Any]) -> Iterator[None]:
 
 
 def calls_through_cpp() -> bool:
-    """Return whether Inductor puts what surrounds a graph's kernels into a C++ library (``cpp_wrapper``)."""
+    """Return whether Inductor generates a graph's wrapper in C++ (``cpp_wrapper``)."""
     return bool(inductor_config.cpp_wrapper)
 
 
 def kernels_on_first_call() -> bool:
-    """Return whether a graph that is called through C++ leaves its Triton kernels to be compiled when it is called.
+    """Return whether a graph that is called through C++ compiles its Triton kernels on its first call.
 
-    Since 2.12 torch decides so by itself, within a compile only: what is asked for before is None.
+    Since 2.12 torch decides this by itself, but only within a compile: before, the option is None.
     """
     return inductor_config.triton.autotune_at_compile_time is False
 
 
-#: Entries of Inductor's that have kernels of a graph that is called through C++ compiled with it and timed on the
-#: device, and their binaries stored. Torch sets the second around a compile, and misses backwards compiled later.
+#: Inductor options that compile the kernels of a graph called through C++ together with it, time them on the device,
+#: and store their binaries. Torch sets the second option only around a compile, which misses later backwards.
 KERNELS_AT_COMPILE_TIME = {"triton.autotune_at_compile_time": True, "triton.store_cubin": True}
 
 
@@ -326,13 +326,13 @@ def freezing() -> bool:
     return bool(inductor_config.freezing)
 
 
-# Options under which lowering itself runs code on the device, to choose by time or for another reason, or asks it for
-# its memory (whose lack releases before 2.14 take for plenty).
+# Options under which lowering itself runs code on the device, to choose by time or for another reason, or reads the
+# amount of its memory (without a device, releases before 2.14 assume plenty).
 _MEASURING = ("max_autotune_custom_op", "benchmark_fusion", "benchmark_combo_kernel",
               "combo_kernel_compile_time_autotune", "runtime_estimations_mms_benchmark", "multi_kernel_hints",
               "triton.multi_kernel", "profile_bandwidth", "benchmark_kernel",
               "partitioned_scatter_enabled")  # fmt: skip
-# Options under which templates are timed in ways that `autotuning` does not support; backends that it does.
+# Options under which templates are timed in ways that `autotuning` does not support; backends that it supports.
 _TIMED_OTHERWISE = ("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm")
 _BACKENDS_TIMED = {"ATEN", "TRITON", "CPP"}
 # Since 2.15 the older name is an alias that warns.
@@ -352,7 +352,7 @@ def times_templates() -> bool:
 
 
 def measures() -> str:
-    """Return the first option in force that makes lowering measure on a device by itself; "" if there is none."""
+    """Return the first enabled option that makes lowering itself measure on a device; "" without such an option."""
     names = [*_MEASURING, *(_TIMED_OTHERWISE if times_templates() else ())]
     for name in names:
         value: Any = inductor_config
@@ -361,7 +361,7 @@ def measures() -> str:
         if value:
             return name
     if times_templates():
-        if not getattr(inductor_config, _CHOOSES_BY_TIME):  # then registers decide, known only of a loaded kernel
+        if not getattr(inductor_config, _CHOOSES_BY_TIME):  # then register counts decide, which need a loaded kernel
             return _CHOOSES_BY_TIME
         for name in ("max_autotune_gemm_backends", "max_autotune_conv_backends"):
             if {one.strip().upper() for one in getattr(inductor_config, name).split(",")} - _BACKENDS_TIMED:
@@ -375,9 +375,9 @@ def decides_by_memory() -> bool:
 
 
 def caches_disabled() -> str | None:
-    """Return the switch by which the user turned compile caches off; None while they are on.
+    """Return the switch with which the user disabled compile caches; None if they are enabled.
 
-    Without its cache of graphs torch has none that AOTAutograd's could lead to.
+    AOTAutograd's cache refers to Inductor's cache of graphs, so disabling the latter disables both.
     """
     import torch
 
@@ -387,21 +387,21 @@ def caches_disabled() -> str | None:
 
 
 def autograd_cache_disabled() -> bool:
-    """Return whether only graphs after AOTAutograd may be kept (torch._functorch.config.enable_autograd_cache)."""
+    """Return whether only graphs after AOTAutograd may be cached (torch._functorch.config.enable_autograd_cache)."""
     return not functorch_config.enable_autograd_cache
 
 
 def must_be_kept() -> bool:
-    """Return whether a graph that can't be kept is an error (torch._functorch.config.strict_autograd_cache).
+    """Return whether a graph that cannot be cached is an error (torch._functorch.config.strict_autograd_cache).
 
-    ``aot_compile`` sets that switch as well, together with one that asks for no key: its file is what keeps the graph.
+    ``aot_compile`` sets that switch as well, together with a switch to bypass keys, as it saves the graph in its file.
     """
     keyless = getattr(functorch_config, "bypass_autograd_cache_key", False)
     return bool(functorch_config.strict_autograd_cache) and not keyless
 
 
 def remote_cache_wanted() -> str | None:
-    """Return the switch that asks for torch's remote cache; None without."""
+    """Return the switch that enables torch's remote cache; None if it is disabled."""
     if inductor_config.fx_graph_remote_cache:
         return "fx_graph_remote_cache"
     return "enable_remote_autograd_cache" if functorch_config.enable_remote_autograd_cache else None

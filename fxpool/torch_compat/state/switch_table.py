@@ -15,7 +15,7 @@ import torch
 Reader = Callable[[], Any]
 Writer = Callable[[Any], None]
 
-#: Switches that shape C++ code only.
+#: Switches that affect only C++ code.
 OF_CPU = frozenset(("num_threads",))
 
 # Below the smallest normal number: a product with it is zero if denormals are flushed.
@@ -27,7 +27,7 @@ def _attribute(owner: Any, name: str) -> tuple[Reader, Writer]:
 
 
 def _later(module: str, name: str, default: Any) -> tuple[Reader, Writer]:
-    """Return reader and writer of a global in a module that most programs never import: `default` until then."""
+    """Return reader and writer of a global in a module that most programs never import: `default` until it is."""
 
     def read() -> Any:
         return getattr(sys.modules.get(module), name, default)
@@ -64,9 +64,9 @@ def _specialize_floats(names: list[str]) -> None:
 
 
 def _table() -> dict[str, tuple[Reader, Writer | None]]:
-    """Return name -> (read, write). Names that this release of torch does not have are left out.
+    """Return name -> (read, write). Names that this release of torch lacks are left out.
 
-    A switch that sets others (the precision of products by its old name) stands before them.
+    A switch that sets others (the precision of products by its old name) comes before them.
     """
     table: dict[str, tuple[Reader, Writer | None]] = {}
     core: Any = torch._C
@@ -99,7 +99,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
         lambda pair: torch.set_anomaly_enabled(*pair),
     )
-    # Floats that Dynamo was asked to specialize in an earlier trace: the pass that asks does not ask twice.
+    # Floats that a pass asked Dynamo to specialize in an earlier trace: the pass does not ask twice.
     table["specialized_floats"] = (_specialized_floats, _specialize_floats)
     table["saved_tensor_hooks_disabled"] = (
         core._autograd._saved_tensors_hooks_get_disabled_error_message,
@@ -174,7 +174,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         linalg=("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
         rocm_flash=("_get_rocm_fa_preferred_backend", "_set_rocm_fa_preferred_backend"),
     )
-    table["flash_implementation"] = (_flash_implementation, None)  # its kernels are called in the program's process
+    table["flash_implementation"] = (_flash_implementation, None)  # its kernels run in the program's process
     if hasattr(torch.backends, "python_native"):
         table["python_native"] = (_native_filters, _set_native_filters)
     table["opt_einsum"] = _attribute(torch.backends.opt_einsum, "enabled")
@@ -217,7 +217,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
 
 
 def _autocast(device: str) -> tuple[Reader, Writer]:
-    """Return a switch of [on, dtype]: a function may switch autocast on itself, with the dtype set before."""
+    """Return a switch of [on, dtype]: the dtype counts even if off, as a function may enable autocast itself."""
 
     def write(value: list[Any]) -> None:
         torch.set_autocast_dtype(device, getattr(torch, value[1]))
@@ -228,7 +228,7 @@ def _autocast(device: str) -> tuple[Reader, Writer]:
 
 
 def _reduction(dtype: str) -> tuple[Reader, Writer]:
-    """Return a switch for sums of lower precision, and over parts: two switches in newer releases."""
+    """Return a switch for reductions in lower precision and for split-K: two settings in newer releases."""
     read = getattr(torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction")
     write = getattr(torch._C, f"_set_cublas_allow_{dtype}_reduced_precision_reduction")
 
@@ -265,7 +265,7 @@ def _flash_implementation() -> str | None:
     return current() if current is not None else None
 
 
-# The dtypes of Python numbers in torch's NumPy: from Dynamo's configuration, until they are first read or set.
+# The default dtypes of torch's NumPy: from Dynamo's configuration, until they are first read or set.
 _NUMPY_KINDS = ("float", "complex", "int")
 _NUMPY_DEFAULTS = ("float64", "complex128", "int64")
 
@@ -286,7 +286,7 @@ def _set_numpy_dtypes(names: list[str]) -> None:
     _dtypes_impl._default_dtypes = _dtypes_impl.DefaultDTypes(*(getattr(torch, name) for name in names))
 
 
-# What `torch.backends.python_native` has switched off, and the words in the names of its arguments.
+# The filters of `torch.backends.python_native` for disabled parts, with the names of its arguments.
 _FILTERS = (("_dsl_names", "dsl_names"), ("_op_symbols", "op_symbols"), ("_dispatch_keys", "dispatch_keys"))
 
 
@@ -308,7 +308,7 @@ def _set_native_filters(wanted: list[list[str]]) -> None:
 AUTOCAST_DEVICES: tuple[str, ...] = tuple(torch._C._autocast_supported_devices())
 TABLE = _table()
 
-#: Switches that each thread has for itself; all others belong to the process.
+#: Per-thread switches; all others belong to the process.
 OF_A_THREAD = frozenset(
     ("default_device", "flush_denormal", "saved_tensor_hooks_disabled", "grad", "forward_grad", "multithreading",
      "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad", "single_level_functions",

@@ -18,13 +18,13 @@ __all__ = ["OF_A_THREAD", "OF_CPU", "capture", "entered"]
 
 
 def capture() -> dict[str, Any]:
-    """Return every switch as plain data (strings, numbers, booleans, lists), without those this build can't read."""
+    """Return every switch as plain data (strings, numbers, booleans, lists), without those this build cannot read."""
     state: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some readers warn of their newer names
         for name, (read, _) in TABLE.items():
-            # A build without the backend, or a mix of old and new precision switches that torch refuses to read
-            # by the old name. The same state reads the same way wherever it is re-entered.
+            # Fails for a build without the backend, or for a mix of old and new precision switches that torch refuses
+            # to read by the old name. The same state reads the same way in every process that re-enters it.
             with contextlib.suppress(RuntimeError, AttributeError, TypeError):
                 state[name] = read()
     return state
@@ -32,10 +32,10 @@ def capture() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def entered(state: dict[str, Any], *, thread_only: bool = False) -> Iterator[None]:
-    """Put this thread (and, unless `thread_only`, the process's global switches) into `state`, and back afterwards.
+    """Put this thread (and, unless `thread_only`, the process's global switches) into `state`; restore it afterwards.
 
-    Only switches that differ are written, so that re-entry in the process that captured the state
-    changes only what a new thread starts without.
+    Only switches that differ are written. So re-entry in the process that captured the state changes only switches
+    that a new thread does not inherit.
     """
     names = [name for name in TABLE if not thread_only or name in OF_A_THREAD]
     before = capture()

@@ -9,7 +9,7 @@ import torch
 
 
 def _mask(*names: str) -> int:
-    """Return the bits of those dispatch keys that this release has."""
+    """Return the bits of the named dispatch keys, without keys that this release lacks."""
     bits = 0
     for name in names:
         with contextlib.suppress(RuntimeError):  # this release has no such key
@@ -17,8 +17,8 @@ def _mask(*names: str) -> int:
     return bits
 
 
-# Keys that follow from state captured or refused by another name: autocast's, modes', functorch's. And that of tensors
-# with named dimensions, which Dynamo does not trace: until 2.12 a backward excludes it.
+# Keys that follow from state captured or refused by another name: autocast, modes, functorch. Also the key of tensors
+# with named dimensions, which Dynamo does not trace; until 2.12 a backward excludes it.
 _EXPLAINED = _mask(
     "AutocastCPU", "AutocastMTIA", "AutocastMAIA", "AutocastXPU", "AutocastIPU", "AutocastHPU", "AutocastXLA",
     "AutocastMPS", "AutocastCUDA", "AutocastPrivateUse1", "Python", "PythonTLSSnapshot", "PythonDispatcher",
@@ -28,10 +28,10 @@ _EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
 
 
 def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
-    """Return (reason, detail) of the first state in force that another process can't be put into, else None.
+    """Return (reason, detail) of the first active state that another process cannot enter, else None.
 
-    `before_autograd`: AOTAutograd has not run yet. It switches dispatch keys itself, and the graphs it makes are the
-    same under all of them, so keys do not matter after it.
+    `before_autograd`: AOTAutograd has not run yet. It sets dispatch keys itself, and the graphs it makes do not depend
+    on them, so keys do not matter after it.
     """
     if dispatch_modes_active():
         return "dispatch_mode", "a TorchDispatchMode is active"
@@ -62,7 +62,7 @@ def _function_modes() -> list[object]:
 
 
 def _is_device(mode: object) -> bool:
-    """Return whether `torch.set_default_device` switched a mode on, which is captured as a switch."""
+    """Return whether a mode was entered by `torch.set_default_device`, which is captured as a switch."""
     from torch.utils._device import DeviceContext
 
     return type(mode) is DeviceContext
@@ -71,8 +71,8 @@ def _is_device(mode: object) -> bool:
 def saved_tensor_hooks_compiled() -> bool:
     """Return whether default hooks for saved tensors are installed that AOTAutograd compiles into the graph.
 
-    Those are graphs themselves. Any others (a checkpoint's, `save_on_cpu`) run around compiled code as around eager
-    code.
+    Such hooks are graphs themselves. Other hooks (a checkpoint's, `save_on_cpu`) run around compiled code as around
+    eager code.
     """
     from torch._functorch._aot_autograd import utils
 
@@ -80,9 +80,9 @@ def saved_tensor_hooks_compiled() -> bool:
 
 
 def dispatch_modes_active() -> bool:
-    """Return whether a user's TorchDispatchMode is on: its effect on a graph can't be known elsewhere.
+    """Return whether a user's TorchDispatchMode is active: its effect on a graph is unknown to another process.
 
-    The modes that tracing itself switches on (fake tensors, functionalization) don't count.
+    Modes that tracing itself enters (fake tensors, functionalization) do not count.
     """
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
