@@ -45,8 +45,8 @@ class Value(msgspec.Struct, array_like=True, frozen=True):
 class Choice(msgspec.Struct, array_like=True, frozen=True):
     """A candidate: its identity, and torch's own description of how to run it, pickled.
 
-    torch's kernels (`extern`) take inputs of their own. `dynamic` says which sizes of a product are dynamic, for what
-    TunableOp writes down.
+    torch's kernels (`extern`) take separate inputs. `dynamic` says which sizes of a product are dynamic, for the
+    records of TunableOp.
     """
 
     identity: str
@@ -66,9 +66,9 @@ class Selection(msgspec.Struct, tag=True, frozen=True):
     choices: list[Choice]
 
     def identity(self) -> list[Any]:
-        """Return what a candidate's time depends on, besides the candidate, the device and what is installed.
+        """Return the facts that a candidate's time depends on, besides the candidate, the device and the installation.
 
-        Of the names of buffers only their equality counts: the next layer's product takes as long.
+        Of buffers' names only equality counts, so that the same product in the next layer has the same identity.
         """
         numbers: dict[str, str] = {}
         values = [_numbered(value, numbers) for value in (*self.inputs, self.output)]
@@ -91,13 +91,13 @@ def _numbered(value: Value, numbers: dict[str, str]) -> Value:
 
 
 class Fused(msgspec.Struct, tag=True, frozen=True):
-    """A kernel generated to be timed by itself; not timed if it keeps more than `spills` registers in memory."""
+    """A kernel generated to be timed by itself; not timed if it spills more than `spills` registers."""
 
     source: str
     spills: int
 
     def identity(self) -> list[Any]:
-        """Return what the kernel's time depends on, besides the device and what is installed."""
+        """Return the facts that the kernel's time depends on, besides the device and the installation."""
         return ["fused", self.source, self.spills]
 
     def candidates(self) -> list[str]:
@@ -109,7 +109,7 @@ class Fused(msgspec.Struct, tag=True, frozen=True):
 
 TimingQuestion = Selection | Fused
 
-# A fused kernel that keeps more registers in memory is not timed; torch's number.
+# A fused kernel that spills more registers is not timed; the number is torch's.
 _SPILLS = 8
 
 
@@ -117,13 +117,13 @@ class Measure(Protocol):
     """Compiles and times candidates for a worker."""
 
     def compile(self, name: str, source: str) -> Future[bytes]:
-        """Begin to compile a kernel for the process that will time it."""
+        """Start to compile a kernel for the process that will time it."""
 
     def known(self, question: TimingQuestion) -> bool:
-        """Return whether the answer is known, so that nothing has to be compiled for it."""
+        """Return whether the answer is known, so that no compile is needed for it."""
 
     def times(self, question: TimingQuestion) -> list[float] | None:
-        """Return milliseconds per candidate, infinite if it can't run; None if there is no device to be had."""
+        """Return milliseconds per candidate, infinite if it cannot run; None if no device is available."""
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ def measuring(measure: Measure) -> Iterator[None]:
         hint = kwargs.get("hint_override")
         return lambda wanted: _timed(measure, wanted, input_nodes, layout, hint)
 
-    # Newer releases pass, in `_`, whether torch's own cache of times counts. It is not used here.
+    # Newer releases pass, in `_`, whether torch's own cache of times is used. It is not used here.
     def compile_kernel(self: Any, nodes: Any, hint_override: int | None = None, **_: Any) -> tuple[None, Any]:
         source = self.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True, hint_override=hint_override)
         return None, _Generated(measure, source)
@@ -228,7 +228,7 @@ def _timed(measure: Measure, choices: Sequence[Any], nodes: Any, layout: Any, hi
     selection = _selection(choices, nodes, layout, hint)
     times = measure.times(selection)
     if times is None:
-        # As without autotuning: torch's own kernel, if there is one.
+        # As without autotuning: torch's own kernel, if it is a candidate.
         default = next((number for number, one in enumerate(selection.choices) if one.extern), 0)
         times = [1.0 if number == default else math.inf for number in range(len(choices))]
     return dict(zip(choices, times, strict=True))
@@ -288,7 +288,7 @@ def _value(node: Any, hint: int | None) -> Value:
 
 
 class _Generated:
-    """Stands for a generated module that is not executed here. It is its own kernel, for who only compiles that."""
+    """Replaces a generated module that is not executed here, and its kernel for code that only compiles that."""
 
     def __init__(self, measure: Measure, source: str) -> None:
         from torch._inductor.codecache import PyCodeCache

@@ -23,9 +23,9 @@ log = notices.logger(__name__)
 
 
 class Times(msgspec.Struct, array_like=True, frozen=True):
-    """Milliseconds, infinite for a candidate that can't run, None for one that was not tried. `device`: there is one.
+    """Milliseconds, infinite for a candidate that cannot run, None if it was not tried. `device`: there is a device.
 
-    `tainted`: a candidate broke the CUDA context, and nothing more can be run in this process.
+    `tainted`: a candidate broke the CUDA context, and this process can run no more candidates.
     """
 
     milliseconds: list[float | None]
@@ -37,7 +37,7 @@ def compile_candidate(name: str, source: str) -> None:
     """Compile all configurations of a kernel into Triton's cache directory. Raises what Triton raises."""
     from fxpool.torch_compat.triton import triton_compile
 
-    # A module that times itself refers to it; builds for the CPU lack it.
+    # A module that times itself refers to this function, which builds for the CPU lack.
     stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     with triton_compile.no_driver(), patched(torch._C, "_cuda_getCurrentRawStream", stream, create=True):
         triton_compile.load(name, source).precompile(warm_cache_only=True)
@@ -47,8 +47,8 @@ def times(question: TimingQuestion) -> Times:
     """Time the candidates of `question`.
 
     Raises:
-        AttributeError, TypeError: torch's code is not called as it wants to be; that says nothing of a candidate.
-        Exception: the inputs can't be made.
+        AttributeError, TypeError: torch's code was called in a wrong way, which says nothing about a candidate.
+        Exception: the inputs cannot be created.
     """
     count = len(question.choices) if isinstance(question, Selection) else 1
     if not torch.cuda.is_available():
@@ -75,7 +75,7 @@ def times(question: TimingQuestion) -> Times:
 
 
 class _Graph:
-    """Stands for the graph being lowered, with the methods that torch's benchmarks use."""
+    """Replaces the graph being lowered, with the methods that torch's benchmarks use."""
 
     device_type = "cuda"
     aot_mode = cpp_wrapper = False

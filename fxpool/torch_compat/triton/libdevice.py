@@ -16,10 +16,10 @@ VARIABLE = "TRITON_LIBDEVICE_PATH"
 
 
 def asked_for() -> str | None:
-    """Return the file that torch would have Triton link under the configuration in force, or None for Triton's own.
+    """Return the file that torch would make Triton link as configured, or None for Triton's own.
 
-    None, too, where the environment names a file already, or where this machine has no toolkit. Source: torch 2.12 to
-    2.15, `_inductor/runtime/compile_tasks.py`; torch 2.11 has nothing like it.
+    Also None if the environment already names a file, or if this machine has no toolkit. Source: torch 2.12 to 2.15,
+    `_inductor/runtime/compile_tasks.py`; torch 2.11 does not support this.
     """
     from torch._inductor import config
     from torch._inductor.runtime import compile_tasks
@@ -27,7 +27,7 @@ def asked_for() -> str | None:
     function = getattr(compile_tasks, "_set_triton_libdevice_path", None)
     if function is None or torch.version.cuda is None or VARIABLE in os.environ:
         return None
-    # Which options ask for it differs between releases; its code says which it reads.
+    # The options that request it differ between releases; the function's code shows which options it reads.
     reads = function.__code__.co_names
     by_precision = "emulate_precision_casts" in reads and config.emulate_precision_casts
     if not (by_precision or config.eager_numerics.use_pytorch_libdevice):
@@ -41,7 +41,7 @@ def _set_by_program() -> str | None:
 
 
 def _of_toolkit() -> str | None:
-    # Importing it runs what finds the toolkit, which takes time, so only a program that asks for it pays.
+    # Importing it searches for the toolkit, which takes time, so it is imported only if the option is set.
     from torch.utils import cpp_extension
 
     if cpp_extension.CUDA_HOME is None:

@@ -23,12 +23,12 @@ import torch
 
 from fxpool.torch_compat.patching import patched
 
-#: Takes name and source of a kernel that Inductor asks for, and returns its stand-in in the module.
+#: Takes name and source of a kernel that Inductor requests, and returns its placeholder in the module.
 Collect = Callable[[str, str], Any]
 
 
 class NotLaunchableError(Exception):
-    """Only Triton's own loader can launch a kernel; the text is the reason, a word or two."""
+    """Only Triton's own loader can launch a kernel; the text is the reason, in a word or two."""
 
 
 class Candidate:
@@ -58,7 +58,7 @@ class Candidate:
             if scratch:
                 self.types += "O"
                 self.arguments.append(None)
-        if len(self.types) != len(self.arguments):  # a descriptor is several arguments of the binary
+        if len(self.types) != len(self.arguments):  # a descriptor becomes several arguments of the binary
             raise NotLaunchableError("arguments")
         grid = GridExpr.from_meta(result.inductor_meta, result.config)
         self.prefix: list[str] = list(grid.prefix)
@@ -89,7 +89,7 @@ _OBSERVED = ("TRITON_INTERPRET", "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS", "TORCHINDUC
 
 
 def may_collect() -> bool:
-    """Return whether Inductor, as configured, requests its kernels in a way that lets others compile them."""
+    """Return whether Inductor, as configured, requests its kernels in a way that can be intercepted."""
     from torch._inductor import config
 
     return importlib.util.find_spec("triton") is not None and not (
@@ -106,7 +106,7 @@ def may_collect() -> bool:
 
 @contextlib.contextmanager
 def collecting(collect: Collect) -> Iterator[None]:
-    """Let Inductor generate Triton kernels for CUDA without compiling them; `collect` gets each, maybe twice."""
+    """Let Inductor generate Triton kernels for CUDA without compiling them; `collect` gets each, possibly twice."""
     from torch._dynamo.utils import counters
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codegen import triton as codegen
@@ -119,7 +119,7 @@ def collecting(collect: Collect) -> Iterator[None]:
 
     original = AsyncCompile.triton
     AsyncCompile.triton = take
-    # If it believes that there is a pool, code generation requests a kernel as soon as its text is complete.
+    # If code generation sees a pool, it requests a kernel as soon as its text is complete.
     early = codegen.async_compile
     early.use_process_pool = lambda: True
     try:
@@ -135,8 +135,8 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
     `lookup` is Inductor's table of configurations tuned elsewhere.
 
     Raises:
-        NotLaunchableError: the binaries can't be launched without Triton.
-        Exception: whatever Triton raises.
+        NotLaunchableError: the binaries cannot be launched without Triton.
+        Exception: any error of Triton.
     """
     from torch._inductor import config
 
@@ -149,7 +149,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         if hasattr(autotuner, "_ensure_kernel_loaded"):  # the binaries are in memory already
             autotuner._ensure_kernel_loaded = lambda: None
-        autotuner._make_launchers = lambda: None  # which would load them
+        autotuner._make_launchers = lambda: None  # the original would load them
         autotuner._dynamic_scale_rblock()
         autotuner.compile_results = [_static(autotuner, result) for result in autotuner.compile_results]
         return Compiled(autotuner)
@@ -157,7 +157,7 @@ def compile_kernel(name: str, source: str, lookup: dict[str, Any], width: int = 
 
 @contextlib.contextmanager
 def no_kept_choices() -> Iterator[None]:
-    """Skip the lookup of earlier choices: a job's own directory has none, and the lookup would read torch's sources."""
+    """Skip the lookup of earlier choices: a job's directory is empty, and the lookup would read torch's sources."""
     from torch._inductor.runtime import triton_heuristics
 
     with patched(triton_heuristics.AutotuneCache, "create", lambda *args: None):
@@ -189,7 +189,7 @@ def _compile_some(autotuner: Any, configs: Sequence[Any]) -> None:
 
 
 def _forked(work: Callable[[], None]) -> int | None:
-    """Fork a process that does `work` and ends; return its pid, or None if the fork fails."""
+    """Fork a process that runs `work` and exits; return its pid, or None if the fork fails."""
     try:
         pid = os.fork()
     except OSError:
@@ -226,11 +226,11 @@ def drop_empty_bundle(graph: Any) -> None:
 
 
 def add_files(graph: Any, files: bytes) -> None:
-    """Add the files of one more kernel to a compiled graph that is about to be kept."""
+    """Add the files of one more kernel to a compiled graph that is about to be stored."""
     from torch._inductor.triton_bundler import TritonBundle
 
     bundle = graph._triton_bundle
-    mine = pickle.loads(files)  # from a sub-job of this very job
+    mine = pickle.loads(files)  # from a sub-job of this job
     if bundle is None:
         graph._triton_bundle = TritonBundle(mine, [])
     else:
@@ -264,7 +264,7 @@ def _keeps_triton(autotuner: Any) -> str | None:
         return "autotuner"
     if autotuner.device_props.type != "cuda":
         return "device"
-    # Since 2.14, under `compile_on_one_rank`: a kernel is launched on several devices, and a binary is loaded for one.
+    # Since 2.14, under `compile_on_one_rank`: a kernel is launched on several devices; a binary is loaded for only one.
     if autotuner.device_props.index is None:
         return "device_agnostic"
     return None
@@ -280,7 +280,7 @@ def _static(autotuner: Any, result: Any) -> Any:
     compiled = result.kernel
     if getattr(compiled.metadata, "launch_pdl", False) or getattr(compiled.metadata, "launch_cooperative_grid", False):
         raise NotLaunchableError("launch_attributes")
-    # Since 2.15 torch's launcher takes scratch memory, and allocates it by Triton; a launch here passes none.
+    # Since 2.15 torch's launcher supports scratch memory, allocated by Triton; a launch here passes no scratch memory.
     if any(getattr(compiled.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
         raise NotLaunchableError("scratch")
     compiled._cubin_path = None
@@ -296,7 +296,7 @@ _REGISTER_COUNT = b"\x04\x2f\x08\x00"  # attribute of 8 bytes: index of a symbol
 
 
 def registers(binary: bytes, symbol: str) -> int | None:
-    """Return the registers per thread that the kernel `symbol` of a CUDA binary takes; None if it does not tell.
+    """Return the registers per thread of the kernel `symbol` in a CUDA binary; None if the binary does not say.
 
     Source: the ELF symbol table, and the attribute EIATTR_REGCOUNT (0x2f) in section .nv.info.
     """
@@ -333,12 +333,12 @@ def _sections(binary: bytes) -> dict[str, bytes]:
     return {
         text[h[0] : text.index(b"\0", h[0])].decode(): binary[h[4] : h[4] + h[5]]
         for h in headers
-        if h[1] != 8  # SHT_NOBITS has no bytes
+        if h[1] != 8  # SHT_NOBITS sections have no bytes
     }
 
 
 class _NoDriver:
-    """Stands for Triton's driver, which compiles for a named target never use."""
+    """Replaces Triton's driver, which compiles for a named target never use."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"compiling a kernel asked Triton's driver for {name}, and there is none here")
@@ -346,7 +346,7 @@ class _NoDriver:
 
 @contextlib.contextmanager
 def no_driver() -> Iterator[None]:
-    """Keep Triton from building and loading its driver in this process, which has no use for it."""
+    """Keep Triton from building and loading its driver in this process, which does not need it."""
     from torch._inductor.runtime import triton_helpers
     from triton.runtime import driver
 

@@ -18,11 +18,11 @@ Launch = Callable[..., None]
 
 
 class Loaded:
-    """A kernel loaded on a device: `function` is its handle, `spills` the number of registers it keeps in memory."""
+    """A kernel loaded on a device: `function` is its handle, `spills` the number of registers it spills to memory."""
 
     def __init__(self, binary: bytes, symbol: str, shared: int, device: int) -> None:
-        """Raises RuntimeError if the driver refuses it, for example because it needs more than the device has."""
-        # The driver takes paths only; that of a file in memory will do.
+        """Load a binary. Raises RuntimeError: the driver refuses it, for example as it exceeds the device's limits."""
+        # The driver accepts only paths; a file in memory has one.
         place = os.memfd_create(symbol[:200], os.MFD_CLOEXEC)
         try:
             with open(place, "wb", closefd=False) as file:
@@ -35,7 +35,7 @@ class Loaded:
         self.function, self.registers, self.spills = loaded[-3:]
 
     def unload(self) -> None:
-        """Free the binary's memory, in releases that can unload one."""
+        """Free the binary's memory, in releases that support unloading."""
         module, self._module = self._module, None
         if module is not None:
             torch._C._StaticCudaLauncher._unload_kernel(module)
@@ -68,7 +68,7 @@ def milliseconds(call: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def tuning_told(kernel: str) -> Iterator[None]:
-    """Record the measuring of a kernel's candidates in torch's traces, during a ``with`` block."""
+    """Record the measurement of a kernel's candidates in torch's traces, during a ``with`` block."""
     from torch._dynamo.utils import dynamo_timed
 
     with dynamo_timed(
@@ -83,11 +83,11 @@ def tuning_told(kernel: str) -> Iterator[None]:
 
 
 profiler = torch.autograd.profiler
-"""Its `_is_profiler_enabled` is read before each launch."""
+"""A namespace whose `_is_profiler_enabled` is read before each launch."""
 
 
 def debug_mode() -> Any:
-    """Return the debug mode that records kernels, if one is active. Without its module there is none."""
+    """Return the active debug mode that records kernels, if any. It cannot be active if its module is not imported."""
     module = sys.modules.get("torch.utils._debug_mode")
     return module.get_active_debug_mode() if module is not None else None
 
@@ -119,13 +119,13 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_aside(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copy to CPU memory those tensors whose copies on the device would raise its peak of memory; return the pairs.
+    """Copy to CPU memory those tensors whose copies on the device would raise its memory peak; return the pairs.
 
-    Inductor does the same before it measures a kernel that writes to its inputs; `put_back` undoes the writing.
+    Inductor does the same before it measures a kernel that writes to its inputs; `put_back` restores the contents.
     """
     try:
         free = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    except RuntimeError:  # a user's allocator without counts
+    except RuntimeError:  # a custom allocator without statistics
         return []
     copies = []
     for tensor in tensors:
@@ -153,7 +153,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 def compile_here(name: str, source: str) -> Any:
-    """Compile a kernel with Triton in this process, if none of its binaries can be loaded."""
+    """Compile a kernel with Triton in this process, as a fallback for binaries that cannot be loaded."""
     from torch._inductor.async_compile import AsyncCompile
 
     made = AsyncCompile().triton(name, source, device_str="cuda")

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 _OPERATORS = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
-_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # integers that msgpack takes, whatever their sign
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # integers that msgpack accepts, of either sign
 
 
 class NotDescribedError(Exception):
-    """A kernel or an argument has no description; `reason` is counted, the text is for people."""
+    """A kernel or an argument cannot be described; `reason` is counted, the text is for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -74,7 +74,7 @@ def constants(call: torch.fx.Node) -> Any:
     """Return the constant arguments of a node that calls a kernel, as plain data. Raises NotDescribedError."""
     others: Any = call.kwargs["kwargs"]
     for name, value in others.items():
-        if isinstance(value, str) and value.startswith("cuda:"):  # only the graph's own devices are renumbered
+        if isinstance(value, str) and value.startswith("cuda:"):  # only devices of the graph itself are renumbered
             raise NotDescribedError("triton_kernel_constant", f"{name} is {value!r}")
     return _plain(_table().get_constant_args(call.kwargs["constant_args_idx"]), "arguments")
 
@@ -107,7 +107,7 @@ def _found(module: str, qualified: str) -> Any | None:
 
 
 def _innermost(value: Any) -> Any | None:
-    """Return the Triton function inside autotuners and heuristics; None if there is none."""
+    """Return the Triton function inside autotuners and heuristics, or None."""
     from triton.runtime.jit import JITFunction, KernelInterface
 
     while isinstance(value, KernelInterface) and not isinstance(value, JITFunction):
@@ -116,7 +116,7 @@ def _innermost(value: Any) -> Any | None:
 
 
 def _tuning(tuner: Any) -> list[Any]:
-    """Return what Inductor reads of an autotuner, without what only Triton's tuning reads (its key, how it measures).
+    """Return the data of an autotuner that Inductor reads, without the data that only Triton's own tuning reads.
 
     Dynamo has applied heuristics and pruning already, and refuses hooks, unless it was told to ignore them.
     """
@@ -131,7 +131,7 @@ def _tuning(tuner: Any) -> list[Any]:
             raise NotDescribedError("triton_kernel_kind", f"{type(config).__name__} of {_name(tuner.fn)}")
         if config.pre_hook is not None:
             raise NotDescribedError("triton_kernel_hook", f"pre_hook of a configuration of {_name(tuner.fn)}")
-        # By name: the order of attributes means nothing, that of the kernel's own arguments may.
+        # Sorted by name: the order of attributes has no meaning, but the order of the kernel's arguments may have.
         rows.append(_plain(dict(sorted(vars(config).items())), f"a configuration of {_name(tuner.fn)}"))
     return [
         rows,
