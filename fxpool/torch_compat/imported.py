@@ -13,7 +13,7 @@ __all__ = ["when_imported"]
 
 
 def when_imported(name: str, call: Callable[[types.ModuleType], None]) -> None:
-    """Call with a module as soon as it is there: now, or when its first import is done."""
+    """Call `call` with a module as soon as it is imported: now, or when its first import is done."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         call(module)
@@ -22,7 +22,7 @@ def when_imported(name: str, call: Callable[[types.ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself, but wraps the loader of one module."""
+    """Finds no modules itself, but wraps the loader of one module."""
 
     def __init__(self, name: str, call: Callable[[types.ModuleType], None]) -> None:
         self._name, self._call = name, call
@@ -50,6 +50,6 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         self._loader.exec_module(module)
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # `inspect` asks it for the source
+            module.__spec__.loader = self._loader  # `inspect` reads the source through it
         module.__loader__ = self._loader
         self._call(module)

@@ -11,6 +11,6 @@ __all__ = ["flatten"]
 
 
 def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the values in nested containers, and a function that puts as many others into such containers."""
+    """Return the values in nested containers, and a function that rebuilds the containers from as many other values."""
     leaves, spec = _pytree.tree_flatten(value)
     return leaves, lambda others: _pytree.tree_unflatten(list(others), spec)

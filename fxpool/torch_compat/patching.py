@@ -13,11 +13,11 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, value: Any, *, create: bool = False) -> Iterator[None]:
-    """Put `value` in the place of an attribute of a module or class, and put back what was there on leaving.
+    """Replace an attribute of a module or class by `value`, and restore the original on leaving.
 
-    Raises AttributeError if there is none, unless it is to be created: this release has no such name.
+    Raises AttributeError if there is no such attribute, unless `create`, for names that a release may lack.
     """
-    before = vars(owner).get(name, _ABSENT)  # as it stands there: a static method stays one
+    before = vars(owner).get(name, _ABSENT)  # the raw attribute, so that a static method stays static
     if before is _ABSENT and not create:
         getattr(owner, name)  # inherited, or AttributeError
     setattr(owner, name, value)

@@ -1,6 +1,6 @@
 """Removes entries when a program clears torch's caches on disk.
 
-    FxGraphCache.clear()       removes every entry, as torch has none left either
+    FxGraphCache.clear()       removes every entry, as torch's own cache is empty, too
     AOTAutogradCache.clear()   keeps the entries of graphs after AOTAutograd
 
 As with torch's caches, this affects all processes that use the current cache directory (inside ``fresh_cache()``, its

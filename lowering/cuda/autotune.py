@@ -207,7 +207,7 @@ def time_candidates(payload: bytes) -> bytes:
 
     asked = msgspec.msgpack.decode(payload, type=_Asked)
     preload.settle_assembler()
-    preload.forget_devices()  # the zygote has none
+    preload.forget_devices()  # the zygote sees no device
     state: AmbientState = pickle.loads(asked.state)  # pickled by the worker that compiles
     job = current_job()
     alone = benchmark_cache.alone_on(0, job.runtime_root if job is not None else None)

@@ -45,7 +45,7 @@ class Piece:
 
     @functools.cached_property
     def gm(self) -> torch.fx.GraphModule:
-        """Return the graph as a module. Made on demand: most pieces equal another piece and need no generated code."""
+        """Return the graph as a module, made on demand: most pieces equal another piece and need no generated code."""
         gm = torch.fx.GraphModule(self.attributes, self.graph)
         gm.meta = dict(self.meta)
         tracing.without_parameters(gm)
