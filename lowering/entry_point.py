@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
             untested_torch.attempted(_start_ahead)
         else:
             _start_ahead()
-    autoload.register()  # torch may have been told not to call it
+    autoload.register()  # torch may be configured not to call it
     backend_table.admit("fxpool", backend.fxpool_backend)
     return backend.fxpool_backend
 

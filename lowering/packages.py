@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 def aot_compile(program: Any, path: str | os.PathLike[str], options: Mapping[str, Any] | None) -> str:
-    """Do what `fxpool.aot_compile` says."""
+    """Implement `fxpool.aot_compile`."""
     packages.graph_of(program)
     path = os.fspath(path)
     if not path.endswith(".pt2"):

@@ -145,7 +145,7 @@ class StandaloneGraph:
         """Write the compiled graph into a file that ``torch._inductor.CompiledArtifact.load`` reads.
 
         Raises:
-            ValueError: another format than ``binary``, or a graph that can't be saved: it holds parameters of its own.
+            ValueError: another format than ``binary``, or a graph with its own parameters, which cannot be saved.
         """
         if format != "binary":
             raise ValueError(f"format {format!r}: only 'binary' can be written; a graph's code is shown by "
@@ -162,7 +162,7 @@ def standalone_compile(
     dynamic_shapes: Shapes = "from_graph",
     options: Mapping[str, Any] | None = None,
 ) -> StandaloneGraph:
-    """Do what `fxpool.standalone_compile` says."""
+    """Implement `fxpool.standalone_compile`."""
     inductor_registrations.watch()
     configured.attach()
     parsed = call_options.parse(None, options)

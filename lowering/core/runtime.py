@@ -130,8 +130,8 @@ class Runtime:
 
         Called when the backend is looked up by name: importing Dynamo and tracing a model take as long as a zygote
         needs to get ready. Reports no errors; the first graph does. If the program does not wait for workers
-        (``async+``) and no core is free, they are started after the first call instead. `meanwhile` is called first,
-        with the toolchain directory. Only the first call in a process has an effect.
+        (``async+``) and no core is free, they are started after the first call instead. Before that it calls
+        `meanwhile` with the toolchain directory. Only the first call in a process has an effect.
         """
         with self._lock:
             if self._asked_ahead:

@@ -58,7 +58,7 @@ def compile_request(
     Raises:
         CannotTravelError: this process has other code than the client's program.
         CannotReturnError: the result, a guard or another effect cannot be sent to another process.
-        Exception: whatever AOTAutograd, Inductor or the C++ compiler raise.
+        Exception: any error of AOTAutograd, Inductor or the C++ compiler.
     """
     phase("loading what it needs")
     others = load_code(request.modules, request.libraries, request.code)
@@ -137,7 +137,7 @@ def _compile(
 
 
 def _restart(request: CompileRequest, asked: list[str], started: float) -> Artifact:
-    """Return an artifact without code: the next process with this graph is told at once to trace again."""
+    """Return an artifact without code: the next process with this graph traces again at once."""
     return Artifact(
         level=request.level, result=b"", effects=Effects(restart=asked), seconds=time.perf_counter() - started
     )

@@ -28,7 +28,7 @@ from torch.utils._mode_utils import no_dispatch
 class TensorFacts(NamedTuple):
     """The facts about a dense tensor that a compile needs. `base` is the tensor a view was made from.
 
-    `item`: the symbol that stands for the one number in a tensor that Dynamo has wrapped around it.
+    `item`: the symbol of the number that Dynamo has wrapped into this tensor.
     """
 
     identity: int
