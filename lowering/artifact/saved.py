@@ -1,7 +1,7 @@
 """Saves entries with `torch.compiler.save_cache_artifacts()`, and restores them with `load_cache_artifacts()`.
 
 Each entry that this process published or was served is recorded by reference. Its bytes are read when the program
-saves: a bundle of the entry and its blobs (`codecache.bundle`). Loading writes the bundle into the current cache
+saves: a bundle of the entry and its blobs (`codecache.bundle.bundle`). Loading writes the bundle into the current cache
 directory, where the next lookup finds it. Torch trusts the bytes that a program loads, and so does this module; it
 checks them for damage only.
 """
@@ -41,7 +41,7 @@ def record(entry: Entry, store: LocalStore) -> None:
 
 def read(recorded: _Recorded) -> bytes:
     """Return an entry as a bundle; empty and counted if the entry is gone or damaged. Never raises."""
-    from fxpool.codecache import bundle  # only a program that saves needs it
+    from fxpool.codecache.bundle import bundle  # only a program that saves needs it
 
     try:
         entries = recorded.store.entries(recorded.key)
@@ -58,7 +58,7 @@ def read(recorded: _Recorded) -> bytes:
 
 def restore(key: str, data: bytes) -> None:
     """Write the result of `read` into the cache directory; a failure is counted and warned of. Never raises."""
-    from fxpool.codecache import bundle  # only a program that loads needs it
+    from fxpool.codecache.bundle import bundle  # only a program that loads needs it
 
     if not data:
         return

@@ -73,7 +73,7 @@ class _Shared:
 def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
     """Return a level for an address. Raises ConfigurationError: the settings rule it out."""
     # Only needed if there is a remote.
-    from fxpool.codecache.authentication import Keyring
+    from fxpool.codecache.bundle.authentication import Keyring
     from fxpool.codecache.remote import addresses
     from fxpool.codecache.remote.level import RemoteLevel
 

@@ -1,7 +1,7 @@
 """Adds this process's counters to the host's statistics: at exit, and at intervals in a process that runs for long.
 
-Uses `codecache.host_statistics`, which is imported inside functions, when there are counts to add. A forked child adds
-its own counts.
+Uses `codecache.store.host_statistics`, which is imported inside functions, when there are counts to add. A forked
+child adds its own counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Reports:
 
     def add(self) -> None:
         """Add the counts since the last report. Does not create a store's directory."""
-        from fxpool.codecache import host_statistics
+        from fxpool.codecache.store import host_statistics
 
         with self._lock:
             self.last = time.monotonic()

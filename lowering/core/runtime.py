@@ -94,7 +94,8 @@ class Runtime:
         # A background thread may be the first to get here, and the program may fork at the same time.
         with forks.held_off():
             # Only a miss needs a pool: a hit saves 0.05 s.
-            from fxpool.pool import PoolClient, PoolConfig, identity
+            from fxpool.pool import PoolClient, PoolConfig
+            from fxpool.pool.client import identity
 
         shared = settings.pool == "host"
         environment = pool_environment.zygote_environment()
@@ -119,7 +120,7 @@ class Runtime:
 
     def limits(self) -> dict[str, float]:
         """Return the limits of a job that no other process waits for: ``timeout`` in seconds, ``memory`` in bytes."""
-        from fxpool.pool import memory  # 0.02 s with psutil, and a hit needs no limits
+        from fxpool.pool.host import memory  # 0.02 s with psutil, and a hit needs no limits
 
         settings = config.current()
         bytes_of_memory = settings.job_memory or memory.default_limit(memory.Host.look())[0]
@@ -209,7 +210,7 @@ class Runtime:
         root = str(place)
         with self._lock:
             if root not in self._bases:
-                from fxpool.codecache.base_store import BaseStore  # most processes have no cache base
+                from fxpool.codecache.store.base_store import BaseStore  # most processes have no cache base
 
                 try:
                     self._bases[root] = BaseStore(root)

@@ -1,7 +1,7 @@
 """Records the levels of the fallback chain that failed for a graph: later processes skip them.
 
 A level that fails costs a compile, and each level below costs another. A level that failed although a lower level works
-is recorded under its key (`codecache.failed`), as is a result that could not be sent back.
+is recorded under its key (`codecache.store.failed`), as is a result that could not be sent back.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Two pieces are equal if they are equal as plain data: operators, arguments, facts about inputs (sizes, strides, offsets,
 types, shared memory, which inputs require gradients), constants by content, and metadata of nodes that the compile
-reads. Keys are made of the same form (`codecache.graph_codec`), so a piece that cannot be encoded equals no other.
+reads. Keys are made of the same form (`codecache.graph.graph_codec`), so a piece that cannot be encoded equals no
+other.
 """
 
 from __future__ import annotations

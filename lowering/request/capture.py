@@ -388,7 +388,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
 
 def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], made: GraphKey) -> GraphKey:
     """Return a key with the descriptions and details of its parts that an entry stores."""
-    from fxpool.codecache import key_detail  # for misses
+    from fxpool.codecache.key import key_detail  # for misses
 
     shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
     texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}

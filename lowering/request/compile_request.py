@@ -1,7 +1,7 @@
 """One compile as plain data: everything that a worker needs, independent of the client process.
 
-A request is pickled once. Its graph and inputs are the bytes that the key was computed from (`codecache.graph_codec`);
-data that is not hashed (stack traces, sources, ids) is sent beside them.
+A request is pickled once. Its graph and inputs are the bytes that the key was computed from
+(`codecache.graph.graph_codec`); data that is not hashed (stack traces, sources, ids) is sent beside them.
 """
 
 from __future__ import annotations
