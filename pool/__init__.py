@@ -1,12 +1,12 @@
-"""Runs opaque jobs in forked workers: where, under which limits, and what happens if one dies. No torch in here.
+"""Runs opaque jobs in forked workers, enforces their limits and retries jobs whose worker died. Never imports torch.
 
     the user's process                 server (asyncio)                 zygote (one thread, preloaded)
     ┌────────────────┐  Submit        ┌──────────────────┐  Fork+fd    ┌──────────────────┐
     │ PoolClient     │ ─────────────> │ scheduler        │ ──────────> │ fork, reap, kill │
     │   Job.result() │ <───────────── │  queue, slots,   │ <────────── │                  │
     │ replays logs,  │  Done, Failed, │  retries         │  Forked,    └──────────────────┘
-    │ warnings,      │  LogRecord,    │ (carries payload │  Exited          │ fork, one per job
-    │ exceptions     │  WarningRecord │  as it came)     │                  v
+    │ warnings,      │  LogRecord,    │ (forwards the    │  Exited          │ fork, one per job
+    │ exceptions     │  WarningRecord │  payload as is)  │                  v
     └────────────────┘                └──────────────────┘  Run+input  ┌──────────────────┐
             Unix socket in a private        │      ^  └──────────────> │ worker           │─┐
             directory, peer's uid checked   │      └────────────────── │ runs one job     │ │ g++, ...: its
@@ -14,13 +14,14 @@
                                             │   Submit (a sub-job), Ask, Waiting, Resume    │
                                             └──> sub-jobs run in workers like any other <───┘
 
-Every arrow is a socket whose end means the death of its peer, so no process keeps a copy of another's end.
+Every arrow is a socket. When a socket closes, its peer is taken to be dead, so no process may hold a copy of another
+process's socket.
 
-    client    the caller's process: submits jobs, and starts or finds a server
-    server    clients, queue, slots, limits; decisions apart from I/O
+    client    in the caller's process: finds or starts a server, submits jobs
+    server    serves clients, schedules jobs, enforces limits; its decisions are separate from I/O
     worker    the zygote, and the workers that it forks
-    wire      messages, frames, and what they carry
-    host      limits, memory, processes, the runtime directory
+    wire      messages, frames and their contents: configuration, exceptions, logs
+    host      limits, memory and processes of this machine, and the runtime directory
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """This machine: its limits, memory and processes, and the user's runtime directory.
 
-limits        how many workers: affinity, CPU quota, memory
-memory        memory used by jobs, and free on the host
+limits        CPU affinity, CPU quota and memory limits, and the number of workers
+memory        memory that jobs use and that the host has left
 processes     death signals, adoption of orphans, killing process groups
-causes        why a worker ended, in a sentence
-runtime_dir   directories of sockets and logs
+causes        a sentence that says why a worker died
+runtime_dir   private directories for sockets and logs
 inherited     sockets, children and locks that a forked child must not keep
-marks         marks on processes and all their descendants
-turns         turns to measure, over all processes
-predecessor   ends a hung server after it has been replaced
+marks         marks in the environment, which identify a process and all its descendants
+turns         measurement locks, across all of a user's processes
+predecessor   kills a hung server after another has replaced it
 """

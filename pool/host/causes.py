@@ -1,4 +1,4 @@
-"""States in one sentence why a worker ended, read from the end of its output (its log has all of it)."""
+"""Summarizes in one sentence why a worker died, from the end of its output. Its log has the complete output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LONGEST = 200
 
 
 def sentence(output: str) -> str:
-    """Summarize why a process ended, from the end of its output, in one line of at most 200 characters or so.
+    """Return one line, of about 200 characters at most, that says why a process died.
 
-    A crash is given by its name and innermost Python frame, an uncaught C++ exception by its type and message; anything
-    else by the last line. Empty for an empty output.
+    `output` is the end of its output. A crash is reported by its name and innermost Python frame, an uncaught C++
+    exception by its type and message, and anything else by the last line. Returns "" for empty output.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if not lines:
@@ -39,7 +39,7 @@ def sentence(output: str) -> str:
 
 
 def _short(text: str, end: str = "") -> str:
-    """Return `text`, cut between two words if it is long, followed by `end`."""
+    """Return `text`, cut between two words if it is too long, followed by `end`."""
     if len(text) > _LONGEST:
         text = text[:_LONGEST].rsplit(None, 1)[0] + " ..."
     return text + end

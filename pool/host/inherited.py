@@ -1,7 +1,7 @@
-"""Sockets, children and locks of this process that a child forked by other means than exec must not keep.
+"""Sockets, children and locks that a forked child must not keep, unless it calls exec.
 
-A server takes the end of a client's socket for the client's death, and a lock is held while any process has its file
-open. So whatever is registered here is closed in a forked child.
+A server treats the closing of a client's socket as the client's death, and a lock is held while any process has its
+file open. So everything that is registered here is closed in a forked child.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ descriptors: set[int] = set()
 
 
 def unix_socket() -> socket.socket:
-    """Make a socket whose number is not that of a standard stream.
+    """Return a new Unix socket whose descriptor is not that of a standard stream.
 
-    In a program with closed streams the next descriptors get their numbers: what the program prints would go to the
-    server, and a child's own streams would take the place of what it is to inherit.
+    In a program that closed its standard streams, new descriptors get their numbers. The program's output would then go
+    to the server, and a child's standard streams would replace the descriptors that it should inherit.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if made.fileno() > _LAST_STREAM:

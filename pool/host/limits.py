@@ -1,6 +1,6 @@
-"""Reads what this process may use: the CPUs it may run on, its cgroups' CPU quota and memory limits.
+"""Reads the limits of this process: CPU affinity, and the CPU quota and memory limits of its cgroups.
 
-os.cpu_count() returns the host's cores; a container that has two of 64 would start 64 workers.
+os.cpu_count() returns the cores of the host: a container that may use two of 64 would start 64 workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNLIMITED = 1 << 60
 
 
 class MemoryGroup(NamedTuple):
-    """A cgroup with a memory limit (bytes); the files with its limit, its usage and its statistics."""
+    """A cgroup with a memory limit (bytes), and the files that hold its limit, usage and statistics."""
 
     limit: int
     source: Path
@@ -35,7 +35,7 @@ class Mount(NamedTuple):
 
 
 def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/self") -> tuple[int, str]:
-    """Return (workers, the limit that set the number). At least 1; half a CPU of quota counts as one, 1.5 as two."""
+    """Return (number of workers, the limit that determines it). At least 1; a CPU quota is rounded up."""
     count = affinity if affinity is not None else len(os.sched_getaffinity(0))
     rule = "CPU affinity"
     quota = cpu_quota(proc)
@@ -45,7 +45,7 @@ def default_workers(*, affinity: int | None = None, proc: str | Path = "/proc/se
 
 
 def cpu_quota(proc: str | Path = "/proc/self") -> tuple[float, str] | None:
-    """Return (CPUs, the file that says so) of the tightest quota on this process, or None without one."""
+    """Return (CPUs, the file that sets them) for the tightest CPU quota of this process, or None without a quota."""
     return min((quota for group in _groups("cpu", proc) if (quota := _quota(*group)) is not None), default=None)
 
 
@@ -55,7 +55,7 @@ def memory_groups(proc: str | Path = "/proc/self") -> list[MemoryGroup]:
 
 
 def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
-    """Return (directory, version) of this process's groups, each before those above it."""
+    """Return (directory, version) of this process's groups, each group before its parents."""
     try:
         groups = (Path(proc) / "cgroup").read_text().splitlines()
         mounts = _mounts((Path(proc) / "mountinfo").read_text(), controller)
@@ -72,7 +72,7 @@ def _groups(controller: str, proc: str | Path) -> list[tuple[Path, int]]:
 
 
 def _mounts(mountinfo: str, controller: str) -> dict[int, Mount]:
-    """Return by version: the cgroup2 mount, and the v1 mount of `controller` (proc(5), mountinfo)."""
+    """Return the cgroup2 mount and the v1 mount of `controller`, by version (proc(5), mountinfo)."""
     mounts: dict[int, Mount] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -92,7 +92,7 @@ def _unescape(path: str) -> str:
 
 
 def _along(mount: Mount | None, path: str) -> list[tuple[Path, int]]:
-    """Return the group at `path` and the groups above it, as far as the mount shows them."""
+    """Return the group at `path` and its parents, as far as the mount shows them."""
     if mount is None:
         return []
     # Inside a container the mount may show only a part of the hierarchy, and `path` may be the host's.

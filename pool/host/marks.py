@@ -1,7 +1,7 @@
-"""Marks processes, and all that they start, by an environment variable: found and killed wherever they went.
+"""Marks a process and all its descendants by an environment variable, to find and kill them later.
 
-A stopped process does not notice that its parent died, and one that left its session is nobody's child. What is marked
-is found by its environment. The host's server is not marked, whoever started it: others use it, too.
+A stopped process does not notice that its parent died, and a process that left its session has lost its parent. The
+mark in the environment still identifies both. The host's server carries no mark, because other processes use it too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 __all__ = ["VARIABLE", "kill_marked", "marked"]
 
-#: The variable that holds a mark. Those that begin with FXPOOL_ are settings.
+#: The variable that holds a mark. It begins with an underscore: variables that begin with FXPOOL_ are settings.
 VARIABLE = "_FXPOOL_MARK"
 _SECONDS = 5.0
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes with this mark, but not this one. Zombies have no environment."""
+    """Return the pids of all processes with this mark except this process. Zombies have no environment."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -34,7 +34,7 @@ def marked(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes with this mark, and those they start meanwhile."""
+    """Kill all processes with this mark, and those that they start during the call, for at most 5 s."""
     end = time.monotonic() + _SECONDS
     while (pids := marked(mark)) and time.monotonic() < end:
         for pid in pids:

@@ -1,7 +1,7 @@
-"""Measures the memory that jobs take and the host has left, for comparison with the limits.
+"""Measures the memory that jobs use and that the host has left, for comparison with the limits.
 
-A job is charged its proportional set size: pages that it shares with the zygote count by their share, those it shares
-with the compilers it started count once. Its processes are its worker, those of its sub-jobs, and all their children.
+A job is charged its proportional set size: pages shared with the zygote count by their share, and pages shared among
+the job's own processes count once. Its processes are its worker, those of its sub-jobs, and all their descendants.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Not every kernel has this file.
 _LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-# Bytes; ordinary graphs would exceed a lower limit: a worker takes 200 to 400 MB, and each compiler beside it as much.
+# In bytes. Ordinary graphs would exceed a lower limit: a worker takes 200 to 400 MB, and so does each of its compilers.
 _LEAST = 2 << 30
-# Bytes that server and zygote take, and an ordinary job on top of that.
+# In bytes: server and zygote, an ordinary job on top of them, and the smallest useful job.
 _POOL = 300 << 20
 _JOB = 700 << 20
 _LEAST_JOB = 400 << 20
@@ -51,15 +51,15 @@ class Host:
         return Host(tuple(limits.memory_groups(proc)))
 
     def total(self) -> tuple[int, str]:
-        """Return (bytes, what set the number)."""
+        """Return (bytes, the limit that sets them)."""
         machine = (_machine_total(), "the machine's memory")
         return min([machine, *((group.limit, f"the memory limit in {group.source}") for group in self.groups)])
 
     def used(self) -> tuple[float, str]:
-        """Return (the used part that can't be reclaimed, 0.0 to 1.0; of what), for the tightest limit.
+        """Return (the share in use that can't be reclaimed, 0.0 to 1.0; the limit), for the tightest limit.
 
-        Cached files count as free: the kernel gives them up first. (0.0, "nothing") if no file can be read, as in a
-        process that has no descriptor left.
+        Cached files count as free: the kernel drops them first. Returns (0.0, "nothing") if no file can be read, as in
+        a process that is out of descriptors.
         """
         shares = []
         try:
@@ -74,9 +74,9 @@ class Host:
         return max(shares, default=(0.0, "nothing"))
 
     def room(self) -> tuple[int, str]:
-        """Return (bytes that can still be taken, of what), for the tightest limit.
+        """Return (bytes still available, the limit), for the tightest limit.
 
-        All cached files count as free, recently used ones too: slow is not out of memory.
+        All cached files count as free, even recently used ones: dropping those is slow, but does not fail.
         """
         rooms = []
         try:
@@ -90,12 +90,12 @@ class Host:
         return min(rooms, default=self.total())
 
     def killed(self) -> int:
-        """Return how many processes the kernel has killed because one of the groups had no memory left."""
+        """Return how many processes the kernel has killed because one of the groups was out of memory."""
         return sum(_killed(group) for group in self.groups)
 
 
 def _used(group: limits.MemoryGroup, *given_up: str) -> int | None:
-    """Return the bytes of a group that are in use, without cached files of the kinds `given_up`; None if unknown."""
+    """Return the bytes that a group uses, without cached files of the kinds in `given_up`; None if unknown."""
     try:
         return max(0, int(group.usage.read_text()) - _cached(group.statistics.read_text(), given_up))
     except (OSError, ValueError):
@@ -126,23 +126,23 @@ def _cached(statistics: str, kinds: tuple[str, ...]) -> int:
 
 
 def default_limit(host: Host) -> tuple[int, str]:
-    """Return (bytes one job may take, what set that)."""
+    """Return (bytes that a job may take, the rule that sets them)."""
     total, rule = host.total()
     if total >= 2 * _LEAST:
         return total // 2, f"half of {rule}"
-    # Leave something for the program that waits: out of memory, the kernel chooses whom to kill.
+    # Leave memory to the waiting program: when memory runs out, the kernel may kill any process.
     most = total * 3 // 4
     return (_LEAST, "what graphs take") if most >= _LEAST else (most, f"three quarters of {rule}")
 
 
 def workers(host: Host) -> tuple[int, str]:
-    """Return (jobs that memory allows at the same time, what set that). At least 1."""
+    """Return (number of jobs for which memory suffices at the same time, the limit that sets it). At least 1."""
     total, rule = host.total()
     return max(1, (total - _POOL) // _JOB), rule
 
 
 def too_little(host: Host) -> bool:
-    """Return whether a pool would take memory that the program needs: out of memory, the kernel may kill either."""
+    """Return whether a pool would take memory that the program needs, so that the kernel might kill either of them."""
     return host.room()[0] < _POOL + _LEAST_JOB
 
 
@@ -161,7 +161,7 @@ def advice(host: Host) -> str:
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and its living descendants, by pid."""
+    """Return the pids of a process and its living descendants."""
     if not _LISTS_CHILDREN:
         return [pid, *_descendants(pid)]
     pids, todo = [], [pid]
@@ -189,7 +189,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def at_most(pids: Iterable[int]) -> int:
-    """Return an upper bound, in bytes, of the memory of processes; quick."""
+    """Return an upper bound on the memory of processes in bytes: shared pages count in each. Fast."""
     total = 0
     for pid in pids:
         try:
@@ -201,7 +201,7 @@ def at_most(pids: Iterable[int]) -> int:
 
 
 def proportional(pids: Iterable[int]) -> int:
-    """Return the bytes of processes together, each shared page by its share. Takes milliseconds per process."""
+    """Return the memory of processes in bytes, with shared pages by their share. Takes milliseconds per process."""
     total = 0
     for pid in pids:
         try:

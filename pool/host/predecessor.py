@@ -1,8 +1,8 @@
-"""Ends a server that hangs, once another has taken its place.
+"""Kills a hung server after another server has replaced it.
 
-A server that was merely slow sees within seconds that its link leads elsewhere, marks its directory and leaves when its
-jobs are done. One that does not, stopped or in an endless loop, would stay forever: it is killed by the server that
-replaced it, and its zygote and workers go with it.
+A server that was merely slow sees within seconds that its link leads to another server, marks its directory and leaves
+when its jobs are done. A server that is stopped or in an endless loop would stay forever, so its replacement kills it.
+Its zygote and workers die with it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fxpool.pool.host import runtime_dir
 
 __all__ = ["LEAVING", "LINK_SECONDS", "is_server_of", "retire_predecessor"]
 
-# A file in the private directory of a server that takes no new client.
+# A file in a server's private directory: the server accepts no new clients.
 LEAVING = "leaving"
-# How often the host's server checks that its link still leads to it.
+# Seconds between two checks of the host's server that its link still leads to it.
 LINK_SECONDS = 5.0
-# Twice that: a loaded machine is slow, and the server that is killed may have jobs.
+# Twice that: a server on a loaded machine may only be slow, and killing it loses its jobs.
 _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
 
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 async def retire_predecessor(directory: Path) -> None:
-    """Wait until the server of `directory` is gone or says that it leaves; kill it if it does neither within 10 s.
+    """Wait until the server of `directory` has ended or is leaving; kill it if it does neither within 10 s.
 
-    If cancelled, it only stops waiting.
+    A cancellation only stops the wait.
     """
     for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):
         if runtime_dir.holder(directory) is None or (directory / LEAVING).exists():
@@ -39,7 +39,7 @@ async def retire_predecessor(directory: Path) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
     if not _kill(directory):
         return
-    for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):  # bounded: the kernel may not let go of it
+    for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):  # bounded: the kernel may keep it in a system call
         if runtime_dir.holder(directory) is None:
             return runtime_dir.remove(directory)
         await asyncio.sleep(_LOOK_SECONDS)

@@ -1,8 +1,8 @@
 """Linux process control for the pool: death signals, adoption of orphans, killing groups.
 
-Every worker leads a process group, so that its compilers die with it. A process that left the group is adopted, when
-the worker dies, by the zygote (a child subreaper) and killed there; while the worker lives it adopts its own orphans,
-so that the zygote's unknown children are always those of the dead.
+Every worker leads a process group, so that its compilers die with it. While a worker lives, it adopts its own orphans.
+When it dies, the zygote (a child subreaper) adopts the processes that left the group and kills them: a child that the
+zygote does not know always belonged to a dead worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(signum: int, parent: int) -> None:
     """Have the kernel send `signum` to this process when the thread that started it ends; exit now if it already has.
 
-    Only for a parent whose starting thread lives as long as the process: the server's and the zygote's main threads.
+    Use it only if the starting thread lives as long as its process, as the main threads of server and zygote do.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
@@ -69,7 +69,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def signal_group(leader: int, signum: signal.Signals) -> None:
-    """Send a signal to the process group of a worker that has not been reaped (so the number is still its own)."""
+    """Send a signal to the process group of a worker that has not been reaped: its number cannot have been reused."""
     try:
         os.killpg(leader, signum)
     except (ProcessLookupError, PermissionError):
@@ -77,7 +77,7 @@ def signal_group(leader: int, signum: signal.Signals) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Send SIGKILL to such a group."""
+    """Send SIGKILL to the process group of a worker that has not been reaped."""
     signal_group(leader, signal.SIGKILL)
 
 
@@ -89,16 +89,16 @@ def children() -> list[int]:
             return [int(word) for word in file.read().split()]
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return []  # looked for again when the next one ends
-        import psutil  # 0.02 s, needed on such kernels only
+            return []  # the caller looks again when the next child ends
+        import psutil  # takes 0.02 s, and only such kernels need it
 
         return [child.pid for child in psutil.Process(pid).children()]
 
 
 def reap_strays(known: set[int], seconds: float = 0.0) -> bool:
-    """Kill and reap every child but `known`; their children come to us and follow.
+    """Kill and reap every child except `known`, and the children that this process adopts from them.
 
-    Goes on trying for `seconds`; returns whether none is left.
+    Tries for `seconds`; returns whether all of them have ended.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,10 +1,10 @@
-"""Private directories for a server's socket and logs, under a root that nobody else can write to.
+"""Private directories for a server's socket and logs, under a root that no other user can write to.
 
-A process that can replace the socket can hand us code (results are unpickled), so ownership and mode are checked before
-anything is put there, and links are refused; directories above it are checked as the cache directory's are.
+A process that can replace the socket can run code in a client, which unpickles results. So ownership and mode are
+checked before a directory is used, and links are refused. Its parents are checked like those of the cache directory.
 
-A socket's path may have 107 bytes, and goes to other processes as text. If the root's path is too long or not UTF-8, a
-directory with a short name stands in for it (`_SHORT`): the same one for all of a user's processes.
+A socket's path has at most 107 bytes and is sent to other processes as text. If the root's path is too long or not
+UTF-8, a directory with a short name replaces it (`_SHORT`), the same one for all of a user's processes.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = [
 SOCKET = "socket"
 LOCK = "lock"
 LOG = "server.log"
-#: A file in the private directory of a server that has been ready once.
+#: A file in a server's private directory: the server has been ready at least once.
 READY = "ready"
 PREFIX = "pool-"
 
 # sockaddr_un.sun_path holds 108 bytes with the terminating zero; mkdtemp adds 8 characters to the prefix.
 _SOCKET_PATH_MAX = 107
 _ROOT_MAX = _SOCKET_PATH_MAX - len(f"/{PREFIX}12345678/{SOCKET}")
-# Places for the stand-in of a root, in order of preference.
+# Parents of the directory that replaces an unsuitable root, in order of preference.
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def runtime_root(configured: str | None = None) -> Path:
-    """Return the directory of private directories, made if it is missing. Raises PoolUnavailableError if unsafe."""
+    """Return the parent of all private directories, created if missing. Raises PoolUnavailableError if it is unsafe."""
     if configured is not None:
         root = Path(os.path.abspath(configured))
         return _secure(root, private=False) if _allows_sockets(root) else _stand_in(root)
@@ -78,15 +78,15 @@ def _allows_sockets(root: Path) -> bool:
 
 
 def _stand_in(root: Path) -> Path:
-    """Return a private directory with a short name for a root that can hold no socket."""
-    # Named by root and user alone: every process must find the same one, whatever else its environment holds.
+    """Return a private directory with a short name that replaces a root whose path is unsuitable for sockets."""
+    # The name depends only on root and user, so that every process finds the same directory.
     name = f"fxpool-{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
     refused: list[PoolUnavailableError] = []
     for place in _SHORT:
         if os.path.isdir(place):
             try:
                 return _secure(Path(place, name), private=True)
-            except PoolUnavailableError as error:  # another user has taken the name, or nothing can be made there
+            except PoolUnavailableError as error:  # another user has taken the name, or `place` is not writable
                 refused.append(error)
     raise PoolUnavailableError(
         f"no socket can lie under {os.fsencode(root)!r}: its name has more than {_ROOT_MAX} bytes or is no UTF-8, and "
@@ -96,7 +96,7 @@ def _stand_in(root: Path) -> Path:
 
 
 def make_private(root: Path) -> Path:
-    """Make a directory of mode 0700 under `root` with room for a socket's path. Raises PoolUnavailableError."""
+    """Create a directory of mode 0700 under `root`. Raises PoolUnavailableError, also if its path is too long."""
     length = len(os.fsencode(root))
     if length > _ROOT_MAX:
         raise PoolUnavailableError(
@@ -127,13 +127,13 @@ def hold(directory: Path) -> int:
 
 
 def holder(directory: Path) -> int | None:
-    """Return the pid of the process that holds a private directory; None if none does, or its pid is not written."""
+    """Return the pid of the process that holds a private directory; None if it is free or its pid is not written."""
     try:
         lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        # Shared, so that two processes that look at once don't take each other for the holder.
+        # A shared lock, so that two processes that look at once do not mistake each other for the holder.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -146,7 +146,7 @@ def holder(directory: Path) -> int | None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a private directory, also while processes that are being killed still write into it."""
+    """Remove a private directory, even if dying processes still write to it."""
     for _ in range(5):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():
@@ -155,10 +155,10 @@ def remove(directory: Path) -> None:
 
 
 def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
-    """Remove the private directories of servers that were killed along with their clients; return the removed ones.
+    """Remove the private directories of servers that were killed along with their clients, and return their paths.
 
-    Spared are those whose server may not have locked its directory yet: younger than `older_than` (seconds), and than
-    the `start_timeout` of its client.
+    A directory that its server has not locked yet is left alone while it is younger than `older_than` (seconds) or
+    than the client's `start_timeout`.
     """
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
@@ -181,7 +181,7 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
 
 
 def _start_allowed(directory: Path) -> float:
-    """Return the seconds that a directory's server may take to start; 0.0 if nothing says so yet."""
+    """Return the seconds that a directory's server may take to start; 0.0 if its configuration can't be read."""
     try:
         return msgspec.json.decode((directory / CONFIG).read_bytes(), type=_Start).start_timeout
     except (OSError, msgspec.MsgspecError):
@@ -189,13 +189,13 @@ def _start_allowed(directory: Path) -> float:
 
 
 class _Start(msgspec.Struct):
-    """The part read of a ServerConfig, which may be another version's."""
+    """The field of a ServerConfig that `sweep` needs. Another version may have written the file."""
 
     start_timeout: float = 0.0
 
 
 def _has_lock(directory: Path) -> bool:
-    """Return whether a server has ever taken its lock. False within the first second: it may not hold it yet."""
+    """Return whether a server has ever locked the directory. A lock file younger than 1 s may not be locked yet."""
     try:
         return time.time() - (directory / LOCK).lstat().st_mtime > 1.0
     except OSError:
@@ -233,7 +233,7 @@ def _secure(root: Path, *, private: bool) -> Path:
         raise UnsafeRuntimeDirectoryError(
             f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
         )
-    # A user who can put another directory in its place can put another server's socket there.
+    # A user who can replace the directory can put another server's socket there.
     danger = directories.danger_above(str(root))
     if danger is not None:
         raise UnsafeRuntimeDirectoryError(

@@ -1,11 +1,11 @@
-"""Turns to measure on this host, one after the other in the order they were asked for, over all of a user's processes.
+"""Measurement locks: a user's processes on this host measure one after the other, in the order of their requests.
 
     <runtime root>/measuring/             locked (flock) while a number is taken or given back
-                             000000000017-cpu      a turn: locked by the process that has it or waits for it
-                             000000000018-cuda-0   its device; a turn for the CPU is one for every device
+                             000000000017-cpu      a turn: locked by the process that measures or waits
+                             000000000018-cuda-0   the name ends with the device; the CPU excludes every device
 
-A turn begins when no earlier one is left that it has to wait for. The kernel unlocks the turns of a process that dies:
-whoever comes next removes them. So nobody who waits depends on the good behaviour of anybody but who measures.
+A turn begins when every earlier turn for the device has ended. When a process dies, the kernel unlocks its turns, and
+the next process removes them. So a waiting process depends on the processes before it only while they live.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fxpool.pool.host import inherited
 
 __all__ = ["CPU", "Turn", "device_name", "is_over", "listed", "of_others"]
 
-#: The device whose turn excludes all others.
+#: The device whose turn excludes the turns of all devices.
 CPU = "cpu"
 _FOLDER = "measuring"
 _NEW = "new"
 _TURN = re.compile(r"(\d{12})-(.+)")
-# Seconds between two looks at the turn before; who is further behind looks less often.
+# Seconds between two checks of the turn before. A process further back in the queue checks less often.
 _LOOK_SECONDS = 0.01
 
 
 def device_name(device: str) -> str:
-    """Return a device as it stands in the name of a turn: ``cuda:0`` is ``cuda-0``.
+    """Return a device's form in the name of a turn: ``cuda-0`` for ``cuda:0``.
 
-    Raises ValueError if it can't stand there.
+    Raises ValueError for characters that the name can't contain.
     """
     name = device.replace(":", "-")
     if not re.fullmatch(r"[\w-]{1,64}", name):
@@ -48,9 +48,9 @@ def _exclude(one: str, other: str) -> bool:
 
 
 class Turn:
-    """A turn that was asked for; `wait` until it begins, `end` when it is over. `root` is the runtime directory.
+    """A request for the measurement lock of a device: `wait` until it begins, then `end` it.
 
-    Raises PoolUnavailableError: no file can be made there.
+    `root` is the runtime directory. Raises PoolUnavailableError if no file can be created there.
     """
 
     def __init__(self, root: Path, device: str) -> None:
@@ -66,10 +66,10 @@ class Turn:
             raise PoolUnavailableError(f"no turn to measure can be taken in {self._folder}: {error}") from error
 
     def _take_number(self) -> None:
-        new = self._folder / _NEW  # one that is left was a dead process's
+        new = self._folder / _NEW  # an existing file is left from a dead process
         self._lock = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        inherited.descriptors.add(self._lock)  # a child that is forked meanwhile would keep the lock
-        # Locked before it has its name: whoever finds it by that would take it for a dead process's.
+        inherited.descriptors.add(self._lock)  # a forked child would keep the lock
+        # Lock the file before renaming it: other processes remove an unlocked turn as that of a dead process.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, str(os.getpid()).encode())
         self.number = max((number for number, _, _ in _turns(self._folder)), default=0) + 1
@@ -77,7 +77,7 @@ class Turn:
         os.rename(new, self._path)
 
     def wait(self, patience: float) -> bool:
-        """Wait until the turn begins; return whether it has. `patience` is in seconds."""
+        """Wait for the turn to begin, at most `patience` seconds; return whether it has."""
         end = time.monotonic() + patience
         while True:
             before = [
@@ -91,31 +91,31 @@ class Turn:
             if left <= 0:
                 return False
             pause = min(left, _LOOK_SECONDS * len(before))
-            # The nearest only, until that is over: with many who wait, looking at all takes time from who measures.
+            # Check only the nearest turn until it is over: if many processes check all, they disturb the measurement.
             while left > 0 and _is_held(before[-1]):
                 time.sleep(pause)
                 left = end - time.monotonic()
 
     def end(self) -> None:
-        """Let the next one begin. Idempotent."""
+        """End the turn, so that the next one can begin. Idempotent."""
         if self._lock < 0:
             return
         with contextlib.suppress(OSError), _locked(self._folder):
             for path in (self._path, self._folder / _NEW):
                 path.unlink(missing_ok=True)
-            self._folder.rmdir()  # fails, unless this was the last one
+            self._folder.rmdir()  # fails unless this was the last turn
         inherited.descriptors.discard(self._lock)
         os.close(self._lock)
         self._lock = -1
 
 
 def listed(root: Path) -> list[tuple[str, int]]:
-    """Return device and process of each turn, in their order: those that are under way, and those that wait."""
+    """Return (device, pid) of each turn in order, whether it is under way or waits."""
     return [(device, _pid(path)) for _, device, path in _turns(root / _FOLDER) if _is_held(path)]
 
 
 def of_others(root: Path, but: int = 0) -> list[Path]:
-    """Return the turns that are under way or wait, without those of process `but`: see `is_over`."""
+    """Return the turns of all processes except `but`, whether under way or waiting. See `is_over`."""
     return [path for _, _, path in _turns(root / _FOLDER) if _is_held(path) and _pid(path) != but]
 
 
@@ -141,13 +141,13 @@ def _turns(folder: Path) -> list[tuple[int, str, Path]]:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a living process holds a turn. One that no process holds is removed."""
+    """Return whether a living process holds a turn. Remove the turn if no process holds it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        # Shared, so that two that look at once don't take each other for the holder.
+        # A shared lock, so that two processes that look at once do not mistake each other for the holder.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -162,7 +162,7 @@ def _is_held(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it: it may be removed while one waits for the lock. Raises OSError."""
+    """Create the folder and lock it, again if it was removed during the wait for the lock. Raises OSError."""
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
