@@ -1,9 +1,9 @@
-"""Messages and frames between the processes, and the configuration that a server is started with.
+"""Everything that travels between the processes: messages, frames and their contents, and the server's configuration.
 
 messages     one Struct per message, one union per direction
-protocol     frames, and the identity of the peer
-connection   frames in asyncio
-exceptions   an exception and its frames, from a worker to its caller
-logs         log records and warnings, likewise
-config       PoolConfig: the settings a pool is started with
+protocol     the frame format, and the identity of the peer
+connection   a socket that carries frames, for asyncio
+exceptions   carries an exception with its frames from a worker to the caller
+logs         carries log records and warnings from a worker to the caller
+config       PoolConfig, and the part of it that the server reads
 """

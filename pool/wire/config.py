@@ -1,4 +1,4 @@
-"""Settings of a pool: the client's, and the part of them that the server finds in its private directory."""
+"""Settings of a pool: the client's, and the part of them that the server reads from its private directory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ CONFIG = "config.json"
 class PoolConfig:
     """Settings of a client's pool.
 
-    `environment` is the whole environment of server and zygote: nothing is inherited. `workers` None means as many as
-    CPU affinity and CPU quota allow. `idle` (``module:function``, several with commas between) is called once in the
-    zygote when it has nothing else to do, to make later workers start warmer; the first also while workers run, if
-    there are cores to spare. `start_timeout` is in seconds.
+    `environment` is the complete environment of server and zygote; they inherit no other variables. `workers` is the
+    number of slots; None means as many as CPU affinity, CPU quota and memory allow. `preload` lists modules that the
+    zygote imports before it forks, and functions (``module:function``) that it calls. `idle` lists functions
+    (``module:function``, separated by commas) that the zygote calls once when it has nothing else to do, so that later
+    workers start faster. It calls the first of them even while workers run, if cores are free. `start_timeout` is in
+    seconds.
 
-    Limits of jobs that name none: `job_timeout` (wall time of one attempt in seconds; None: none) and `job_memory`
-    (bytes of all its processes; None: `memory.default_limit`). No job begins while more than `memory_high_watermark`
-    (0.0 to 1.0) of the host's memory is in use.
+    `job_timeout` (wall time of one attempt, in seconds; None: unlimited) and `job_memory` (bytes of all of a job's
+    processes; None: `memory.default_limit`) apply to jobs that set no limits. No job starts while more than
+    `memory_high_watermark` (0.0 to 1.0) of the host's memory is in use.
 
-    `host` names an environment (see `identity`): its server is shared by all clients on this host and ends after
-    `idle_timeout` seconds without any. Empty: a server of this client's own. `preload` lists modules that the zygote
-    imports before it forks, or functions (``module:function``) that it calls.
+    `host` names an environment (see `identity`), whose server all clients on this host share; the server ends after
+    `idle_timeout` seconds without a client. If `host` is empty, the client starts a private server.
 
     Raises:
         ConfigurationError: `workers` is less than 1.
@@ -65,7 +66,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     job_memory: int | None
     memory_high_watermark: float
     runtime_root: str
-    link: str = ""  # where clients of this host find its socket
+    link: str = ""  # path under which the host's clients find its socket
     idle_timeout: float = 120.0
-    predecessor: str = ""  # private directory of the server that did not answer
-    client: int = 0  # the process that starts it
+    predecessor: str = ""  # private directory of the server that it replaces, which did not answer
+    client: int = 0  # pid of the process that starts it

@@ -1,10 +1,10 @@
-"""A framed socket in asyncio: reads frames by callback, sends without waiting.
+"""A framed socket in asyncio: passes received frames to a callback, and sends without waiting.
 
-Output that a peer has not read is buffered here. While a peer with an `outbox_cap` leaves more than that unread, none
-of its frames is read, so that it can't ask for more; before sending something optional, check `full`. A peer that then
+Output that a peer has not read yet is buffered here. While more than `outbox_cap` bytes are unread, no frames are read
+from the peer, so that it cannot request more output; check `full` before sending something optional. A peer that then
 reads nothing for `patience` seconds is disconnected.
 
-Not built on asyncio's streams: they copy every payload through a buffer of their own.
+This does not use asyncio's streams, because they copy every payload into an additional buffer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = ["PATIENCE", "Connection", "PeerNotReadingError"]
 
 M = TypeVar("M")
 
-# Bytes read before other connections get their turn.
+# Bytes to read from a connection before the event loop serves others.
 _TURN = 8 << 20
-# Seconds in which a peer over its cap must read at least something.
+# Seconds within which a peer over its cap must read something.
 PATIENCE = 10.0
-# Counted for a frame beside its bytes: answering a short one takes time, too.
+# Bytes added for each frame in that count, because even a short frame takes time to answer.
 _FRAME = 4 << 10
 
 
 class PeerNotReadingError(ProtocolError):
-    """The peer does not read what it is sent."""
+    """The peer does not read from its socket."""
 
 
 class Connection(Generic[M]):
     """A framed non-blocking socket in the running loop.
 
     `on_frame(message, payload)` is called for every frame and may raise ProtocolError. `on_end(error)` is called once,
-    with None when the peer closed the stream between two frames; it may send a last message, then the connection is
-    closed. After `close()` neither is called.
+    with None if the peer closed the stream between two frames. It may send a last message; then the connection is
+    closed. Neither is called after `close()`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Connection(Generic[M]):
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def raise_cap(self, cap: int) -> None:
-        """Set the number of bytes that one frame of the peer may have."""
+        """Set the largest number of bytes in a frame of the peer."""
         self._decoder.cap = cap
 
     @property
@@ -79,7 +79,7 @@ class Connection(Generic[M]):
         return self._outbox_cap is not None and self._outbox.size > self._outbox_cap
 
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
-        """Send now what the socket takes, the rest when it can. No-op when closed."""
+        """Send as much as the socket takes now, and the remaining bytes later. No-op when closed."""
         if self.closed or self._closing:
             return
         waiting = bool(self._outbox)
@@ -92,7 +92,10 @@ class Connection(Generic[M]):
             self._unread = self._loop.call_later(self._patience, self._look_at_reader)
 
     def close(self, *, after_sending: bool = False) -> None:
-        """Close the connection: at once, or after the buffered output was sent or `patience` seconds."""
+        """Close the connection, by default at once.
+
+        With `after_sending`, close it when the buffered output has been sent, or after `patience` seconds.
+        """
         if self.closed:
             return
         if after_sending and self._outbox:
@@ -132,7 +135,7 @@ class Connection(Generic[M]):
             done = self._outbox.flush(self.sock)
             self._moved |= self._outbox.size < before
         except OSError:
-            # The peer is gone. What it sent before is still to be read; the reader sees the end after it.
+            # The peer is gone. Its last messages are still in the socket; after them the reader sees the end.
             self._outbox.clear()
             done = True
         if self._unread is not None and not self._closing and not self.full:
@@ -165,7 +168,7 @@ class Connection(Generic[M]):
                 if frame is not None:
                     budget -= _FRAME
                     self._on_frame(*frame)
-            except (ProtocolError, OSError, MemoryError) as error:  # MemoryError: no room for a long frame
+            except (ProtocolError, OSError, MemoryError) as error:  # MemoryError: a frame too long to allocate
                 return self._end(error)
 
     def _end(self, error: Exception | None) -> None:
@@ -175,7 +178,7 @@ class Connection(Generic[M]):
             self.close(after_sending=error is not None)
 
     def drain(self) -> None:
-        """Read what the peer sent before it died."""
+        """Read all that the peer sent before it died."""
         before = -1
         while not self.closed and not self._ended and self._taken != before:
             before = self._taken

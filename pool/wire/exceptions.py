@@ -1,10 +1,10 @@
-"""Carries an exception from a worker to its caller: the same type, the worker's frames, causes and contexts.
+"""Carries an exception from a worker to its caller, with its type, the worker's frames, its causes and contexts.
 
-Each exception of the chain is pickled on its own, so that one that can't be is replaced alone; type, message and
-formatted traceback travel with it for a `RemoteError` to stand in. Tracebacks are rebuilt by tblib from file names,
-functions and line numbers; locals stay in the worker.
+Each exception of the chain is pickled separately. If one cannot be pickled, a `RemoteError` with its type, message and
+formatted traceback replaces only that one. tblib rebuilds the tracebacks from file names, functions and line numbers;
+local variables stay in the worker.
 
-Not carried: the tracebacks of an exception group's members (the formatted text has them).
+The tracebacks of an exception group's members are not carried, except in the formatted text.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fxpool.pool.wire import messages as m
 
 __all__ = ["RemoteError", "dump", "error_of", "load"]
 
-# Frames; enough of a RecursionError to see what recursed.
+# Frames kept at each end of a traceback: enough to see which functions a RecursionError repeats.
 _FRAMES_KEPT = 100
 _CHAIN_KEPT = 32
 _TEXT_KEPT = 200_000
 
 
 class RemoteError(RuntimeError):
-    """Stands in for a worker's exception that could not be pickled, unpickled, or must not be raised here.
+    """Replaces a worker's exception that could not be pickled or unpickled, or that must not be raised in the caller.
 
-    SystemExit, KeyboardInterrupt and other exceptions outside `Exception` arrive like this: raised as they are they
-    would end the caller's process for something a worker did.
+    SystemExit, KeyboardInterrupt and other exceptions outside `Exception` arrive as RemoteError: raised directly, they
+    would end the caller's process.
     """
 
     def __init__(self, type_name: str, message: str, worker_traceback: str, reason: str = "") -> None:
@@ -109,7 +109,7 @@ def dump(error: BaseException, *, skip: int = 0) -> bytes:
 
 
 def load(data: bytes | bytearray | memoryview) -> Exception:
-    """Rebuild the exception given to `dump`, with stand-ins for parts that can't be rebuilt here. Never raises."""
+    """Rebuild the exception passed to `dump`; a RemoteError replaces each part that can't be rebuilt. Never raises."""
     try:
         links = _decoder.decode(data)
         built = [_build(link) for link in links]
@@ -146,7 +146,7 @@ def _annotate(error: Exception, failed: m.Failed, label: str) -> None:
     note = f"(raised in worker {failed.worker}, which ran job {label!r}, attempt {failed.attempts})"
     try:
         error.fxpool_job, error.fxpool_worker = label, failed.worker  # type: ignore[attr-defined]
-        # `add_note` came with 3.11; tools on 3.10 read the attribute.
+        # Python 3.10 has no `add_note`, but tools on it read the attribute.
         error.__notes__ = [*getattr(error, "__notes__", ()), note]
     except Exception:
         pass  # a type that restricts its attributes
@@ -181,7 +181,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
         return None, ""
     try:
         data = pickle.dumps(error)
-        # Many exceptions can be pickled but not rebuilt, because __init__ takes other arguments than `args`.
+        # Many exceptions can be pickled but not unpickled, because the parameters of __init__ differ from `args`.
         copy = pickle.loads(data)
     except BaseException as refused:
         return None, f"it can't be pickled: {_text(repr(refused))[:500]}"
@@ -220,7 +220,7 @@ def _frames(trace: TracebackType | None) -> list[_Frame]:
 
 
 def _traceback(frames: list[_Frame]) -> TracebackType | None:
-    # Imported late: only a caller that gets an exception pays for it. Built link by link: tblib's from_dict recurses.
+    # Imported here, so that only a caller that receives an exception pays for it. A loop: tblib's from_dict recurses.
     from tblib import Traceback
 
     head = None

@@ -1,7 +1,8 @@
 """Captures log records and warnings in workers, and replays them through the caller's loggers and filters.
 
-In a worker, `Forwarder` replaces what loggers do with a record that passed their level: it is sent, and no handler that
-a preloaded module installed sees it. The levels are the caller's (`level_map`), so that no record is sent in vain.
+In a worker, `Forwarder` replaces `Logger.callHandlers`: records that pass a logger's level are sent to the caller, and
+handlers that preloaded modules installed do not see them. Loggers have the caller's levels (`level_map`), so that only
+records the caller wants are sent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TEXT_KEPT = 1 << 20
 def level_map() -> tuple[dict[str, int], int]:
     """Return the levels that a worker should use: {logger: level} and the level of logging.disable.
 
-    The loggers are the root ("") and those with a level of their own.
+    The loggers are the root ("") and all loggers whose level is set.
     """
     levels = {"": logging.root.level}
     for name, logger in logging.root.manager.loggerDict.copy().items():
@@ -38,14 +39,14 @@ def level_map() -> tuple[dict[str, int], int]:
 
 
 class Forwarder:
-    """Sends the records and warnings of this process, from `install` on. For a process that serves one job."""
+    """Sends the log records and warnings of this process after `install`. For a process that runs one job."""
 
     def __init__(self, send: Callable[[m.LogRecord | m.WarningRecord], None]) -> None:
         self._send = send
         self._left = _RECORDS_KEPT
 
     def install(self, levels: dict[str, int], disabled: int) -> None:
-        """Set the caller's `levels` ({logger: level}) and `disabled`, and forward from now on."""
+        """Set the caller's `levels` ({logger: level}) and `disabled`, and start forwarding."""
         others = [
             logger
             for name, logger in list(logging.root.manager.loggerDict.items())
@@ -53,13 +54,13 @@ class Forwarder:
         ]
         wanted = [(logging.getLogger(name or None), level) for name, level in levels.items()]
         for logger, level in [*((logger, logging.NOTSET) for logger in others), *wanted]:
-            # Not setLevel: it clears the caches of all loggers each time, tens of milliseconds with torch's hundreds.
+            # Not setLevel: each call clears the caches of all loggers, tens of milliseconds with torch's hundreds.
             logger.level = level
         logging.root.setLevel(logging.root.level)
         logging.disable(disabled)
         # Not a handler on the root: loggers that do not propagate would never reach it.
         logging.Logger.callHandlers = lambda logger, record: self._log(record)  # type: ignore
-        # "always": the caller's filters decide which of them count.
+        # "always", because the caller's filters decide.
         warnings.resetwarnings()
         warnings.simplefilter("always")
         warnings.showwarning = self._warn
@@ -132,17 +133,17 @@ class Forwarder:
         self._send(record)
 
 
-# Attributes every record has; others came from the call's `extra`, for formatters that read it.
+# Attributes that every record has. Others come from the call's `extra`, and formatters may read them.
 _USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     fields = {_text(name): _plain(value) for name, value in vars(record).items() if name not in _USUAL}
-    return fields if not fields or len(repr(fields)) <= 4 * _TEXT_KEPT else {}  # dropped if too large for a message
+    return fields if not fields or len(repr(fields)) <= 4 * _TEXT_KEPT else {}  # too large for a message: dropped
 
 
 def _plain(value: Any, depth: int = 8) -> Any:
-    """Return `value` as numbers, text, lists and tables; the `repr` of anything else or nested too deep."""
+    """Return `value` as numbers, strings, lists and dicts; anything else, or nested too deep, becomes its `repr`."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
         return value
     if isinstance(value, str):
@@ -163,22 +164,22 @@ def _text(text: str) -> str:
 
 
 def _module_of(filename: str) -> str:
-    """Return the module of `filename`: filters name modules, but `showwarning` is given only the file."""
+    """Return the module of `filename`. Warning filters name modules, but `showwarning` receives only the file."""
     for name, module in sys.modules.copy().items():
         if getattr(module, "__file__", None) == filename:
             return name
     return ""
 
 
-# Registries for the "default" and "once" actions, per module of a worker.
+# Registries for the warning actions "default" and "once", by the module that warned in a worker.
 _registries: dict[str, dict[Any, Any]] = {}
 
 
 def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
-    """Put records and warnings through this process's loggers and filters.
+    """Pass records and warnings to this process's loggers and warning filters.
 
-    Returns the first warning that a filter made an error, or None. Raising is what the program asked for there; an
-    exception of a handler (standard error is closed) is not, and is dropped.
+    Returns the first warning that a filter turned into an error, or None: the program asked for that error. Exceptions
+    of log handlers (standard error is closed, say) are dropped.
     """
     raised: Exception | None = None
     for record in records:

@@ -1,7 +1,7 @@
 """Messages on the sockets: one Struct per message, one union per direction.
 
-msgspec checks every field's type while it decodes, so that malformed input never runs code. Payloads (job input and
-output, pickled exceptions) are not fields: they travel behind the message, untouched (see `protocol`).
+msgspec checks the type of every field while it decodes, so that malformed input never runs code. Payloads (a job's
+input and output, pickled exceptions) are not fields: they follow the message as opaque bytes (see `protocol`).
 
 | direction         | messages                                                                                |
 |-------------------|-----------------------------------------------------------------------------------------|
@@ -25,7 +25,7 @@ import msgspec
 
 
 class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First frame of a client. A `visitor` submits no jobs: no server is there for it."""
+    """First frame of a client. A `visitor` only queries or measures; it does not keep a server alive."""
 
     protocol: int
     fxpool: str
@@ -34,7 +34,7 @@ class Hello(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First frame of the server to a client it serves."""
+    """First frame of the server to a client that it accepts."""
 
     protocol: int
     fxpool: str
@@ -43,7 +43,7 @@ class Welcome(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First and last frame of the server to a client it does not serve."""
+    """First and last frame of the server to a client that it refuses."""
 
     reason: str
 
@@ -54,13 +54,16 @@ class Refused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Submits a job or (from a worker) a sub-job; the payload is its input.
 
-    `job` is the sender's own number for it. Jobs of equal `flight` (if it is not empty) have equal results: the second
-    waits for the first, whoever submits them. `timeout` is in seconds, `memory` in bytes of its processes together;
-    None means the server's limit. A sub-job inherits its parent's environment (its own entries win), sys_path, cwd,
-    priority, levels and limits; these fields of its own, `flight` and `spare` are ignored. `reuse`: the job leaves its
-    process as it found it, and may run in one that others like it ran in, with equal surroundings. `alone`: nothing
-    else is to run meanwhile. `spare`: the job belongs to the server, which begins it when there is time to spare.
-    `answers`: the client answers what the job asks (`Asked`).
+    `job` is the sender's number for it. Jobs with the same `flight`, if it is not empty, have the same result: later
+    ones wait for the first, whichever client submits them. `timeout` is in seconds, `memory` in bytes for all of the
+    job's processes; None means the server's limit. `reuse`: the job leaves its process unchanged, and may run in a
+    worker that ran such jobs before, with the same environment, sys_path, cwd and log levels. `watched`: the client
+    receives a `JobEvent` at each step. `alone`: the job is exclusive; no other job may run at the same time. `spare`:
+    the job is best effort; it belongs to the server, which runs it while most slots are free. `answers`: the client
+    answers the job's questions (`Asked`).
+
+    A sub-job inherits its parent's environment, to which its own entries are added, and its sys_path, cwd, priority and
+    levels. It is under its parent's limits. Its own values of these fields, `flight` and `spare` are ignored.
     """
 
     job: int
@@ -84,13 +87,13 @@ class Submit(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True,
 
 
 class Cancel(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Withdraws `job`. If no other caller wants it, its worker's process group is killed."""
+    """Withdraws `job`. If no other caller waits for it, its worker's process group is killed."""
 
     job: int
 
 
 class Started(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Reports that `job` has a worker; from the second attempt on, `reason` says how the previous one ended."""
+    """Reports that `job` has a worker. From the second attempt on, `reason` says how the previous worker ended."""
 
     job: int
     worker: int
@@ -102,10 +105,10 @@ What = Literal["queued", "begun", "phase", "ended"]
 
 
 class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Reports progress of a watched job or a sub-job of it: it waits, has a worker, names a phase, is over.
+    """Reports progress of a watched job or one of its sub-jobs: it is queued, has a worker, names a phase or has ended.
 
-    `part` tells the job and its sub-jobs apart. `at` is `time.monotonic()`, one clock for all processes of a host;
-    `worker` is the worker's pid.
+    `part` distinguishes the job (0) and its sub-jobs. `at` is `time.monotonic()`, the same clock for all processes of a
+    host. `worker` is the worker's pid.
     """
 
     job: int
@@ -118,9 +121,9 @@ class JobEvent(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The worker of `job` asks its caller what only that can know; the payload is the question.
+    """Asks a caller of `job` a question of its worker, which only a caller can answer; the payload is the question.
 
-    To be answered with `Answer` of the same number. Where several callers share a job, one is asked.
+    The client replies with an `Answer` of the same number. If several callers share the job, one of them is asked.
     """
 
     job: int
@@ -128,14 +131,14 @@ class Asked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Answers Asked; the payload is the answer. Without `ok` there is none: another caller is asked, if there is."""
+    """Answers Asked; the payload is the answer. Without `ok` this caller has no answer, and the next one is asked."""
 
     number: int
     ok: bool
 
 
 class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The job's function returned; the payload is its result. `joined`: it was begun for another caller."""
+    """The job's function returned; the payload is its result. `joined`: another caller had started the job."""
 
     job: int
     worker: int
@@ -147,8 +150,8 @@ class Done(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 class Failed(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """The job has no result. For kind "exception" the payload is the exception (see `exceptions`).
 
-    Kind "no_worker": `attempts` workers were begun for it and none reached it; `code` is the name of the errno with
-    which the host refused something, if there is one.
+    For kind "no_worker", `attempts` workers were started for it, but no worker reached its function; `code` is the name
+    of the errno with which the host refused a resource, or empty.
     """
 
     job: int
@@ -198,50 +201,50 @@ class WarningRecord(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_field
 
 
 class Pause(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The client measures: no job is to begin, and workers stand still, for `seconds` at most.
+    """The client measures: suspend all workers and start no jobs, for at most `seconds`.
 
-    Ends with the connection. Answered by Paused. A worker that is itself the client goes on.
+    Ends with the connection. Answered by Paused. If the client runs in a worker, that worker is not suspended.
     """
 
     seconds: float
 
 
 class Paused(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Nothing of the server's runs any more; `workers` were stopped."""
+    """Reply to `Pause`: all jobs are suspended. `workers` is the number of stopped workers."""
 
     workers: int
 
 
 class GoneOn(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The client's pause lasted as long as it may: workers run again."""
+    """The client's pause has reached its time limit: workers run again."""
 
 
 class StatusQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Answered by Status with the same number."""
+    """Asks for the server's state. Answered by Status with the same number."""
 
     number: int
 
 
 class Status(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Plain data about the server."""
+    """Answers StatusQuery with plain data about the server."""
 
     number: int
     facts: dict[str, Any]
 
 
 class HistoryQuery(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Asks for the jobs that changed after `since` (0: all that are remembered). Answered by History, same number."""
+    """Asks for the jobs that changed after `since` (0: all known jobs). Answered by History with the same number."""
 
     number: int
     since: int = 0
 
 
 class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is remembered of a job, in `History`. Times are `time.monotonic()`.
+    """A job in `History`. Times are `time.monotonic()`.
 
-    `change` numbers its latest change. `askers` are the pids of all that asked for it, `part_of` is the job that it is
-    a sub-job of, or 0. `phases` are (name, since). `memory` is the most that its processes were seen to take, in bytes,
-    with shared pages in full. `how` is "done" or a kind of `Failed`.
+    `change` is the number of its latest change. `askers` are the pids of the clients that requested it. `part_of` is
+    its parent if it is a sub-job, or 0. `phases` are (name, start). `memory` is the observed maximum of its processes'
+    memory in bytes, with shared pages counted in full. `how` is "done" or a kind of `Failed`.
     """
 
     job: int
@@ -261,7 +264,10 @@ class JobRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class History(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The jobs that changed, the latest last. `latest` numbers the latest change of all; `now` is the time there."""
+    """Answers HistoryQuery with the jobs that changed, the latest last.
+
+    `latest` is the number of the latest change of any job; `now` is the server's time.
+    """
 
     number: int
     latest: int
@@ -278,15 +284,15 @@ class Pong(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Shutdown(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Tells the server to end: a client's own at once, with all that runs in it; the host's when its jobs are done."""
+    """Tells the server to end. A private server ends at once, with its jobs; the host's ends when its jobs are done."""
 
 
 class Leaving(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The server ends when its jobs are done; for new jobs, find another one."""
+    """The server ends when its jobs are done. A client with new jobs must connect to another server."""
 
 
 class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The zygote is ready for the first time ("ready") or will never be ("broken", with the reason)."""
+    """The zygote is ready for the first time ("ready"), or will never be ("broken", with the reason)."""
 
     state: Literal["ready", "broken"]
     seconds: float = 0.0
@@ -297,7 +303,10 @@ class ZygoteState(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=
 
 
 class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Gives a job to a worker; the payload is its input. Only a worker's first Run sets `environment` to `scratch`."""
+    """Gives a job to a worker; the payload is its input.
+
+    A worker applies the fields from `environment` to `scratch` only for its first job.
+    """
 
     job: int
     function: str
@@ -309,17 +318,17 @@ class Run(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True, om
     cwd: str | None = None
     levels: dict[str, int] = {}
     disabled: int = 0
-    scratch: str = ""  # a directory the worker makes for temporary files; the server removes it
-    runtime_root: str = ""  # where this user's servers are found, and turns to measure
+    scratch: str = ""  # the worker creates this directory for temporary files; the server removes it
+    runtime_root: str = ""  # holds the directories of this user's servers, and the measurement locks
     reuse: bool = False
 
 
 class Begun(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The worker reached the job's function: an end from here on is the job's doing."""
+    """The worker calls the job's function now: if it dies later, the job is blamed."""
 
 
 class Unable(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The worker can't begin and ends: the host refused something (`code`: the errno's name)."""
+    """The worker could not start its job and exits: the host refused a resource (`code`: the errno's name)."""
 
     reason: str
     code: str = ""
@@ -335,17 +344,17 @@ class Returned(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Phase(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Names what the worker does from now on, in the job's own words; reported if it dies of it."""
+    """Names the current phase of the job. The name is reported if the worker dies in this phase."""
 
     name: str
 
 
 class Waiting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """The worker waits for its sub-jobs and gives its slot back."""
+    """The worker releases its slot while it waits for its sub-jobs."""
 
 
 class Resume(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The worker has what it waited for and asks for a slot; answered by Granted with the same number."""
+    """The worker's wait is over, and it requests a slot. Answered by Granted with the same number."""
 
     number: int
 
@@ -376,7 +385,7 @@ class Ask(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class Answered(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Answers Ask; the payload is the answer. Without `ok` there is none: no caller knows, or none is left."""
+    """Answers Ask; the payload is the answer. Without `ok`, no caller could answer."""
 
     number: int
     ok: bool
@@ -385,13 +394,13 @@ class Answered(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 # ---------------------------------------------------------------- server and zygote
 
 
-#: The zygote exits with this code plus n (from 0) if its n-th idle call left it unsafe to fork.
+#: If the zygote's n-th idle call (from 0) left it unsafe to fork, it exits with this code plus n.
 EXIT_IDLE = 100
 
 
 class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """First message to the zygote: import `preload` in this order; call `idle` (``module:function``, several with
-    commas between) once nobody waits."""
+    """First message to the zygote: import `preload` in this order, and call the functions of `idle`
+    (``module:function``, separated by commas) once no client waits."""
 
     preload: list[str]
     sys_path: list[str]
@@ -399,7 +408,7 @@ class Prepare(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The zygote can fork, or (with `failure`) says why it never will."""
+    """Reply to `Prepare`: the zygote can fork, or (`failure`) why it never will."""
 
     pid: int
     seconds: float
@@ -408,14 +417,14 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Fork(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Fork a worker; the worker's end of its socket travels with this message."""
+    """Fork a worker. The worker's end of its socket is attached to this message."""
 
     worker: int
     log_path: str
 
 
 class WarmUp(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Make the idle calls now: many more workers will be forked than run, and each gains from it."""
+    """Make the idle calls now, because many workers will be forked and each of them will start faster."""
 
 
 class Stop(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -425,29 +434,29 @@ class Stop(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
 
 
 class GoOn(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Let a worker's process group that was stopped go on."""
+    """Resume a worker's process group (SIGCONT)."""
 
     worker: int
 
 
 class Rest(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Make no idle call until told otherwise (`on`), and answer with Resting: what came before has been done."""
+    """Suspend the idle calls (`on`), or allow them again. Answered by Resting."""
 
     on: bool
 
 
 class Resting(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Answers Rest."""
+    """Reply to `Rest`: earlier orders have been carried out."""
 
 
 class Kill(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Kill a worker's process group. The zygote does it, as it alone knows that the pid has not been reaped."""
+    """Kill a worker's process group. The zygote does this, because only it knows that the pid has not been reaped."""
 
     worker: int
 
 
 class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A worker was forked; `seconds` is what that took."""
+    """A worker was forked, which took `seconds`."""
 
     worker: int
     pid: int
@@ -455,8 +464,8 @@ class Forked(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True)
 
 
 class Exited(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A worker process is gone and reaped, its process group killed. With `failure` it was never forked, and why;
-    `code` is the errno's name."""
+    """A worker has ended: it was reaped, and its process group killed. `failure` says why it could not be forked, if
+    that is the reason; `code` is the errno's name."""
 
     worker: int
     exit_code: int | None

@@ -1,16 +1,16 @@
-"""The frame format of messages and payloads on a socket. No I/O but for `Channel` and `Outbox.flush`.
+"""The frame format of messages and payloads on a socket. Only `Channel` and `Outbox.flush` do I/O.
 
     magic "fxpl"   4 bytes
-    version        1 byte     of the protocol; the header's form never changes, so that versions can refuse each other
-    flags          1 byte     zero; none is defined: a peer that sets one is refused
+    version        1 byte     of the protocol; the header never changes, so that versions can refuse each other
+    flags          1 byte     zero; reserved: a peer that sets a flag is refused
     reserved       2 bytes    zero
     meta length    4 bytes    big endian, at least 1
     payload length 8 bytes    big endian, may be 0
     meta           msgspec.msgpack of one tagged Struct (see `messages`)
     payload        opaque bytes
 
-`FrameDecoder` supplies the buffer to receive into, so that a payload is written once, by the kernel; the server
-forwards it from there. `Outbox` holds unsent bytes, as views of the sender's own.
+`FrameDecoder` supplies the buffer to receive into, so that the kernel writes a payload once and the server forwards it
+from there. `Outbox` holds unsent bytes as views of the sender's buffers.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
-    """Return the frame of `message` as buffers to send one after the other; the payload is not copied.
+    """Return the frame of `message` as buffers to send one after the other. The payload is not copied.
 
-    Raises ProtocolError if the frame is over the cap of every peer.
+    Raises ProtocolError if the frame exceeds the cap that every peer has.
     """
     meta = _encoder.encode(message)
     size = len(payload)
@@ -72,16 +72,16 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
 
 @functools.cache
 def decoder_of(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder for a union of messages. Cached: making one takes milliseconds, and a worker inherits it."""
+    """Return the decoder for a union of messages. Cached: creating it takes milliseconds, and workers inherit it."""
     return msgspec.msgpack.Decoder(kinds)
 
 
 class FrameDecoder(Generic[M]):
-    """Decodes frames of type `M` from bytes that arrive in any portions.
+    """Decodes frames of type `M` from bytes that arrive in chunks of any size.
 
-    Receive into `buffer()`, then pass the number of bytes to `received()`; it returns (message, payload) when they
-    completed a frame, else None. Raises ProtocolError for anything but a frame of this version within `cap`; the stream
-    can't be read any further then.
+    Receive into `buffer()`, then pass the number of bytes to `received()`, which returns (message, payload) if they
+    complete a frame, else None. It raises ProtocolError for anything except a frame of this version within `cap`. The
+    stream cannot be read after that.
     """
 
     def __init__(self, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
@@ -97,7 +97,7 @@ class FrameDecoder(Generic[M]):
 
     @property
     def mid_frame(self) -> bool:
-        """True if the stream would be cut inside a frame if it ended now."""
+        """True if a frame has been received in part."""
         return self._filled > 0 or self._meta_length >= 0
 
     def buffer(self) -> memoryview:
@@ -105,7 +105,7 @@ class FrameDecoder(Generic[M]):
         return self._view[self._filled :]
 
     def received(self, count: int) -> tuple[M, memoryview] | None:
-        """Take `count` bytes in `buffer()`; return the frame they complete, or None. Raises ProtocolError."""
+        """Accept `count` bytes in `buffer()`; return the frame that they complete, or None. Raises ProtocolError."""
         self._filled += count
         if self._filled < len(self._view):
             return None
@@ -121,7 +121,7 @@ class FrameDecoder(Generic[M]):
             raise ProtocolError(f"a frame does not hold a known message: {error}") from None
 
     def feed(self, data: Buffer) -> list[tuple[M, memoryview]]:
-        """Decode bytes that were received elsewhere; return all frames that they completed."""
+        """Decode bytes that were received elsewhere; return all frames that they complete."""
         frames = []
         view = memoryview(data)
         while view:
@@ -150,7 +150,7 @@ class FrameDecoder(Generic[M]):
             raise ProtocolError(f"a frame of {meta} + {payload} bytes is over the cap of {self.cap}")
         self._meta_length = meta
         size = meta + payload
-        # A peer that only announces a long frame gets no memory for it: a map's pages exist once they are written.
+        # A peer that only announces a long frame costs no memory: the pages of a mapping exist once they are written.
         self._view = memoryview(bytearray(size) if size < _MAPPED else mmap.mmap(-1, size))
         self._filled = 0
 
@@ -172,7 +172,7 @@ class Outbox:
         self.size += sum(map(len, views))
 
     def flush(self, sock: socket.socket) -> bool:
-        """Send what the socket takes; True when nothing is left. Raises OSError when the peer is gone."""
+        """Send as much as the socket takes; return whether all is sent. Raises OSError if the peer is gone."""
         while self._parts:
             batch = [self._parts[i] for i in range(min(_IOV, len(self._parts)))]
             try:
@@ -195,7 +195,7 @@ class Outbox:
 
 
 class Channel(Generic[M]):
-    """A blocking socket that carries frames. `send` may be called from any thread, `receive` from one."""
+    """A blocking socket that carries frames. `send` may be called from any thread, `receive` only from one thread."""
 
     def __init__(self, sock: socket.socket, kinds: Any, *, cap: int = PAYLOAD_CAP) -> None:
         self.sock = sock
@@ -210,7 +210,7 @@ class Channel(Generic[M]):
                 self.sock.sendall(part)
 
     def receive(self) -> tuple[M, memoryview] | None:
-        """Return the next frame, or None at the stream's end. Raises ProtocolError, also if a frame is cut."""
+        """Return the next frame, or None at the end of the stream. Raises ProtocolError, also for a truncated frame."""
         while True:
             try:
                 count = self.sock.recv_into(self._decoder.buffer())
@@ -232,13 +232,13 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return (pid, user id) of the process at the other end of a Unix socket, as the kernel recorded it."""
+    """Return (pid, user id) of the process at the other end of a Unix socket, as recorded by the kernel."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def check_peer(sock: socket.socket, uid: int) -> int:
-    """Return the peer's pid. Raises ProtocolError if it is not a process of user `uid`."""
+    """Return the peer's pid. Raises ProtocolError if the peer does not run as user `uid`."""
     pid, peer = peer_credentials(sock)
     if peer != uid:
         raise ProtocolError(f"the peer runs as user {peer}, this process as user {uid}")
