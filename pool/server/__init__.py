@@ -1,18 +1,18 @@
-"""The server: accepts clients, schedules jobs, owns the zygote. One asyncio process without torch.
+"""The server: accepts clients, schedules jobs, owns the zygote. One asyncio process, which never imports torch.
 
-server            clients, the zygote, shutdown
-dispatcher        jobs and workers: carries out the scheduler's decisions
-scheduler         decisions: a state machine without I/O
-scheduler_state   its records of jobs and workers
-decisions         actions for the server to carry out, outcomes for callers
-outcomes          records of jobs and workers, and the message that reports a job's end
-bounds            the limits of running jobs
-watch             compares those limits with the memory that jobs use
-pauses            clients that measure, and what is paused for them
-records           log records on their way to clients
-job_events        progress of jobs, for clients that subscribed
-questions         questions of workers to the callers of their jobs
-report            job records for `fxpool status`
-history           records of jobs for the dashboard
-zygote_link       the server's end of the zygote
+server            accepts clients, starts the zygote, shuts down
+dispatcher        runs jobs in workers, as the scheduler decides
+scheduler         decides which job runs next: a state machine without I/O
+scheduler_state   the scheduler's records of jobs and workers
+decisions         actions for the server to carry out, and outcomes for callers
+outcomes          the server's records of jobs and workers, and the message that reports a job's end
+bounds            time and memory limits of running jobs
+watch             compares the memory of jobs and host with the limits
+pauses            suspends jobs and zygote while clients measure
+records           forwards log records to clients
+job_events        reports the progress of jobs to the clients that watch them
+questions         callbacks: passes questions of workers to the callers of their jobs
+report            rows about jobs and memory for `fxpool status`
+history           a history of jobs for the dashboard
+zygote_link       starts the zygote and exchanges messages with it
 """

@@ -1,7 +1,7 @@
-"""Limits of running jobs: the largest that any of a job's callers allows.
+"""Time and memory limits of running jobs.
 
-A job with several callers ends only at the largest of their limits; a caller that joins late may raise it, one that
-leaves may lower it. A job over its limit is ended with its worker, and the error names the limit.
+If a job has several callers, the largest of their limits applies. A caller that joins may raise it, and a caller that
+leaves may lower it. A job over its limit ends with its worker, and the error names the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Bounds"]
 
 
 class Bounds:
-    """The limits of running jobs, and their timeout timers."""
+    """The limits of running jobs, and the timers for their timeouts."""
 
     def __init__(
         self,
@@ -25,12 +25,12 @@ class Bounds:
         asking: Callable[[int], list[Work]],
         over: Callable[[Worker, Exceeded], None],
     ) -> None:
-        """`asking` returns a job's callers; `over` is called with each of `workers` whose job has run out of time."""
+        """`asking` returns a job's callers. `over` is called with each of `workers` whose job exceeds its timeout."""
         self._limits, self._workers, self._asking, self._over = limits, workers, asking, over
         self._loop = asyncio.get_running_loop()
 
     def seconds(self, worker: Worker) -> float | None:
-        """Return the seconds that one attempt may take; None if a caller sets no limit, and for sub-jobs."""
+        """Return the seconds that an attempt may take; None for sub-jobs, or if a caller sets no limit."""
         asking = self._asking(worker.job)
         asked = [work.ask.timeout or self._limits.job_seconds for work in asking]
         if worker.work.worker is not None or not asked:
@@ -38,12 +38,12 @@ class Bounds:
         return None if None in asked else max(filter(None, asked))
 
     def memory(self, worker: Worker) -> int:
-        """Return the bytes that all processes of a job may take together."""
+        """Return the bytes that a job's processes may take together."""
         asked = [work.ask.memory or self._limits.job_bytes for work in self._asking(worker.job)]
         return max(asked, default=self._limits.job_bytes)
 
     def keep(self, workers: Iterable[Worker]) -> None:
-        """(Re)start the timeout timers of `workers`: their jobs began, or their callers changed."""
+        """Start or restart the timeout timers of `workers`, whose jobs started or whose callers changed."""
         for worker in workers:
             if worker.limit_timer is not None:
                 worker.limit_timer.cancel()
@@ -55,7 +55,7 @@ class Bounds:
                 worker.limit_timer = self._loop.call_at(worker.reached + limit, self._out_of_time, worker, limit)
 
     def trees(self) -> list[tuple[Worker, list[int]]]:
-        """Return the workers of clients' jobs, each with its own pid and those of its sub-jobs' workers."""
+        """Return the workers of clients' jobs, each with its pid and the pids of its sub-jobs' workers."""
         workers_by_top: dict[int, tuple[Worker, list[int]]] = {}
         for worker in self._workers.values():
             top = worker.top
@@ -65,7 +65,7 @@ class Bounds:
         return list(workers_by_top.values())
 
     def allowed_since(self, worker: Worker) -> bool:
-        """Return whether a caller that joined too late allows more than the limit the worker was ended for."""
+        """Return whether a caller that joined too late allows more than the limit at which the worker was killed."""
         how = worker.exceeded
         if how is None or not self._asking(worker.job):
             return False

@@ -1,6 +1,6 @@
 """The scheduler's decisions: actions for the server to carry out, and outcomes for callers.
 
-Jobs and workers are numbers, owners any hashable name; answers and the ways in which workers end are opaque.
+Jobs and workers are numbers. Answers of workers and descriptions of their exit are passed through unread.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Died:
-    """The last worker the job was entitled to ended without an answer; `how` is passed through from the server."""
+    """The worker of the job's last attempt ended without an answer. `how` is the server's description of its exit."""
 
     how: object
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The caller withdrew the job, left, or ended; `reason` says which."""
+    """The caller withdrew the job or ended; `reason` says which."""
 
     reason: str
 
@@ -57,7 +57,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class NoWorker:
-    """None of `tries` workers begun for the job reached its function; `how` is how the last one ended."""
+    """`tries` workers were started for the job, and all died before its function; `how` describes the last exit."""
 
     how: object
     tries: int
@@ -71,7 +71,7 @@ Outcome = Answered | Died | Cancelled | Unavailable | NoWorker
 
 @dataclass(frozen=True)
 class Fork:
-    """Start worker `worker` for `job`. `last` says how the previous attempt's worker ended."""
+    """Start worker `worker` for `job`. `last` describes the exit of the previous attempt's worker."""
 
     worker: int
     job: int
@@ -91,7 +91,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Park:
-    """Keep a worker that has no job, for the next job of its kind, until `dismiss`."""
+    """Keep a worker without a job for the next job of its kind, until `dismiss`."""
 
     worker: int
 
@@ -112,7 +112,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Tell the caller of `job`, which the scheduler has forgotten. `worker` may still be busy for other callers."""
+    """Report the outcome of `job` to its caller. The scheduler has dropped the caller's request; `worker` may still run
+    the job for other callers."""
 
     job: int
     outcome: Outcome

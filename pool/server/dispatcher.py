@@ -1,6 +1,6 @@
-"""Carries out the scheduler's decisions: forks, feeds and watches workers, and reports to clients.
+"""Carries out the scheduler's decisions: forks workers, gives them jobs, enforces limits, and reports to clients.
 
-The server passes on clients' requests and the zygote's messages; everything else that happens to a job happens here.
+The server forwards clients' requests and the zygote's messages to the dispatcher, which does everything else for a job.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from fxpool.pool.wire.protocol import encode
 
 __all__ = ["GRACE_SECONDS", "Dispatcher"]
 
-# A worker that answered, or whose socket closed, is killed if it is not gone after so many seconds.
+# Seconds after which a worker that answered, or whose socket closed, is killed if it has not ended.
 GRACE_SECONDS = 2.0
 STALL_SECONDS = 0.5
-# Seconds without a running job before a spare job begins if slots are few: a program that compiles one graph after
-# another does something of its own in between.
+# Seconds without a running job before a best-effort job starts if slots are few: a program that compiles several graphs
+# does other work between them.
 QUIET_SECONDS = 1.0
-# A job that is to run alone (it measures) waits at most so long for running ones.
+# Seconds that an exclusive job (a measurement) waits for running jobs.
 ALONE_SECONDS = 3.0
 # Seconds that a reusable worker waits for another job.
 PARKED_SECONDS = 5.0
-# Seconds; a limit below this is within the range of the event loop's clock.
+# Seconds: an upper limit for timeouts, within the range of the event loop's clock.
 _LONGEST = 1e9
-# Characters kept of a name that a client or worker sent.
+# Characters kept of a name that a client or worker sends.
 _SHOWN = 500
-# A worker that has not reached its job's function so many seconds after the fork is killed.
+# Seconds after the fork within which a worker must reach its job's function, or be killed.
 BEGIN_SECONDS = 60.0
-# Seconds before a job that got no worker is begun again: doubled each time, up to the last.
+# Seconds before a job whose worker did not start is tried again: from the first, doubled each time, to the second.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-# With so many more jobs than slots it pays to warm up the zygote, though it forks no worker meanwhile.
+# With this many more jobs than slots, it pays to warm up the zygote, although it cannot fork during that time.
 _MANY = 3
 
 log = logging.getLogger(__name__)
 
-#: Sends a message to the zygote, with a socket for it if there is one. No-op without a zygote.
+#: Sends a message to the zygote, with an optional socket attached. No-op without a zygote.
 ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
 
 
 class Dispatcher:
-    """Jobs, and the workers that run them, on one event loop."""
+    """Runs jobs in workers, on one event loop."""
 
     def __init__(self, directory: Path, slots: int, limits: Limits, to_zygote: ToZygote) -> None:
         self.loop = asyncio.get_running_loop()
@@ -117,17 +117,17 @@ class Dispatcher:
                     self._job_events.tell([work], work, "begun", worker.begun, worker.pid)
 
     def cancel(self, client: Client, job: int) -> None:
-        """Withdraw a client's job by the client's number for it. No-op if it is done."""
+        """Withdraw a client's job by the client's number for it. No-op if it has ended."""
         if job in client.keys:
             self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
             self._bounds.keep(self._workers.values())
 
     def answer(self, client: Client, message: m.Answer, payload: memoryview) -> None:
-        """Hand a client's answer to the worker that asked. No-op if nobody waits for it."""
+        """Pass a client's answer to the worker that asked. No-op if no worker waits for it."""
         self._questions.answer(client, message, payload)
 
     def client_left(self, client: Client) -> None:
-        """Withdraw all jobs of a client, except spare ones."""
+        """Withdraw all jobs of a client, except best-effort jobs."""
         self.do(self.scheduler.owner_left(client.number))
         self._questions.left(client)
         self._bounds.keep(self._workers.values())
@@ -164,31 +164,31 @@ class Dispatcher:
 
     @property
     def awaited(self) -> bool:
-        """True while any unfinished job is not a spare one."""
+        """True while any job except best-effort jobs is unfinished."""
         return not all(work.ask.spare for work in self._jobs.values())
 
     @property
     def broken(self) -> str | None:
-        """Why no zygote will ever fork workers; None while one may."""
+        """The reason why no zygote will ever fork workers; None if a zygote may."""
         return self.scheduler.broken
 
     def zygote_ready(self) -> None:
-        """Begin to fork workers for the jobs that wait."""
+        """Start forking workers for the queued jobs."""
         self.do(self.scheduler.zygote_ready())
 
     def zygote_broken(self, reason: str) -> None:
-        """Fail all jobs: no zygote will ever fork workers for them."""
+        """Fail all jobs, because no zygote will ever fork workers for them."""
         self.do(self.scheduler.zygote_broken(reason))
 
-    # ------------------------------------------------------------ while somebody measures
+    # ------------------------------------------------------------ while clients measure
 
     @property
     def stopped(self) -> int:
-        """Number of workers that are stopped."""
+        """Number of suspended workers."""
         return sum(worker.stopped for worker in self._workers.values())
 
     def stand_still(self, never: set[int]) -> None:
-        """Begin no job and stop all workers, but those whose process group is in `never`, until `go_on`."""
+        """Start no job and suspend all workers until `go_on`, except those whose process group is in `never`."""
         self.scheduler.hold()
         self.watch.rests = True
         self._never_stopped = never
@@ -201,14 +201,14 @@ class Dispatcher:
         if worker.pid is None or worker.stopped or worker.exited is not None or worker.pid in self._never_stopped:
             return
         if not self.scheduler.asks_of(worker.job):
-            return  # it has answered, and ends or waits for another job
+            return  # it has answered, and will exit or is parked
         worker.stopped = True
         if worker.limit_timer is not None:
             worker.limit_timer.cancel()
         self._to_zygote(m.Stop(worker=worker.number), None)
 
     def go_on(self) -> None:
-        """End `stand_still`. The time is not counted against the limits of jobs."""
+        """End `stand_still`. The time does not count towards the timeouts of jobs."""
         assert self._still_since is not None
         since, self._still_since = self._still_since, None
         self.watch.rests = False
@@ -225,7 +225,7 @@ class Dispatcher:
     # ------------------------------------------------------------ the scheduler's actions
 
     def do(self, actions: list[d.Action]) -> None:
-        """Carry out the scheduler's actions, in their order."""
+        """Carry out the scheduler's actions in order."""
         for action in actions:
             if isinstance(action, d.Fork):
                 self._fork(action)
@@ -249,7 +249,7 @@ class Dispatcher:
         self._hurry()
 
     def _hurry(self) -> None:
-        """Have the zygote warm up, once, when the queue is long and the first workers have been forked."""
+        """Let the zygote warm up, once, if the queue is long and the first workers have been forked."""
         if self._hurried or not self.fork_seconds or len(self._jobs) < self.slots + _MANY:
             return
         alone = sum(work.client is not None and work.kind is None and not work.joined for work in self._jobs.values())
@@ -301,7 +301,7 @@ class Dispatcher:
         if worker is not None:
             for timer in (*worker.timers, *filter(None, [worker.limit_timer])):
                 timer.cancel()
-            # A worker that is gone was kept for its job only: while that waits to be begun again, or for last messages.
+            # The record of an ended worker was kept for its job only, to start that again or to read last messages.
             gone = worker.exited is not None
             then, seconds = (self._worker_gone, 0.0) if gone else (self._kill, GRACE_SECONDS)
             worker.timers = [self.loop.call_later(seconds, then, worker)]
@@ -316,7 +316,7 @@ class Dispatcher:
             work.client.connection.send(message, payload)
 
     def _fork(self, action: d.Fork) -> None:
-        # The first caller may have left; any that waits will do.
+        # The first caller may have left; any caller that still waits will do.
         work = self._asking(action.job)[0]
         path = self._logs.path(action.job, action.attempt)
         scratch = self._directory / "scratch" / path.stem
@@ -350,7 +350,7 @@ class Dispatcher:
         self.counters["forks"] += 1
         self._send(worker, run, work.payload)
 
-    # ------------------------------------------------------------ workers that stay
+    # ------------------------------------------------------------ reusable workers
 
     def _park(self, worker: Worker) -> None:
         for timer in worker.timers:
@@ -370,7 +370,7 @@ class Dispatcher:
         self._begin(worker)
         try:
             self._send(worker, outcomes.order(worker, self.slots), worker.work.payload)
-        except ProtocolError as error:  # longer than a frame may be
+        except ProtocolError as error:  # it is over the cap of a frame
             self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
 
     # ------------------------------------------------------------ messages of workers
@@ -422,19 +422,19 @@ class Dispatcher:
         return [self._jobs[ask] for ask in self.scheduler.asks_of(job)]
 
     def _listening(self, job: int) -> list[Work]:
-        """Return the clients' jobs that this job is, or is a part of."""
+        """Return the clients' jobs that this job belongs to: its own requests, or those of its parent."""
         jobs: list[Work] = []
         for work in self._asking(job):
             jobs += [work] if work.worker is None else self._listening(work.worker.job)
         return jobs
 
     def _worker_silent(self, worker: Worker, error: Exception | None) -> None:
-        """Handle the end of a worker's socket: normally because the process ended, which the zygote reports."""
+        """Handle the end of a worker's socket. Normally the process has ended, and the zygote reports that."""
         if error is not None:
             log.warning("worker %s: %s", worker.pid, error)
             if isinstance(error, ProtocolError):
                 worker.broken = str(error)
-            else:  # not the worker's fault: the server has no memory for what it sent
+            else:  # not the worker's fault: the server has no memory for its message
                 worker.unable = outcomes.unable("the server can't read from it", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
@@ -448,7 +448,7 @@ class Dispatcher:
         self.do(self.scheduler.lost(worker.number))
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        """Fail a job that no worker can be given."""
+        """Fail a job that cannot be given to any worker."""
         if worker.number in self._workers:
             self.do(self.scheduler.refuse(worker.number, reason))
             if worker.pid is None:
@@ -457,7 +457,7 @@ class Dispatcher:
     # ------------------------------------------------------------ limits
 
     def _exceeded(self, worker: Worker, how: Exceeded) -> None:
-        """End a worker over its limit; once it is gone, its job is retried or fails."""
+        """Kill a worker over its limit. When it has ended, its job is retried or fails."""
         if worker.exceeded is not None or not self.scheduler.asks_of(worker.job):
             return
         worker.exceeded = how
@@ -465,7 +465,7 @@ class Dispatcher:
             "job %r in worker %s: %s (phase %r)", worker.work.ask.label, worker.pid, outcomes.describe(how), how.phase
         )
         self._kill(worker)
-        # A process that the kernel does not end (a disk that hangs) must not keep the callers waiting.
+        # The callers must not wait for a process that the kernel does not end (a disk hangs, say).
         worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
 
     def _give_up(self, worker: Worker, how: Exceeded) -> None:
@@ -475,7 +475,7 @@ class Dispatcher:
     # ------------------------------------------------------------ messages of the zygote
 
     def on_forked(self, message: m.Forked) -> None:
-        """Record a worker's pid, and tell the callers of its job."""
+        """Record a worker's pid, and tell the callers that their job has started."""
         self.fork_seconds = message.seconds
         worker = self._workers.get(message.worker)
         if worker is None:
@@ -486,7 +486,7 @@ class Dispatcher:
             self._stop(worker)
 
     def _begin(self, worker: Worker) -> None:
-        """Tell the callers that a job has its worker."""
+        """Tell the callers that their job has a worker."""
         assert worker.pid is not None
         worker.begun = self.loop.time()
         asking = self._asking(worker.job)
@@ -506,7 +506,7 @@ class Dispatcher:
         self._worker_tells(worker, "begun")
 
     def _reached(self, worker: Worker) -> None:
-        """Mark that a worker reached its job's function: limits apply from here on, and its end is the job's doing."""
+        """Mark that a worker reached its job's function: from now on limits apply, and a death is blamed on the job."""
         if worker.reached is None:
             worker.reached = self.loop.time()
             self.do(self.scheduler.reached(worker.number))
@@ -520,7 +520,7 @@ class Dispatcher:
             self._kill(worker)
 
     def on_exited(self, message: m.Exited) -> None:
-        """Record a worker's exit; its messages still in the socket are read first."""
+        """Record a worker's exit, and handle it after its last messages have been read."""
         worker = self._workers.get(message.worker)
         if worker is None:
             return
@@ -528,7 +528,7 @@ class Dispatcher:
         if worker.connection is None or worker.connection.closed:
             self._worker_gone(worker)
         else:
-            # Its last messages may still be in the socket: wait for its end.
+            # Its last messages may still be in the socket: wait for the socket's end.
             worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._worker_gone, worker))
 
     def _worker_gone(self, worker: Worker) -> None:
@@ -537,7 +537,7 @@ class Dispatcher:
         assert worker.exited is not None
         wanted = bool(self.scheduler.asks_of(worker.job))
         if wanted and worker.reached is None and not worker.paused:
-            # Its slot stays taken meanwhile: another worker would fare no better.
+            # The worker keeps its slot until then, because another worker would fail for the same reason.
             worker.paused = True
             self.counters["not_begun"] += 1
             log.warning(
@@ -552,12 +552,12 @@ class Dispatcher:
             self.counters["deaths"] += 1
             self._logs.keep(worker.log_path)
             self._worker_tells(worker, "ended", "its worker died")
-        # Forget the worker only after the scheduler's decision: its facts are part of what the caller is told.
+        # Forget the worker only after the scheduler's decision, because the message to the caller includes its facts.
         self.do(self.scheduler.exited(worker.number, worker.exceeded or worker.exited))
         self._forget(worker)
 
     def zygote_gone(self, reason: str) -> None:
-        """Handle the zygote's death: its workers died with it; end the processes that those had started."""
+        """Handle the zygote's death: its workers died with it, and the processes that they started are killed."""
         for worker in self._workers.values():
             if worker.pid is not None:
                 processes.kill_group(worker.pid)
@@ -575,7 +575,7 @@ class Dispatcher:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Forget all workers and stop watching: none is left."""
+        """Forget all workers, which have ended, and stop checking memory."""
         self.watch.end()
         for worker in list(self._workers.values()):
             self._forget(worker)
@@ -591,19 +591,16 @@ class Dispatcher:
         if worker.connection is not None:
             worker.connection.close()
         self._logs.discard(worker.log_path)
-        # A worker that was killed could not remove it, nor could the compilers it had started.
+        # A killed worker could not remove it, and neither could its compilers.
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
     def past(self, query: m.HistoryQuery) -> m.History:
-        """Return what changed about jobs, running ones included, after the change that `query` names."""
+        """Return the jobs, running ones included, that changed after the change named by `query`."""
         jobs = self.history.since(query.since)
         return m.History(number=query.number, latest=self.history.latest, now=self.loop.time(), jobs=jobs)
 
     def status(self, taken: Mapping[int, int]) -> dict[str, Any]:
-        """Return plain data on slots, the queue, limits and workers, as `fxpool status` shows them.
-
-        `taken` has the bytes of each process.
-        """
+        """Return slots, queue, limits and workers as plain data for `fxpool status`. `taken` maps pids to bytes."""
         works, workers = self._jobs.items(), self._workers.values()
         scheduler, now = self.scheduler, self.loop.time()
         with_worker = {worker.job for worker in workers}

@@ -1,7 +1,8 @@
-"""Remembers jobs for who looks on: what ran lately and what runs, since when, where, for whom, and how it ended.
+"""A history of jobs for the dashboard: running and recent jobs with their times, workers, callers and results.
 
-A plain record without I/O or clock, bounded in jobs and in each job's phases. Times are `time.monotonic()`, one clock
-for all processes of a host. Every change gets a number: a reader asks for what changed after the number it has.
+It does no I/O, reads no clock, and limits the number of jobs and of phases per job. Times are `time.monotonic()`, the
+same clock for all processes of a host. Every change gets a number, and a reader asks for the changes after the last
+number it has seen.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from fxpool.pool.wire import messages as m
 
 __all__ = ["BUCKETS", "KEPT", "History"]
 
-#: Ended jobs that are remembered.
+#: Number of ended jobs that the history keeps.
 KEPT = 1000
-#: Upper bounds, in seconds, of the buckets in which the times of jobs are counted.
+#: Upper bounds, in seconds, of the histogram's buckets for the times of jobs.
 BUCKETS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 _PHASES = 50
 _ASKERS = 50
@@ -39,7 +40,7 @@ class _Times:
 
 
 class History:
-    """The jobs of a server. A job is named by the number of its first ask; asks that join it are its other askers."""
+    """The jobs of a server. A job has the number of its first ask (a caller's request); later asks can join it."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.latest = 0
@@ -47,12 +48,12 @@ class History:
         self._jobs: dict[int, m.JobRecord] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._job_of: dict[int, int] = {}
-        self._open: Counter[int] = Counter()  # asks of a job that have not heard of its end
+        self._open: Counter[int] = Counter()  # the number of a job's asks that are not answered yet
         self._endings: Counter[str] = Counter()
         self._waits, self._runs = _Times(), _Times()
 
     def asked(self, ask: int, job: int, label: str, pid: int, at: float, *, part_of: int = 0) -> None:
-        """Record an ask of process `pid` for `job`, which may be its own number; `part_of` is the job above it."""
+        """Record an ask of process `pid` for `job`, equal to `ask` for a new job; `part_of` is the parent job."""
         record = self._jobs.get(job)
         if record is None:
             record = self._jobs[job] = m.JobRecord(job=job, change=0, label=label, queued=at, part_of=part_of)
@@ -63,7 +64,7 @@ class History:
         self._changed(record)
 
     def begun(self, job: int, worker: int, attempt: int, at: float, reason: str = "") -> None:
-        """Record that `job` has a worker; from the second attempt on, `reason` says how the one before ended."""
+        """Record that `job` has a worker. From the second attempt on, `reason` says how the previous worker ended."""
         record = self._jobs.get(job)
         if record is None or record.ended is not None:
             return
@@ -77,23 +78,23 @@ class History:
         self._changed(record)
 
     def phase(self, job: int, name: str, at: float) -> None:
-        """Record what the worker of `job` does from now on."""
+        """Record the phase that `job` enters."""
         record = self._jobs.get(job)
         if record is not None and record.ended is None:
             self._phase(record, name, at)
             self._changed(record)
 
     def took(self, job: int, size: int) -> None:
-        """Record how many bytes the processes of `job` take at most (shared pages in full)."""
+        """Record an upper bound on the bytes that the processes of `job` take (shared pages in full)."""
         record = self._jobs.get(job)
         if record is not None and size > record.memory:
-            # A change only if a reader would see it: this comes four times a second.
+            # Only a visible difference counts as a change: this is called four times a second.
             if size > 1.05 * record.memory:
                 self._changed(record)
             record.memory = size
 
     def answered(self, ask: int, how: str, at: float, reason: str = "") -> None:
-        """Record how an ask ended; its job is over when none of its asks is left."""
+        """Record how an ask ended. Its job has ended when all of its asks have."""
         job = self._job_of.pop(ask, None)
         if job is None:
             return
@@ -114,12 +115,12 @@ class History:
             self._jobs.pop(self._ended.popitem(last=False)[0])
 
     def since(self, change: int) -> list[m.JobRecord]:
-        """Return the records that changed after `change`, the latest last."""
+        """Return the records that changed after `change`, the latest change last."""
         changed = [record for record in self._jobs.values() if record.change > change]
         return sorted(changed, key=lambda record: record.change)
 
     def facts(self) -> dict[str, Any]:
-        """Return counts of jobs by how they ended, and of the times that they waited and ran."""
+        """Return the number of jobs by result, and histograms of their waiting and running times."""
         return {"ended": dict(self._endings), "waited": self._waits.facts(), "ran": self._runs.facts()}
 
     def _phase(self, record: m.JobRecord, name: str, at: float) -> None:

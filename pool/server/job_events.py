@@ -1,4 +1,4 @@
-"""Reports the progress of jobs to the clients that watch them. Costs nothing while none does."""
+"""Reports the progress of jobs to the clients that watch them. Costs nothing while no client does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["JobEvents"]
 
 
 class JobEvents:
-    """The watched jobs. True if there is any."""
+    """The watched jobs. True if at least one job is watched."""
 
     def __init__(self) -> None:
         self._watched: set[int] = set()
@@ -35,7 +35,7 @@ class JobEvents:
         worker: int | None = None,
         name: str = "",
     ) -> None:
-        """Report that `work` came to `what` at `at` (loop time) to those of `listening` that are watched."""
+        """Report to the watched jobs of `listening` that `work` reached the stage `what` at `at` (loop time)."""
         part = 0 if work.worker is None else work.key
         for above in listening:
             if above.client is not None and above.key in self._watched:

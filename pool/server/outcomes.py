@@ -1,4 +1,4 @@
-"""The server's records of jobs and workers, their logs, and the message that reports a job's end."""
+"""The server's records of jobs and workers, the workers' log files, and the message that reports a job's end."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _LOG_SEARCHED = 64 << 10
 
 @dataclass
 class Work:
-    """One caller's request for a job, beside the scheduler's record of it: what to run and whom to tell."""
+    """One caller's request for a job: the function and input, and the caller. The scheduler has its own record."""
 
     key: int
     ask: m.Submit
     payload: memoryview
-    client: Client | None  # the client that submitted it,
-    worker: Worker | None  # or the worker that did, if it is a sub-job
+    client: Client | None  # the client that submitted it; None for a sub-job
+    worker: Worker | None  # the worker that submitted it, if it is a sub-job
     asked: float = 0.0  # on the loop's clock
-    kind: str | None = None  # of workers that may run it; None: one of its own
-    joined: bool = False  # it shares a job submitted before
-    dropped: int = 0  # records dropped because the caller did not read those before
+    kind: str | None = None  # of reusable workers that may run it; None: only a new worker
+    joined: bool = False  # it joined a job that was submitted before
+    dropped: int = 0  # number of log records dropped because the caller does not read
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Client:
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process, as the server knows it beside the scheduler."""
+    """A worker process, as the server knows it. The scheduler has its own record."""
 
     number: int
     job: int
@@ -73,10 +73,10 @@ class Worker:
     pid: int | None = None
     begun: float = 0.0  # on the loop's clock
     reached: float | None = None  # when it reached its job's function, on the loop's clock
-    unable: m.Unable | None = None  # what the host refused it
-    paused: bool = False  # it is gone, and its job waits before it is begun again
-    stopped: bool = False  # while somebody measures
-    broken: str = ""  # why its output is not a valid message
+    unable: m.Unable | None = None  # the resource that the host refused
+    paused: bool = False  # it has ended, and its job waits for the next try
+    stopped: bool = False  # suspended, while a client measures
+    broken: str = ""  # the protocol error in its messages
     phase: str = ""
     exceeded: Exceeded | None = None
     exited: m.Exited | None = None
@@ -87,7 +87,7 @@ class Worker:
 
     @property
     def top(self) -> Worker:
-        """The worker of the client's job that this one's job is a part of."""
+        """The worker of the client's job that this worker's job belongs to."""
         above = self
         while above.work.worker is not None:
             above = above.work.worker
@@ -96,7 +96,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """A worker's answer; `ok`: the job's function returned."""
+    """A worker's answer. With `ok`, the job's function returned; otherwise it raised."""
 
     ok: bool
     seconds: float
@@ -106,7 +106,7 @@ class WorkerResult:
 
 @dataclass(frozen=True)
 class Exceeded:
-    """Why a worker was ended at a limit: `limit` and `used` are in seconds or bytes."""
+    """The limit at which a worker was killed. `limit` and `used` are in seconds or bytes."""
 
     kind: Literal["timeout", "memory"]
     limit: float
@@ -115,7 +115,7 @@ class Exceeded:
 
 
 class JobLogs:
-    """The files with workers' output: deleted with the worker, except the latest `_FAILED_LOGS_KEPT` that failed."""
+    """The files with workers' output, deleted with their workers except for the latest `_FAILED_LOGS_KEPT` failures."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -123,7 +123,7 @@ class JobLogs:
         self.make()
 
     def make(self) -> None:
-        """Make the directory if it is missing: people tidy up. Raises OSError."""
+        """Create the directory if it is missing, as a user may have deleted it. Raises OSError."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, job: int, attempt: int) -> Path:
@@ -131,7 +131,7 @@ class JobLogs:
         return self._directory / f"{job}-{attempt}.log"
 
     def keep(self, path: Path) -> None:
-        """Keep a log when its worker is gone."""
+        """Keep a log after its worker has ended."""
         if path not in self._kept:
             self._kept.append(path)
             if len(self._kept) > _FAILED_LOGS_KEPT:
@@ -145,7 +145,7 @@ class JobLogs:
 
 
 def as_part(ask: m.Submit, above: m.Submit) -> m.Submit:
-    """Return a worker's request as a part of `above`, the request that it runs."""
+    """Return a worker's request for a sub-job, completed with the fields inherited from its parent `above`."""
     return msgspec.structs.replace(
         ask,
         environment={**above.environment, **ask.environment},
@@ -182,12 +182,12 @@ def order(worker: Worker, slots: int) -> m.Run:
 
 
 def kind_of(ask: m.Submit) -> str:
-    """Return a name equal for jobs that one worker may run: all that a worker takes on for its first job is equal."""
+    """Return a name that is equal for jobs that one worker may run: they agree in all that its first job sets up."""
     return repr((sorted(ask.environment.items()), ask.sys_path, ask.cwd, sorted(ask.levels.items()), ask.disabled))
 
 
 def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Done | m.Failed, memoryview]:
-    """Return the message, and its payload, that tells a caller how its job ended."""
+    """Return (message, payload) that tells a caller how its job ended."""
     number, outcome = work.ask.job, action.outcome
     pid = worker.pid if worker is not None else None
     log_path = str(worker.log_path) if worker is not None else None
@@ -222,13 +222,13 @@ def outcome(action: d.Deliver, work: Work, worker: Worker | None) -> tuple[m.Don
 
 
 def unable(what: str, error: BaseException) -> m.Unable:
-    """Return the record of an error that the server itself got from the host; `what` failed."""
+    """Return a message about an operating system error in the server; `what` says what failed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM if isinstance(error, MemoryError) else None
     return m.Unable(reason=f"{what}: {error or type(error).__name__}", code=errno.errorcode.get(number or 0, ""))
 
 
 def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
-    """Return (the reason a worker did not reach its job, the errno's name or "")."""
+    """Return (the reason why a worker did not reach its job's function, the errno's name or "")."""
     if worker is not None and worker.unable is not None:
         return worker.unable.reason, worker.unable.code
     said = causes.sentence(tail(worker.log_path)) if worker is not None else ""
@@ -237,7 +237,7 @@ def why_unable(how: object, worker: Worker | None) -> tuple[str, str]:
 
 
 def describe(how: object) -> str:
-    """Say in words how a worker ended."""
+    """Return a sentence that says how a worker ended."""
     if isinstance(how, Exceeded):
         limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
         return f"it was killed at its limit of {limit}"
@@ -253,7 +253,7 @@ def describe(how: object) -> str:
 
 
 def tail(path: Path) -> str:
-    """Return the end of a worker's output, which may say why it died (faulthandler writes there)."""
+    """Return the end of a worker's output, which may say why it died (faulthandler writes to it)."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

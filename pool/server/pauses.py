@@ -1,11 +1,11 @@
-"""Clients that measure, and what stands still for them: no job begins, running workers are stopped, the zygote rests.
+"""Suspends jobs while clients measure: no job starts, running workers are stopped, the zygote makes no idle calls.
 
     client ── Pause ──▶ server ── Stop, Rest ──▶ zygote
     client ◀─ Paused ── server ◀── Resting ──────┘        the client measures, and closes the connection
                         server ── GoOn, Rest ──▶ zygote
 
-A pause ends with its client's connection, so that a client that dies leaves nothing stopped, or when it has lasted as
-long as it may. The time is not counted against the limits of jobs.
+A pause ends when it reaches its time limit, or with its client's connection, so that a dead client leaves nothing
+suspended. The time does not count towards the timeouts of jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxpool.pool.wire import messages as m
 
 __all__ = ["Pauses"]
 
-# Seconds; no client may hold up others for longer, whatever it asks for.
+# Seconds: the longest pause, even if a client asks for more.
 _LONGEST = 600.0
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _Pause:
 
 
 class Pauses:
-    """The pauses in force, over all clients."""
+    """The current pauses of all clients."""
 
     def __init__(self, dispatcher: Dispatcher, to_zygote: ToZygote) -> None:
         self._dispatcher, self._to_zygote = dispatcher, to_zygote
@@ -47,7 +47,7 @@ class Pauses:
         return bool(self._pauses)
 
     def begin(self, client: Client, seconds: float, zygote_is_there: bool) -> None:
-        """Stop everything for a client, which is told when that is done."""
+        """Suspend all jobs for a client, and tell it when that is done."""
         known = self._pauses.pop(client.number, None)
         if known is not None:
             known.timer.cancel()
@@ -60,17 +60,17 @@ class Pauses:
             self._tell(pause)
 
     def resting(self) -> None:
-        """The zygote rests: what was ordered before is done."""
+        """Tell the clients that all is suspended: the zygote has carried out all earlier orders."""
         for pause in self._pauses.values():
             self._tell(pause)
 
     def zygote_is_new(self) -> None:
-        """Have another zygote rest, too."""
+        """Suspend the idle calls of a new zygote too."""
         if self._pauses:
             self._to_zygote(m.Rest(on=True), None)
 
     def end(self, client: Client) -> None:
-        """End a client's pause. No-op if it has none."""
+        """End a client's pause. No-op without a pause."""
         pause = self._pauses.pop(client.number, None)
         if pause is None:
             return

@@ -1,7 +1,9 @@
-"""What workers ask the callers of their jobs: who is asked, and whose answer it is.
+"""Callbacks: passes questions of workers to the callers of their jobs, and the answers back.
 
 worker ── Ask ──▶ server ── Asked ──▶ a caller that answers questions
-worker ◀─ Answered ── server ◀── Answer ─┘   no answer, or the caller is gone: the next one, or none
+worker ◀─ Answered ── server ◀── Answer ─┘   without an answer, the next caller is asked
+
+If no caller can answer, the worker receives `Answered` without `ok`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["Questions"]
 
 @dataclass
 class _Question:
-    """A worker's question on its way; `asked` are the callers that had their turn, the last of them has it."""
+    """A worker's pending question. `asked` are the callers that were asked; the last of them has yet to answer."""
 
     worker: Worker
     number: int
@@ -29,7 +31,7 @@ class _Question:
 
 
 class Questions:
-    """Questions that wait for an answer. `callers` returns the clients' jobs that a worker works for."""
+    """Pending questions. `callers` returns the clients' jobs that a worker runs or helps to run."""
 
     def __init__(
         self,
@@ -41,11 +43,11 @@ class Questions:
         self._numbers = itertools.count(1)
 
     def ask(self, worker: Worker, message: m.Ask, payload: memoryview) -> None:
-        """Hand a worker's question to a caller of its job, or tell it that there is none who answers."""
+        """Pass a worker's question to a caller of its job, or tell the worker that no caller answers."""
         self._next(_Question(worker, message.number, payload))
 
     def answer(self, client: Client, message: m.Answer, payload: memoryview) -> None:
-        """Hand a client's answer to the worker that asked. No-op if nobody waits for it."""
+        """Pass a client's answer to the worker that asked. No-op if no worker waits for it."""
         question = self._waiting.get(message.number)
         if question is None or question.asked[-1].client is not client:
             return
@@ -56,21 +58,21 @@ class Questions:
             self._next(question)
 
     def withdrawn(self, work: Work) -> None:
-        """Ask others what was asked of a caller that no longer waits for its job."""
+        """Ask the next caller, if a caller with a pending question no longer waits for its job."""
         for number, question in list(self._waiting.items()):
             if question.asked[-1] is work:
                 del self._waiting[number]
                 self._next(question)
 
     def left(self, client: Client) -> None:
-        """Ask others what was asked of a client that is gone."""
+        """Ask the next caller, if a client with pending questions has disconnected."""
         for number, question in list(self._waiting.items()):
             if question.asked[-1].client is client:
                 del self._waiting[number]
                 self._next(question)
 
     def forget(self, worker: Worker) -> None:
-        """Drop the questions of a worker that is gone."""
+        """Drop the questions of a worker that has ended."""
         self._waiting = {number: one for number, one in self._waiting.items() if one.worker is not worker}
 
     def _next(self, question: _Question) -> None:

@@ -1,7 +1,7 @@
-"""Passes workers' log records and warnings on to clients that read them.
+"""Forwards workers' log records and warnings to clients.
 
-What a client leaves unread takes the server's memory: beyond a cap records are dropped, and the client is told how
-many.
+Records that a client does not read would fill the server's memory. Above a cap they are dropped, and the client is told
+how many.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """Forwards records, and counts those it drops as `dropped_records`."""
+    """Forwards records, and counts dropped ones in `dropped_records`."""
 
     def __init__(self, counters: dict[str, int]) -> None:
         self._counters = counters
 
     def tell(self, work: Work, message: m.LogRecord | m.WarningRecord) -> None:
-        """Pass a record on to the client of `work`, or drop it if the client does not read."""
+        """Send a record to the client of `work`, or drop it if the client does not read."""
         assert work.client is not None
         if work.client.connection.full:
             if not work.dropped:
@@ -36,7 +36,7 @@ class Records:
         work.client.connection.send(message)
 
     def end(self, work: Work) -> None:
-        """Report how many records of `work` were dropped: when there is room again, or the job ends."""
+        """Report how many records of `work` were dropped. Called when the client reads again, and when the job ends."""
         if work.dropped and work.client is not None:
             text = f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped, as this process did "
             text += "not read what came before them"

@@ -1,4 +1,4 @@
-"""Job records and memory for `fxpool status` and the dashboard, as plain data."""
+"""Rows about jobs and memory for `fxpool status` and the dashboard, as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxpool.pool.wire import messages as m
 
 __all__ = ["cgroup", "ending", "running", "shares", "waiting"]
 
-# Rows listed of a longer queue.
+# The largest number of rows for the queue.
 _LISTED = 1000
 
 
@@ -25,9 +25,9 @@ def waiting(
     order: Sequence[int],
     now: float,
 ) -> list[dict[str, Any]]:
-    """Return a row for each client's job in `works` (by key), `running` if its job is in `with_worker`.
+    """Return a row for each client's job in `works` (by key), with `running` set if its job is in `with_worker`.
 
-    `position` is the job's place in `order`, the queue, from 1; 0 if it is not in it.
+    `position` is the job's position in the queue, `order`, from 1; 0 if it is not queued.
     """
     places = {job: place for place, job in enumerate(order, 1)}
     return [
@@ -49,9 +49,9 @@ def waiting(
 
 
 def running(worker: Worker, listening: Sequence[Work], taken: Mapping[int, int], now: float) -> dict[str, Any]:
-    """Return a worker's row; `listening` are the clients' jobs that its job is, or is a part of.
+    """Return a worker's row. `listening` are the clients' jobs that its job belongs to; `taken` maps pids to bytes.
 
-    `reached` tells whether the worker has reached the job's function, `taken` maps pids to bytes.
+    In the row, `reached` says whether the worker has reached the job's function.
     """
     above = worker.work.worker
     return {
@@ -72,7 +72,7 @@ def running(worker: Worker, listening: Sequence[Work], taken: Mapping[int, int],
 
 
 def ending(message: m.Done | m.Failed) -> tuple[str, str]:
-    """Return (how a job ended, why): "done" or a kind of Failed. What an exception says only its caller knows."""
+    """Return (how a job ended, why): "done" or a kind of Failed. The text of an exception is only in the payload."""
     if isinstance(message, m.Done):
         return "done", ""
     if message.kind in ("timeout", "memory"):
@@ -83,13 +83,13 @@ def ending(message: m.Done | m.Failed) -> tuple[str, str]:
 
 
 def shares(taken: Mapping[int, int], zygote: int) -> dict[str, int]:
-    """Return the bytes of this process (the server), the zygote, and all others (workers with their compilers)."""
+    """Return the bytes of this process (the server), of the zygote, and of all others (workers and compilers)."""
     server, forking = taken.get(os.getpid(), 0), taken.get(zygote, 0)
     return {"server": server, "zygote": forking, "workers": sum(taken.values()) - server - forking}
 
 
 def cgroup() -> str:
-    """Return the server's cgroups: the end of that group (a container's, a service's) ends the server."""
+    """Return the server's cgroups. The server ends with its cgroup (a container, a service)."""
     try:
         return Path("/proc/self/cgroup").read_text().strip()
     except OSError:

@@ -1,35 +1,37 @@
-"""Decides which job runs next, and what a death means: the server's state machine, without processes or clocks.
+"""Decides which job runs next, and what a worker's death means: a state machine without processes or clocks.
 
-Events are methods, decisions are the list of actions they return; the server carries them out in that order. Jobs and
-workers are numbers, owners any hashable name the server gives; outcomes are opaque.
+Events are methods. Each returns a list of actions, which the server carries out in order. Jobs and workers are numbers,
+owners are any hashable names chosen by the server, and outcomes are passed through unread.
 
-A **job** is queued or has one **worker**, and is wanted by one or more **asks**: an ask for a job that is under way
-already (`flight`) joins it, and hears of its end with the others. The job goes on as long as one ask wants it.
+A **job** is queued or has one **worker**. It serves one or more **asks**, the requests of its callers: an ask for a
+job that already exists (the same `flight`) joins it. The job goes on as long as at least one ask is left, and all of
+its asks receive the outcome.
 
-A worker holds a slot, holds none (it waits for its sub-jobs) or wants one back. It outlives its job from the moment the
-outcome is delivered until the process is gone, and its slot is free only then. Sub-jobs belong to the worker that
-submitted them: they end with it.
+A worker holds a slot, has released its slot (it waits for sub-jobs), or wants a slot back. When its job's outcome has
+been delivered, the worker keeps its slot until its process has ended. Sub-jobs belong to the worker that submitted
+them, and end with it.
 
-A job of a **kind** may run in a worker that ran others of that kind, which is then **parked**, without a job or slot,
-for the next one. As many are kept as there are slots, the latest.
+A job of a **kind** may run in a worker that ran other jobs of that kind. Such a worker is **parked** after each job,
+without a job or a slot. At most as many workers are parked as there are slots; the oldest are dismissed.
 
-A worker's end is blamed on its job only once it **reached** that: before, it is the host that lacks something. Such a
-job is begun again, up to `begins` workers in a row, and then ends with `NoWorker`.
+A job is blamed for its worker's death only if the worker **reached** the job's function. Before that, the host is out
+of a resource: the job is started again, in up to `begins` workers in a row, and then ends with `NoWorker`.
 
-On `hold` nothing is begun and nobody gets a slot back, until `go_on`.
+Between `hold` and `go_on` no job starts and no slot is granted.
 
-While `admit` says so, no job is begun beside those that run: the host is short of something. A job that is to run
-**alone** waits, once it is its turn, until no slot is held, and nothing goes on or is begun until it ended.
+`admit` limits the number of running jobs while the host is short of memory. A job that is **alone** is exclusive: when
+it is next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
 
-A **spare** job has no owner: it goes on when its client leaves. It is begun if most slots are free, or when the server
-says that it has been `quiet`; with few slots it would be in the way of its own client's jobs.
+A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
+free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
-before a new one is begun. Among equals: by priority (higher first), then whose owner holds the fewest slots, then age.
+before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
+the older job.
 
-Why there is no deadlock, with any number of slots: a worker that waits for sub-jobs gives its slot back. One that waits
-unnoticed (in `concurrent.futures.wait`, say) is seen as `stalled`, and `relieve` lets one more run; so does it, once
-the server is out of patience, for a job that `waits_to_be_alone`.
+There is no deadlock with any number of slots, because a worker that waits for sub-jobs releases its slot. If it waits
+in a way that the worker does not notice (in `concurrent.futures.wait`, say), the pool is `stalled`, and `relieve` lets
+one more job run. After a timeout, `relieve` also starts an exclusive job beside others (`waits_to_be_alone`).
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ from fxpool.pool.server.scheduler_state import DEFAULT_WISHES, Job, Slot, Wishes
 
 __all__ = ["Scheduler"]
 
-# With fewer slots a job and its sub-jobs use all of them: a spare job would share their cores.
+# With fewer slots, a job and its sub-jobs use all of them, and a best-effort job would compete for their cores.
 _MANY = 4
 
 
 class Scheduler:
-    """The state machine. Not thread-safe; every event method returns the actions it decided on."""
+    """The state machine. Not thread-safe. Every event method returns the actions to carry out."""
 
     def __init__(self, slots: int, *, zygote_losses: int = 3, begins: int = 8) -> None:
         if slots < 1:
@@ -74,7 +76,7 @@ class Scheduler:
         self._ready = False
         self._broken: str | None = None
         self._jobs: dict[int, Job] = {}
-        self._asks: dict[int, int] = {}  # the job an ask belongs to
+        self._asks: dict[int, int] = {}  # job by ask
         self._flights: dict[Hashable, int] = {}
         self._workers: dict[int, Worker] = {}
         self._queue: dict[int, None] = {}
@@ -92,7 +94,7 @@ class Scheduler:
 
     @property
     def used(self) -> int:
-        """Slots held now. Over `slots` only by workers that `relieve` let in."""
+        """Number of slots held. Exceeds `slots` only by workers that `relieve` started."""
         return self._used
 
     @property
@@ -107,7 +109,7 @@ class Scheduler:
 
     @property
     def order(self) -> list[int]:
-        """The jobs without a worker, the next one first, as things stand."""
+        """The jobs without a worker, the next one first."""
         return [job.job for job in sorted((self._jobs[number] for number in self._queue), key=self._rank())]
 
     @property
@@ -117,12 +119,12 @@ class Scheduler:
 
     @property
     def begun(self) -> int:
-        """Number of jobs that have a worker, without sub-jobs."""
+        """Number of jobs that have a worker, sub-jobs excluded."""
         return sum(job.worker is not None and job.parent is None for job in self._jobs.values())
 
     @property
     def broken(self) -> str | None:
-        """Why no job can ever run; None if jobs can."""
+        """The reason why no job can ever run; None if jobs can run."""
         return self._broken
 
     @property
@@ -135,25 +137,25 @@ class Scheduler:
 
     @property
     def waits_to_be_alone(self) -> bool:
-        """True if it is the turn of a job that is to run alone, and others run."""
+        """True if the next job is exclusive and others still run."""
         may_be = self._ready and self._used and not self._on_hold and not self._wanting and not self._held_alone()
         head = self._head() if may_be else None
         return head is not None and head.alone
 
     @property
     def waits_for_quiet(self) -> bool:
-        """True if no slot is held, and only spare jobs are queued."""
+        """True if no slot is held, and only best-effort jobs are queued."""
         idle = self._ready and not self._used and not self._on_hold
         return idle and bool(self._queue) and all(self._jobs[j].spare for j in self._queue)
 
     # -- jobs
 
     def job_of(self, ask: int) -> int | None:
-        """Return the job that an ask waits for: its own number, or the one it joined; None once it was delivered."""
+        """Return the job that an ask waits for: its own number, or that of the job it joined; None after delivery."""
         return self._asks.get(ask)
 
     def asks_of(self, job: int) -> list[int]:
-        """Return the asks that wait for a job, in the order they came."""
+        """Return the asks that wait for a job, in the order of their arrival."""
         return list(self._jobs[job].asks) if job in self._jobs else []
 
     def submit(
@@ -176,7 +178,7 @@ class Scheduler:
             if asker is None or asker.job is None:
                 return [Deliver(job, Cancelled("the worker that asked for it is gone"), 0, None)]
             asker.children[job] = None
-            owner, flight = None, None  # it ends with the worker, and not before
+            owner, flight = None, None  # it ends exactly when the worker does
         elif flight is not None and flight in self._flights:
             known = self._jobs[self._flights[flight]]
             known.asks[job] = owner
@@ -195,7 +197,7 @@ class Scheduler:
         return actions
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:
-        """Withdraw an ask. If no other wants its job, the worker is killed, and its sub-jobs with it."""
+        """Withdraw an ask. If it was the job's only ask, the worker is killed, and its sub-jobs with it."""
         actions: list[Action] = []
         self._withdraw(job, reason, actions)
         self._dispatch(actions)
@@ -211,14 +213,14 @@ class Scheduler:
         return actions
 
     def admit(self, jobs: int | None) -> list[Action]:
-        """From now on, begin no job while so many run (None: no limit but the slots). Sub-jobs are always admitted."""
+        """Start no job while this many or more run (None: only the slots limit them). Sub-jobs are always admitted."""
         actions: list[Action] = []
         self._admitted = jobs
         self._dispatch(actions)
         return actions
 
     def hold(self) -> None:
-        """Begin nothing from now on, and give nobody a slot back."""
+        """Stop starting jobs and granting slots, until `go_on`."""
         self._on_hold = True
 
     def go_on(self) -> list[Action]:
@@ -229,7 +231,7 @@ class Scheduler:
         return actions
 
     def quiet(self) -> list[Action]:
-        """Begin a spare job, if only spare ones wait: nothing was submitted for a while."""
+        """Start a best-effort job if only such jobs are queued. Called when no job has run for a while."""
         actions: list[Action] = []
         if self.waits_for_quiet:
             self._quiet = True
@@ -240,7 +242,7 @@ class Scheduler:
     # -- workers
 
     def reached(self, worker: int) -> list[Action]:
-        """Mark that the worker is at its job's function; from now on its death counts as an attempt."""
+        """Mark that the worker reached its job's function. From now on its death counts as an attempt."""
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
             known.reached = True
@@ -248,17 +250,17 @@ class Scheduler:
         return []
 
     def failed(self, worker: int) -> list[Action]:
-        """Don't blame the worker's end on its job from now on."""
+        """Stop blaming the worker's death on its job."""
         if worker in self._workers:
             self._workers[worker].reached = False
         return []
 
     def missed(self, job: int) -> int:
-        """Return how many workers in a row did not reach a job."""
+        """Return how many workers in a row did not reach the job's function."""
         return self._jobs[job].missed if job in self._jobs else 0
 
     def refuse(self, worker: int, reason: str) -> list[Action]:
-        """End the job of this worker as Unavailable: no worker can ever be given it."""
+        """End the job of this worker as Unavailable, because it cannot be given to any worker."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -267,7 +269,7 @@ class Scheduler:
         return actions
 
     def answered(self, worker: int, answer: object, *, stays: bool = False) -> list[Action]:
-        """Deliver the worker's answer; its process ends soon, unless it `stays` for another job of its kind."""
+        """Deliver the worker's answer. Its process ends soon, unless it `stays` for another job of its kind."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is None or known.job is None:
@@ -277,26 +279,26 @@ class Scheduler:
         if stays and known.kind is not None and known.reached and not known.killed:
             self._park(known, actions)
         elif stays:
-            self._kill(worker, actions)  # it waits for a job that won't come
+            self._kill(worker, actions)  # it waits for a job that will not come
         self._dispatch(actions)
         return actions
 
     def dismiss(self, worker: int) -> list[Action]:
-        """Stop keeping a parked worker."""
+        """Kill a parked worker. No-op if it is not parked."""
         actions: list[Action] = []
         if self._parked.pop(worker, self) is None:
             self._kill(worker, actions)
         return actions
 
     def exited(self, worker: int, how: object) -> list[Action]:
-        """Forget a worker whose process is gone. If it had reached its job and not answered, that costs an attempt."""
+        """Forget a worker whose process has ended. If it had reached its job and not answered, that is an attempt."""
         actions: list[Action] = []
         self._remove(worker, how, actions)
         self._dispatch(actions)
         return actions
 
     def given_up(self, worker: int, how: object) -> list[Action]:
-        """End the job of a worker that was killed and does not end; the slot is free only when it does."""
+        """End the job of a killed worker that does not exit. Its slot stays taken until it does."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -305,13 +307,13 @@ class Scheduler:
         return actions
 
     def lost(self, worker: int) -> list[Action]:
-        """Kill a worker that can't be heard any more."""
+        """Kill an unreachable worker."""
         actions: list[Action] = []
         self._kill(worker, actions)
         return actions
 
     def waiting(self, worker: int) -> list[Action]:
-        """Free the worker's slot while it is blocked until sub-jobs end."""
+        """Free the worker's slot while it waits for sub-jobs."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is not None and known.job is not None:
@@ -320,7 +322,7 @@ class Scheduler:
         return actions
 
     def resume(self, worker: int) -> list[Action]:
-        """Queue the worker for a slot; it goes on when it gets its Grant."""
+        """Queue the worker for a slot. It continues when it gets its Grant."""
         actions: list[Action] = []
         known = self._workers.get(worker)
         if known is None or known.job is None:
@@ -334,7 +336,7 @@ class Scheduler:
         return actions
 
     def relieve(self) -> list[Action]:
-        """Let one more run than there are slots, or beside a job that wants to be alone, if everything waits for that
+        """Start one more job than there are slots, or start one beside an exclusive job, if nothing else can proceed
         (see `stalled`, `waits_to_be_alone`)."""
         actions: list[Action] = []
         if self.stalled or self.waits_to_be_alone:
@@ -344,7 +346,7 @@ class Scheduler:
     # -- the zygote
 
     def zygote_ready(self) -> list[Action]:
-        """Begin jobs: the zygote can fork."""
+        """Start queued jobs, because the zygote can fork."""
         actions: list[Action] = []
         self._ready = True
         self._dispatch(actions)
@@ -353,7 +355,7 @@ class Scheduler:
     def zygote_lost(self, how: object, reason: str = "the zygote died") -> list[Action]:
         """Forget the zygote and its workers. The server starts another zygote unless `broken` is set afterwards.
 
-        No job is blamed for it, but a job that loses as many zygotes as break the pool gets no other worker.
+        It does not count as an attempt of any job. But a job that was running at `zygote_losses` such deaths fails.
         """
         actions: list[Action] = []
         self._ready = False
@@ -371,7 +373,7 @@ class Scheduler:
         return actions
 
     def zygote_broken(self, reason: str) -> list[Action]:
-        """End every job, and every later one: no zygote will ever be ready."""
+        """Fail every job, now and later, because no zygote will ever be ready."""
         actions: list[Action] = []
         self._ready = False
         self._broken = reason
@@ -382,7 +384,7 @@ class Scheduler:
     # -- internals
 
     def _head(self) -> Job | None:
-        """Return the next queued job that may be begun, or None."""
+        """Return the next queued job that may start, or None."""
         queue = [self._jobs[number] for number in self._queue]
         if self._admitted is not None and self.begun >= self._admitted:
             queue = [job for job in queue if job.parent is not None]
@@ -391,7 +393,7 @@ class Scheduler:
         return min(queue, key=self._rank(), default=None)
 
     def _rank(self) -> Callable[[Job], tuple[bool, int, int, int]]:
-        """Return the order in which queued jobs are begun, as things stand: a key to sort them by."""
+        """Return a key that sorts queued jobs in the order in which they start."""
         held: dict[Hashable, int] = {}
         for worker in self._workers.values():
             if worker.slot is Slot.HELD and worker.job is not None:
@@ -405,7 +407,7 @@ class Scheduler:
         return rank
 
     def _owners(self, job: Job) -> set[Hashable]:
-        """Return the owners of a job, or of the job that it is a part of."""
+        """Return the owners of a job or, for a sub-job, of the job that it belongs to."""
         while job.parent is not None:
             above = self._workers.get(job.parent)
             if above is None or above.job is None:
@@ -414,7 +416,10 @@ class Scheduler:
         return set(job.asks.values())
 
     def _next_helper(self) -> int | None:
-        """Return a worker that wants its slot back, or a sub-job, if it is next: it may end another worker's wait."""
+        """Return the next worker that wants its slot back, or else the next job if it is a sub-job.
+
+        Either may end another worker's wait.
+        """
         if self._wanting:
             return self._wanting[0]
         head = self._head()
@@ -478,7 +483,7 @@ class Scheduler:
             actions.append(Kill(worker))
 
     def _finish(self, job: Job, outcome: Outcome, actions: list[Action]) -> None:
-        """Forget the job, deliver its outcome, end its sub-jobs. The worker, if any, stays without a job."""
+        """Forget the job, deliver its outcome and end its sub-jobs. Its worker, if any, is left without a job."""
         del self._jobs[job.job]
         if job.flight is not None:
             del self._flights[job.flight]

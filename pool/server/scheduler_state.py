@@ -10,7 +10,7 @@ __all__ = ["DEFAULT_WISHES", "Job", "Slot", "Wishes", "Worker"]
 
 
 class Slot(Enum):
-    """A worker's hold on a slot."""
+    """Whether a worker holds a slot, holds none, or wants one."""
 
     HELD = "held"
     NONE = "none"
@@ -19,10 +19,11 @@ class Slot(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """How a job is to be run. Equal `flight` says that results would be equal, equal `kind` that one worker may run
-    both, `alone` that nothing else is to run meanwhile, `spare` that the job may wait for time to spare.
+    """Options of a job.
 
-    `retries` is the number of workers' ends that are forgiven; jobs of higher `priority` begin first.
+    Jobs with the same `flight` have the same result, and jobs with the same `kind` may run in one worker. `retries` is
+    the number of worker deaths after which the job is tried again. Jobs of higher `priority` start first. `alone` makes
+    a job exclusive, `spare` best effort.
     """
 
     flight: Hashable | None = None
@@ -38,7 +39,7 @@ DEFAULT_WISHES = Wishes()
 
 @dataclass
 class Job:
-    """`job` is the number of its first ask, which may have left; `asks` maps the remaining ones to their owners."""
+    """A job. `job` is the number of its first ask, which may have left; `asks` maps its asks to their owners."""
 
     job: int
     asks: dict[int, Hashable]
@@ -51,15 +52,15 @@ class Job:
     alone: bool
     spare: bool = False
     attempt: int = 0
-    losses: int = 0  # zygotes that died while it ran
-    missed: int = 0  # workers that did not reach it
+    losses: int = 0  # number of zygotes that died while it ran
+    missed: int = 0  # number of workers in a row that did not reach its function
     worker: int | None = None
     last: object = None
 
 
 @dataclass
 class Worker:
-    """A worker; `job` is None once it is parked or its job has ended."""
+    """A worker. `job` is None after its job has ended, and while it is parked."""
 
     worker: int
     job: int | None

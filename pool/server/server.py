@@ -1,12 +1,11 @@
-"""The server: accepts clients, keeps a zygote, passes jobs to the dispatcher. Imports no torch.
+"""The server: accepts clients, keeps a zygote running, and passes jobs to the dispatcher. Never imports torch.
 
     python -m fxpool.pool.server.server --directory DIR --listen FD     (started by a client; see `launch`)
 
-A client's own server ends with its client, on Shutdown and on SIGTERM. The host's (`ServerConfig.link`) ends after
-`idle_timeout` seconds without a client; on Shutdown, on SIGTERM and when another took its place it takes no new client
-and first finishes the jobs of those it has. Spare jobs (`Submit.spare`) keep it from being idle, and keep no client
-waiting. All workers, the zygote and the private directory go with it. Which job runs when is the scheduler's decision,
-and the dispatcher carries it out.
+A private server ends with its client, on Shutdown and on SIGTERM. The host's server (`ServerConfig.link`) ends after
+`idle_timeout` seconds without a client. On Shutdown, on SIGTERM, or when another server has replaced it, it accepts no
+new clients and ends when the jobs of its clients are done. Best-effort jobs (`Submit.spare`) postpone the idle timeout,
+but not such an end. All workers, the zygote and the private directory go with the server.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ from fxpool.version import __version__
 __all__ = ["Server", "main"]
 
 HANDSHAKE_SECONDS = 10.0
-# Bytes that a client may leave unread; beyond, log records are dropped and no frame of its is read.
+# Bytes that a client may leave unread. Above that, log records are dropped, and no frame of the client is read.
 _OUTBOX_CAP = 64 << 20
-# Errors that may pass in a moment, and the seconds to wait between the tries to start a zygote.
+# Temporary errors, and the seconds to wait between attempts to start a zygote.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
-# Seconds for which a server without clients finishes its spare jobs, and between the looks whether they are done.
+# Seconds that a server without clients spends on its best-effort jobs, and between two checks that they are done.
 _SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
-# Seconds for which the zygote waits for processes that measure.
+# Seconds that the start of the zygote waits for other processes' measurements.
 _OTHERS_MEASURE_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Server:
         self._idle_calls = [name for name in config.idle.split(",") if name]
         self._numbers = 0
         self._had_client = False
-        self._failed_starts = 0  # of a zygote, in a row
+        self._failed_starts = 0  # consecutive failures to start a zygote
         self._killed_before = memory.Host.look().killed()
         self._draining = False
         self._idle: asyncio.TimerHandle | None = None
@@ -95,7 +94,7 @@ class Server:
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
-        processes.adopt_orphans()  # processes that workers left when the zygote was killed
+        processes.adopt_orphans()  # processes that are left when the zygote is killed
         self.listener.setblocking(False)
         self._listen()
         # End if the client that started this server never connects.
@@ -113,7 +112,7 @@ class Server:
             await self.end.wait()
         finally:
             await self._shut_down()
-            await self._seen_off  # the predecessor may still have to be killed, and no other process does that
+            await self._seen_off  # no other process would kill the predecessor
 
     # ------------------------------------------------------------ clients
 
@@ -127,7 +126,7 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as error:
-            # Out of descriptors, say: the listener stays readable, so stop watching it for a moment.
+            # For example, out of descriptors. The listener stays readable, so stop watching it for a moment.
             log.error("can't accept a connection: %s", error)
             self.loop.remove_reader(self.listener.fileno())
             self.loop.call_later(0.5, self._listen)
@@ -197,7 +196,7 @@ class Server:
         client.connection.send(
             m.Welcome(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), slots=self.slots)
         )
-        # A child that the client forked past Python's hooks keeps its end open: watch the process, too.
+        # A child that the client forked without Python's fork hooks keeps the socket open: watch the process too.
         if client.pid > 0 and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 client.pidfd = os.pidfd_open(client.pid)
@@ -231,7 +230,7 @@ class Server:
             self.end.set()
 
     def _leave_if_alone(self) -> None:
-        """End a client's own server with its client, the host's after a while without any."""
+        """End a private server when its client has left, and the host's after `idle_timeout` without clients."""
         if any(client.greeted and not client.visitor for client in self.clients.values()) or not self._had_client:
             return
         if not self.config.link or self._draining:
@@ -241,7 +240,7 @@ class Server:
             self._idle = self.loop.call_later(self.config.idle_timeout, self._leave_if_idle)
 
     def _leave_if_idle(self) -> None:
-        """End an idle server; its spare jobs are finished first, within `_SPARE_SECONDS`."""
+        """End an idle server. It finishes its best-effort jobs first, for at most `_SPARE_SECONDS`."""
         waited = self.loop.time() - self._idle_since - self.config.idle_timeout
         if self.dispatcher.busy and waited < _SPARE_SECONDS:
             self._idle = self.loop.call_later(_LOOK_SECONDS, self._leave_if_idle)
@@ -251,7 +250,7 @@ class Server:
     # ------------------------------------------------------------ the host's server
 
     def _asked_to_end(self) -> None:
-        """End at once if this is a client's own server, or asked twice; else when its jobs are done."""
+        """End at once if the server is private or was asked before, otherwise when its jobs are done."""
         if not self.config.link or self._draining:
             self.end.set()
         else:
@@ -260,7 +259,7 @@ class Server:
     def _drain(self, reason: str) -> None:
         log.info("no new clients: %s", reason)
         self._draining = True
-        with contextlib.suppress(OSError):  # the directory was removed: then nobody can find this server either
+        with contextlib.suppress(OSError):  # the directory was removed, so no client can find this server
             (self.directory / predecessor.LEAVING).touch(mode=0o600)
         self._remove_link()
         self.loop.remove_reader(self.listener.fileno())
@@ -275,7 +274,7 @@ class Server:
         self.end.set()
 
     async def _watch_link(self) -> None:
-        """Leave when another server has taken this one's place."""
+        """Leave when another server has replaced this one."""
         while not self._draining:
             await asyncio.sleep(predecessor.LINK_SECONDS)
             if not self._link_is_ours():
@@ -301,7 +300,7 @@ class Server:
     # ------------------------------------------------------------ the zygote
 
     async def _start_zygote_after(self, measuring: list[Path]) -> None:
-        """Start it when those have ended who measure now: its start keeps a core busy for seconds."""
+        """Start the zygote once running measurements finish, because its start keeps a core busy for seconds."""
         end = self.loop.time() + min(_OTHERS_MEASURE_SECONDS, self.config.start_timeout / 4)
         while self.loop.time() < end and not all(map(turns.is_over, measuring)):
             await asyncio.sleep(_LOOK_SECONDS)
@@ -325,7 +324,7 @@ class Server:
         self._failed_starts = 0
 
     def _zygote_refused(self, error: OSError) -> None:
-        """Try again after a shortage that may pass; after some tries leave it to another server."""
+        """Try again after a temporary shortage. After several attempts, give up, so that another server can try."""
         reason = f"the zygote could not be started: {error}"
         if error.errno not in _SHORTAGES:
             self._zygote_broken(reason)
@@ -337,7 +336,7 @@ class Server:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """Report a broken zygote and leave: the host lacks what it needs, and may have it later for another server."""
+        """Report a broken zygote and leave. The host is out of a resource, which a later server may get."""
         self._zygote_broken(reason)
 
         def leave() -> None:
@@ -346,10 +345,10 @@ class Server:
             elif not self._draining:
                 self._drain(reason)
 
-        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, and for clients that are connecting
+        self.loop.call_later(GRACE_SECONDS, leave)  # after the answers, also to clients that are connecting now
 
     def on_prepared(self, message: m.Prepared) -> None:
-        """Record that the zygote is ready or failed, tell the clients, begin jobs."""
+        """Record that the zygote is ready or has failed, tell the clients, and start jobs."""
         facts = {"pid": message.pid, "preload_seconds": message.seconds, "threads": message.threads}
         if message.failure:
             self.zygote_facts = {"state": "broken", **facts}
@@ -383,7 +382,7 @@ class Server:
             attached.close()
 
     def on_zygote_end(self, zygote: ZygoteLink, reason: str) -> None:
-        """Handle the end of a zygote, which is dead and reaped."""
+        """Handle the end of a zygote, which has been reaped."""
         late = zygote.late
         if zygote is not self.zygote or self._ending:
             return
@@ -395,7 +394,7 @@ class Server:
         if zygote.code == -signal.SIGKILL and (host.killed() > self._killed_before or memory.too_little(host)):
             reason = f"{memory.advice(host)}; {reason}"
         log.warning("%s", reason)
-        # An idle call may have ended the zygote: drop the one that the exit code names, or else all.
+        # An idle call may have ended the zygote: drop the call that the exit code names, or else all calls.
         guilty = zygote.code - m.EXIT_IDLE
         self._idle_calls = [
             name
@@ -404,7 +403,7 @@ class Server:
         ]
         self.zygote = None
         self.dispatcher.zygote_gone(reason)
-        self.pauses.resting()  # as its workers are gone, too
+        self.pauses.resting()  # its workers have ended as well
         if late:
             self.dispatcher.zygote_broken(reason)
         if self.dispatcher.broken is not None:
@@ -429,7 +428,7 @@ class Server:
             )
         )
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ status and shutdown
 
     def status(self) -> dict[str, Any]:
         """Return plain data about server, jobs, zygote, memory and counters."""
@@ -453,9 +452,9 @@ class Server:
         }
 
     def _taken(self) -> dict[int, int]:
-        """Return the bytes (proportional set size) of this process and all below it, by pid.
+        """Return the bytes (proportional set size) of this process and its descendants, by pid.
 
-        Measured at most every `_MEASURE_SECONDS`: it takes milliseconds, and frequent queries must not hold up jobs.
+        Measured at most every `_MEASURE_SECONDS`: it takes milliseconds, and frequent queries must not delay jobs.
         """
         if not self._measured or self.loop.time() - self._measured[0] >= _MEASURE_SECONDS:
             taken = {pid: memory.proportional([pid]) for pid in memory.tree(os.getpid())}
@@ -467,14 +466,14 @@ class Server:
         return self._numbers
 
     def _child_ended(self) -> None:
-        """Reap the zygote, or an orphan that was adopted because it has no zygote any more."""
+        """Reap the zygote, or an orphan that the server adopted because its zygote died."""
         if self.zygote is not None:
             self.zygote.poll()
         if not self._ending:
             processes.reap_strays({self.zygote.pid} if self.zygote is not None else set())
 
     async def _sweep(self) -> None:
-        await asyncio.sleep(1.0)  # after the start, for which a client waits
+        await asyncio.sleep(1.0)  # not during the start, for which a client waits
         for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
             log.info("removed %s, whose server is gone", directory)
 
@@ -495,7 +494,7 @@ class Server:
         processes.reap_strays(set(), seconds=GRACE_SECONDS)
         self.dispatcher.forget_all()
         runtime_dir.remove(self.directory)
-        # Last, so that a client that waits for our end finds nothing of us.
+        # Last, so that nothing is left when a client that waits for the server's end continues.
         for client in list(self.clients.values()):
             client.connection.close()
 
@@ -514,7 +513,7 @@ def main(arguments: list[str]) -> None:
     os.set_inheritable(options.listen, False)
     config = msgspec.json.decode((options.directory / CONFIG).read_bytes(), type=ServerConfig)
     if config.link and os.fork():
-        os._exit(0)  # the client that started us has no child to wait for
+        os._exit(0)  # so that the server is not a child of the client that started it
     lock = runtime_dir.hold(options.directory)
     server = Server(options.directory, listener, config)
     log.info("server %d with %d slots (%s)", os.getpid(), server.slots, server.rule)
@@ -522,7 +521,7 @@ def main(arguments: list[str]) -> None:
     log.info("ended after %.1f s", time.perf_counter() - start)
     os.close(lock)
     logging.shutdown()
-    # A client that closes the pool waits for our end: the interpreter's exit takes 20 ms, and has nothing left to do.
+    # A client that closes the pool waits for this exit. The interpreter's normal exit takes 20 ms for nothing.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""Checks the memory of running jobs, and of the host before a job is begun.
+"""Checks the memory of running jobs, and that of the host before a job starts.
 
-A job over its memory limit is ended like one over its time. While the host is above its mark no job is begun beside
-those that run; if it stays there, jobs are begun one at a time, so that no caller waits forever.
+A job over its memory limit ends like a job over its timeout. While the host's memory use is above the high watermark,
+no jobs start. If it stays there, jobs run one at a time, so that no caller waits forever.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fxpool.pool.wire.config import PoolConfig
 
 __all__ = ["Limits", "Watch"]
 
-# Between two checks. A process can take some hundred megabytes meanwhile.
+# Seconds between two checks, in which a process can take some hundred megabytes.
 _LOOK_SECONDS = 0.25
-# Seconds for which no job is begun above the mark.
+# Seconds above the watermark during which no job starts; after that, one job at a time.
 _PATIENCE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one job (seconds; bytes of its processes together), and the mark of the host (0.0 to 1.0)."""
+    """Limits of a job (seconds; bytes of all its processes), and the host's high watermark (0.0 to 1.0)."""
 
     job_seconds: float | None
     job_bytes: int
@@ -50,7 +50,7 @@ class Limits:
         return Limits(job_seconds, limit, host_mark, rules, host)
 
     def facts(self) -> dict[str, Any]:
-        """Return the limits as plain data, with the rule that set each."""
+        """Return the limits as plain data, each with the rule that determined it."""
         used, of = self.host.used()
         return {
             "job_seconds": self.job_seconds,
@@ -64,7 +64,7 @@ class Limits:
 
 
 class Watch:
-    """Checks jobs and host on one timer, which runs while there is a worker or a queue."""
+    """Checks jobs and host on one timer, which runs while there are workers or queued jobs."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Watch:
         over: Callable[[Worker, Exceeded], None],
         took: Callable[[int, int], None],
     ) -> None:
-        """`jobs` returns the workers of clients' jobs, each with its pid and those of its sub-jobs' workers; `limit_of`
-        returns a worker's limit in bytes; `over` is called for each worker above it; `took` is called with the number
-        of each job and the bytes it takes at most."""
+        """`jobs` returns the workers of clients' jobs, each with its pid and those of its sub-jobs' workers. `limit_of`
+        returns a worker's limit in bytes, and `over` is called for each worker above it. `took` is called with the
+        number of each job and an upper bound on its bytes."""
         self.limits = limits
         self.pressed = False
-        self.rests = False  # nothing runs, and looking takes time from who measures
+        self.rests = False  # jobs are suspended, and checks would disturb the measurement
         self._scheduler, self._do, self._jobs, self._over = scheduler, do, jobs, over
         self._limit_of, self._took = limit_of, took
         self._loop = asyncio.get_running_loop()
@@ -90,12 +90,12 @@ class Watch:
         self._pressed_since = 0.0
 
     def before_a_job(self) -> None:
-        """Check the host, unless that was done less than `_LOOK_SECONDS` ago."""
+        """Check the host, unless the last check is less than `_LOOK_SECONDS` ago."""
         if self._loop.time() - self._looked >= _LOOK_SECONDS:
             self._look_at_host()
 
     def go_on(self) -> None:
-        """Start the timer if there is a worker or a queue."""
+        """Start the timer if there are workers or queued jobs."""
         if self._timer is None and (self._scheduler.running or self._scheduler.queued):
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
@@ -110,7 +110,7 @@ class Watch:
         for worker, pids in self._jobs():
             limit = self._limit_of(worker)
             everybody = [one for pid in pids for one in memory.tree(pid)]
-            # Counts shared pages in full: an upper bound, and much cheaper.
+            # An upper bound, as it counts shared pages in full, and much cheaper.
             most = memory.at_most(everybody)
             self._took(worker.job, most)
             if most <= limit:

@@ -1,4 +1,4 @@
-"""The server's end of the zygote: starts the process, sends it orders, reports its messages and its end."""
+"""The server's connection to the zygote: starts the process, sends orders, and reports its messages and its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 __all__ = ["Listener", "ZygoteLink"]
 
 _PACKET = 128 << 10
-# A zygote that was told to fork or kill and is stopped (SIGSTOP, a debugger) is replaced after the first. One that does
-# not fork is replaced after the second: it may be in an idle call. One that does not report an end is kept: the kernel
-# may keep a process for as long as a disk hangs.
+# A zygote with an order to fork or kill that is stopped (SIGSTOP, a debugger) is replaced after `_STOPPED_SECONDS`. A
+# zygote that does not fork is replaced after `_SILENT_SECONDS`, as it may be in an idle call. A zygote that does not
+# report a worker's end is not replaced: the kernel may keep a process as long as a disk hangs.
 _STOPPED_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-# The kernel has no room for a message, or for a descriptor on its way: try again after `_FULL_SECONDS`.
+# The kernel has no memory for a message or an attached descriptor: try again after `_FULL_SECONDS`.
 _FULL = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 _FULL_SECONDS = 0.05
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,7 +38,7 @@ class _Config(Protocol):
 
 
 class Listener(Protocol):
-    """Receives the zygote's messages: the server."""
+    """Receives the zygote's messages. Implemented by the server."""
 
     @property
     def config(self) -> _Config: ...
@@ -50,14 +50,14 @@ class Listener(Protocol):
 
 
 class ZygoteLink:
-    """One zygote, from its start to its end. Raises OSError if it can't be started."""
+    """One zygote process, from its start to its end. Raises OSError if it can't be started."""
 
     def __init__(self, listener: Listener, order: m.Prepare) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._over = False
-        self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # by worker: the unanswered order, and its time
+        self._owed: dict[int, tuple[type[m.ToZygote], float]] = {}  # (unanswered order, its time) by worker
         self._watch: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
         self.ready = False
@@ -86,7 +86,7 @@ class ZygoteLink:
         return self._process.pid
 
     def send(self, message: m.ToZygote, attached: socket.socket | None = None) -> None:
-        """Send an order. `attached` is handed over: this process's copy is closed once it is sent."""
+        """Send an order. Takes ownership of `attached`: this process's copy is closed after it is sent."""
         if self._over:
             if attached is not None:
                 attached.close()
@@ -99,12 +99,12 @@ class ZygoteLink:
             self._writable()
 
     def poll(self) -> None:
-        """Check whether the zygote ended."""
+        """Check whether the zygote has ended, and handle that."""
         if not self._over and self._process.poll() is not None:
             self._end()
 
     async def stop(self, seconds: float) -> None:
-        """End the zygote with all its workers; kill it if that takes longer than `seconds`."""
+        """End the zygote with all its workers; kill it after `seconds`."""
         self._close()
         self._process.terminate()  # a preload in progress does not read its socket
         deadline = self._loop.time() + seconds
@@ -125,7 +125,7 @@ class ZygoteLink:
 
     def _look(self) -> None:
         self._watch = None
-        # Only once it is ready: the preload has a limit of its own.
+        # Only if it is ready: the preload has its own time limit.
         now = self._loop.time()
         waited = max((now - since for _, since in self._owed.values()), default=0.0)
         to_fork = max((now - since for order, since in self._owed.values() if order is m.Fork), default=0.0)
@@ -204,10 +204,10 @@ class ZygoteLink:
         if self._over:
             return
         if self._process.poll() is not None:
-            # Handle the messages it sent before it died.
+            # Handle the messages that it sent before it died.
             self._drain()
         self._close()
-        self._process.kill()  # a zygote without its socket is of no use
+        self._process.kill()  # a zygote without its socket is useless
         code = self.code = self._process.wait()
         if self.late:
             how = "did not finish its preload in time and was killed"
