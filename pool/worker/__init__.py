@@ -1,5 +1,5 @@
 """The zygote, and the workers that it forks.
 
-zygote    the process that forks
-worker    runs a job; current_job()
+zygote    the process from which every worker is forked
+worker    runs jobs in a forked process; `current_job()`
 """

@@ -1,10 +1,10 @@
-"""A worker: runs one job and ends. Forked from the zygote, so it starts with all that the zygote imported.
+"""A worker: runs one job and ends. It is forked from the zygote, and starts with all modules that the zygote imported.
 
-A worker whose job leaves the process as it found it (`reuse`) waits for another like it.
+If the job leaves its process unchanged (`reuse`), the worker waits for another job of the same kind.
 
-`main` is the process; `JobContext` is the pool as the job's code sees it (`current_job()`): sub-jobs, which run in
-workers of their own, and the number of slots. The receiving thread is started on first use, so that a job without
-sub-jobs stays in a process of one thread.
+`main` is the process. `JobContext` is the job's interface to the pool (`current_job()`): it submits sub-jobs, which run
+in other workers, asks the callers, and returns the number of free slots. The thread that receives is started on first
+use, so that a job without sub-jobs runs in a single-threaded process.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = ["EXIT_SETUP", "JobContext", "current_job", "say_unable"]
 EXIT_SETUP = 71  # the worker could not be set up (os.EX_OSERR)
 EXIT_LOST = 75  # the server is gone (os.EX_TEMPFAIL)
 
-# Fills the decoder cache in the zygote, for all workers.
+# Fills the decoder cache in the zygote, from which all workers inherit it.
 decoder_of(m.ToWorker)
 
 _current: JobContext | None = None
 
 
 def current_job() -> JobContext | None:
-    """Return the job this process runs, or None outside a worker (a process that a job forked is outside, too)."""
+    """Return the job that this process runs, or None outside a worker and in a process that a job forked."""
     return _current
 
 
 class _Link:
-    """The worker's connection: sends from any thread, receives in a thread of its own once somebody waits."""
+    """The worker's connection. Any thread may send; a separate thread receives, started with the first wait."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.channel: Channel[m.ToWorker] = Channel(sock, m.ToWorker)
@@ -72,7 +72,7 @@ class _Link:
         try:
             self.channel.send(message, payload)
         except ProtocolError:
-            raise  # the message is too long; the peer is still there
+            raise  # the message is too long, and the server still runs
         except OSError:
             _lost()
 
@@ -83,7 +83,7 @@ class _Link:
                 self._reader.start()
 
     def ask(self, make: Callable[[int], msgspec.Struct], payload: Buffer = b"") -> Any:
-        """Send a question and wait for what answers it."""
+        """Send the message `make(number)`, and return the reply when it arrives."""
         self.listen()
         number = next(self.numbers)
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -97,9 +97,9 @@ class _Link:
 
     @contextlib.contextmanager
     def slot_given_back(self) -> Iterator[None]:
-        """Give the slot back during a wait for sub-jobs. With several threads it is given back while any of them waits:
-        one that waits through another (a pool of threads, each with a sub-job) must not keep the slot its sub-job
-        needs."""
+        """Release the slot during a wait for sub-jobs. With several threads, it is released while any of them waits: a
+        thread that waits for another one (for a pool of threads with a sub-job each, say) must not hold the slot that
+        the sub-job needs."""
         with self.lock:
             self._waiters += 1
             if self._waiters == 1:
@@ -142,16 +142,16 @@ class _Link:
 
 
 def _lost() -> None:
-    """End this process and the compilers that run for it: the server is gone."""
+    """Kill this process and its compilers, because the server has ended."""
     os.killpg(0, signal.SIGKILL)
     os._exit(EXIT_LOST)
 
 
 class SubJob(concurrent.futures.Future[bytes]):
-    """A sub-job's future. Waiting in `result` or `exception` gives the worker's slot back meanwhile.
+    """A sub-job's future. The worker's slot is released during a wait in `result` or `exception`.
 
-    Waiting by other means (`concurrent.futures.wait`, an event set by a callback) works too, but the server notices
-    only after a moment that it has to let the sub-job run beyond the slots.
+    Other ways to wait (`concurrent.futures.wait`, an event set by a callback) work too, but keep the slot. If no slot
+    is free then, the sub-job starts only after the server has detected that the pool is stalled.
     """
 
     def __init__(self, link: _Link, number: int, label: str) -> None:
@@ -161,7 +161,7 @@ class SubJob(concurrent.futures.Future[bytes]):
         self._number = number
 
     def result(self, timeout: float | None = None) -> bytes:
-        """Return the sub-job's result, waiting at most `timeout` seconds. Raises as `Job.result` does."""
+        """Return the sub-job's result, waiting at most `timeout` seconds. Raises the same errors as `Job.result`."""
         self._wait(timeout)
         return super().result(0)
 
@@ -171,14 +171,14 @@ class SubJob(concurrent.futures.Future[bytes]):
         return super().exception(0)
 
     def cancel(self) -> bool:
-        """Withdraw the sub-job; its worker is killed if it has one."""
+        """Withdraw the sub-job, and kill its worker if it has one."""
         cancelled = super().cancel()
         if cancelled and self._link.futures.pop(self._number, None) is not None:
             self._link.send(m.Cancel(job=self._number))
         return cancelled
 
     def _wait(self, timeout: float | None) -> None:
-        # `done` first: a result that has arrived costs no message.
+        # Check `done` first, so that a result that has arrived costs no message.
         if not self.done() and timeout != 0:
             over = (concurrent.futures.TimeoutError, concurrent.futures.CancelledError)  # raised again by the caller
             with self._link.slot_given_back(), contextlib.suppress(*over):
@@ -186,7 +186,7 @@ class SubJob(concurrent.futures.Future[bytes]):
 
 
 class JobContext:
-    """The running job as its own code sees it."""
+    """The running job, and its interface to the pool."""
 
     def __init__(self, run: m.Run, link: _Link) -> None:
         self.id = run.job
@@ -210,10 +210,9 @@ class JobContext:
     ) -> concurrent.futures.Future[bytes]:
         """Run `function` ("package.module:qualname") on `payload` in another worker; return a `SubJob`.
 
-        The sub-job has this job's environment (with `environment` applied over it), sys_path, cwd and log levels, and
-        ends with it. `reuse` as in `JobSpec`. `alone`: the pool runs nothing else meanwhile, if it can arrange that
-        within seconds; this job has to be waiting for it. Raises ProtocolError if the payload is over the cap of a
-        frame.
+        The sub-job has this job's environment, to which `environment` is applied, its sys_path, cwd and log levels, and
+        ends with it. `reuse` is that of `JobSpec`. `alone` makes the sub-job exclusive, unless other jobs do not end
+        within seconds; this job must wait for it. Raises ProtocolError if the payload is over the cap of a frame.
         """
         link = self._link
         link.listen()
@@ -240,30 +239,30 @@ class JobContext:
         return future
 
     def phase(self, name: str) -> None:
-        """Name what the job does from now on; the name is reported if this worker dies of it."""
+        """Name the phase that the job enters. The name is reported if the worker dies in it."""
         self._link.send(m.Phase(name=name))
 
     def spoil(self) -> None:
-        """Have this process run no further job: its state has changed."""
+        """Prevent this process from running another job, because its state has changed."""
         self.tainted = True
 
     def in_the_background(self) -> contextlib.AbstractContextManager[None]:
-        """Hold no slot during a ``with`` block, for work beside what the slots are for.
+        """Release the slot during a ``with`` block, for work that should not count against the slots.
 
-        The job has to see to it that such work takes only what others leave (`os.nice`).
+        The job must make sure that this work uses only otherwise idle cores (`os.nice`).
         """
         return self._link.slot_given_back()
 
     def slots_free(self) -> int:
-        """Return how many more workers the server would run at this moment (others may take them in the next)."""
+        """Return the number of free slots at this moment. Other jobs may take them at any time."""
         free: int = self._link.ask(lambda number: m.SlotsQuery(number=number))
         return free
 
     def ask(self, question: bytes) -> bytes | None:
-        """Ask a caller of this job, or of the job that it is a part of, what only that process can know.
+        """Return the answer of a caller of this job to `question`; for a sub-job, of a caller of its parent.
 
-        None if no caller answers such questions (`PoolClient.submit`, `on_ask`), knows the answer, or is still there.
-        The slot is given back meanwhile. Raises ProtocolError if the question is over the cap of a frame.
+        Returns None if no connected caller answers questions (`on_ask` of `PoolClient.submit`) and has an answer. The
+        slot is released during the wait. Raises ProtocolError if the question is over the cap of a frame.
         """
         answer: bytes | None
         with self._link.slot_given_back():
@@ -275,12 +274,12 @@ class JobContext:
 
 
 def main(sock: socket.socket) -> None:
-    """Run the job that comes over `sock`, answer, end the process. Does not return."""
+    """Receive a job over `sock`, run it, send the answer, and end the process. Does not return."""
     global _current
     code = 0
     try:
         faulthandler.enable()  # a segfault leaves the Python frames in the log
-        # A job makes many objects and then its process ends: few garbage collections are enough.
+        # A job creates many objects before its process ends, so few garbage collections are enough.
         gc.set_threshold(50_000, 20, 50)
         link = _Link(sock)
         os.register_at_fork(after_in_child=lambda: _leave_pool(link))
@@ -301,7 +300,7 @@ def main(sock: socket.socket) -> None:
             answer, result = _run(run, payload, link, first=first)
             del payload, frame
             _flush()
-            # A process with other threads, such as the receiving one, can't start afresh with another job.
+            # A process with other threads, such as the one that receives, is not clean enough for another job.
             stays = answer.stays = run.reuse and answer.ok and threading.active_count() == 1 and not _spoiled()
             try:
                 link.channel.send(answer, result)
@@ -314,7 +313,7 @@ def main(sock: socket.socket) -> None:
         traceback.print_exc()
     finally:
         _flush()
-        # Not sys.exit: the exit handlers that the zygote's modules registered are the zygote's.
+        # Not sys.exit: exit handlers registered by the zygote's modules must run only in the zygote.
         os._exit(code)
 
 
@@ -338,7 +337,7 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
     except BaseException as error:
         seconds = time.perf_counter() - start
         trace = error.__traceback__
-        # Our own frame is no help; keep it only if there is no other.
+        # The frame of `_run` does not help; keep it only if it is the only frame.
         skip = 1 if trace is not None and trace.tb_frame is runner else 0
         return m.Returned(ok=False, seconds=seconds, pid=os.getpid()), exceptions.dump(error, skip=skip)
 
@@ -348,7 +347,7 @@ def _spoiled() -> bool:
 
 
 def say_unable(descriptor: int, error: BaseException) -> None:
-    """Tell the server over a worker's socket that the worker can't begin. For a process that ends."""
+    """Tell the server over a worker's socket that the worker can't start. Called just before the process ends."""
     number = error.errno if isinstance(error, OSError) else None
     unable = m.Unable(reason=f"the worker could not be set up: {error}", code=errno.errorcode.get(number or 0, ""))
     try:
@@ -359,7 +358,7 @@ def say_unable(descriptor: int, error: BaseException) -> None:
 
 
 class _UnableError(Exception):
-    """The host refuses what this worker needs to begin."""
+    """The host refused a resource that this worker needs to start."""
 
     def __init__(self, what: str, error: OSError) -> None:
         self.code = errno.errorcode.get(error.errno or 0, "")
@@ -384,8 +383,8 @@ def _settle(run: m.Run) -> None:
         tempfile.tempdir = None
     if run.sys_path:
         sys.path[:] = list(dict.fromkeys([*run.sys_path, *sys.path]))
-    # Forget directories that did not exist when the zygote looked. Not invalidate_caches: it visits, and so copies,
-    # finders of all directories (3 ms after torch), which notice changed directories by themselves.
+    # Forget directories that did not exist when the zygote searched them. Not invalidate_caches: it visits, and so
+    # copies, the finders of all directories (3 ms after torch), which notice changed directories by themselves.
     for path in sys.path:
         if sys.path_importer_cache.get(path, sys) is None or path in run.sys_path:
             sys.path_importer_cache.pop(path, None)
@@ -410,7 +409,7 @@ def _flush() -> None:
 
 
 def _leave_pool(link: _Link) -> None:
-    """Leave the pool in a process that the job forked: it is no worker, and must not keep the worker's socket."""
+    """Leave the pool in a process that the job forked: it is not a worker, and must not keep the worker's socket."""
     global _current
     _current = None
     link.left = True

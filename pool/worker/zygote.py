@@ -2,9 +2,9 @@
 
     python -m fxpool.pool.worker.zygote CONTROL_FD SERVER_PID PROTOCOL_VERSION
 
-It gets its orders over a SOCK_SEQPACKET socket (one message a packet, a worker's socket attached to its Fork), and
-ends, with all workers and what they left behind, when that socket does. One thread only: a fork copies the calling
-thread and the locks of all others; that is checked before every fork.
+It receives orders over a SOCK_SEQPACKET socket, one message per packet; a worker's socket is attached to its Fork. When
+that socket closes, the zygote ends, with all workers and the processes that they left. It must have only one thread,
+because a fork copies the locks of all threads but only the calling thread; this is checked before every fork.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 from fxpool.pool.worker import worker
 
 PACKET = 128 << 10
-# Characters kept of a traceback, which has to fit into a packet.
+# Characters kept of a traceback, which must fit into a packet.
 _REASON_KEPT = 32 << 10
 # Seconds without an order before the next idle call.
 _IDLE_AFTER = 0.05
@@ -48,7 +48,7 @@ _decoder: msgspec.msgpack.Decoder[m.ToZygote] = msgspec.msgpack.Decoder(m.ToZygo
 
 
 class Zygote:
-    """Serves the server's orders and reaps workers in one loop."""
+    """Carries out the server's orders and reaps workers, in one loop."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -56,12 +56,12 @@ class Zygote:
         self.process = psutil.Process()
         self.workers: dict[int, int] = {}  # worker number by pid
         self.foreign: set[int] = set()
-        self.idle: list[str] = []  # idle calls still to be made
+        self.idle: list[str] = []  # idle calls that are still to be made
         self.all_idle: tuple[str, ...] = ()
         self.rests = False
 
     def prepare(self) -> bool:
-        """Import the server's preload modules; return False if that failed (the server has been told why)."""
+        """Import the server's preload modules; return whether that succeeded. The server is told the reason if not."""
         packet = self.control.recv(PACKET)
         if not packet:
             return False
@@ -71,7 +71,7 @@ class Zygote:
         before = _descriptors()
         start = time.perf_counter()
         failure = ""
-        gc.disable()  # it would scan a million objects again and again, to free a few
+        gc.disable()  # a collection scans a million objects to free a few
         try:
             for name in order.preload:
                 module, _, function = name.partition(":")
@@ -86,7 +86,7 @@ class Zygote:
                 f"the preload modules ({', '.join(order.preload)}) started {threads - 1} threads, which makes it "
                 "unsafe to fork; with numpy among them, OPENBLAS_NUM_THREADS=1 belongs into the environment"
             )
-        # Descriptors that preloaded modules opened belong to them; workers close all others but their own.
+        # Workers keep the descriptors that preloaded modules opened, and close all others of the zygote.
         self.foreign = _descriptors() - before
         self.idle = [name for name in order.idle.split(",") if name]
         self.all_idle = tuple(self.idle)
@@ -96,10 +96,10 @@ class Zygote:
         return not failure
 
     def is_idle(self) -> bool:
-        """Return whether to make the next idle call if no order comes. Running jobs go first: they want the core.
+        """Return whether to make the next idle call if no order arrives.
 
-        Only the first call, a short one, is also made while jobs run, if a core is spare: during a call no worker can
-        be forked.
+        Running jobs need the cores, and no worker can be forked during a call. So only the first call, a short one, is
+        also made while jobs run, and only if a core is free.
         """
         if not self.idle or self.rests:
             return False
@@ -107,9 +107,9 @@ class Zygote:
         return spare or not self.workers
 
     def use_idle_time(self) -> None:
-        """Make the next idle call. A failure only makes workers start colder.
+        """Make the next idle call. If it fails, workers only start more slowly.
 
-        If the call starts a thread, this process ends, and the server starts another zygote without that call.
+        If it starts a thread, this process ends, and the server starts another zygote without that call.
         """
         name = self.idle.pop(0)
         if not memory.warm_up_fits(memory.Host.look()):
@@ -118,7 +118,8 @@ class Zygote:
         start = time.perf_counter()
         module, _, function = name.partition(":")
         gc.disable()
-        # Our end does not wait for the call: its temporary files go with the pool's own directory, in which we are.
+        # The zygote may end during the call. Temporary files in its working directory, the server's private directory,
+        # are removed even then.
         tempfile.tempdir = os.getcwd()
         try:
             getattr(importlib.import_module(module), function)()
@@ -135,12 +136,12 @@ class Zygote:
         print(f"zygote {self.pid}: {name} took {time.perf_counter() - start:.2f} s", file=sys.stderr, flush=True)
 
     def serve(self) -> socket.socket | None:
-        """Serve until the server is gone, then return None.
+        """Carry out orders until the server has ended, then return None.
 
-        In a forked worker: return its socket, with everything else of the zygote's closed.
+        In a forked worker, return its socket; all other descriptors of the zygote are closed.
         """
         self.control.setblocking(False)
-        # Python's handlers run between byte codes; the pipe makes select() return for them.
+        # Python runs signal handlers between bytecodes; the pipe makes select() return for them.
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -148,7 +149,7 @@ class Zygote:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                ready = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders go first
+                ready = selector.select(_IDLE_AFTER if self.is_idle() else None)  # orders take precedence
                 if not ready:
                     self.use_idle_time()
                 for key, _ in ready:
@@ -175,7 +176,7 @@ class Zygote:
                 if number == order.worker:
                     processes.signal_group(pid, _SIGNALS[type(order)])
         elif isinstance(order, m.Fork):
-            if not descriptors:  # the kernel drops descriptors that this process has no number left for
+            if not descriptors:  # the kernel drops attached descriptors if this process has reached its limit
                 self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
                 return None
             return self.fork(order, descriptors[0])
@@ -188,7 +189,7 @@ class Zygote:
         return None
 
     def fork(self, order: m.Fork, descriptor: int) -> socket.socket | None:
-        """Fork a worker; return its socket in the worker, None in the zygote."""
+        """Fork a worker; return its socket in the worker, and None in the zygote."""
         start = time.perf_counter()
         try:
             threads = self.process.num_threads()
@@ -205,7 +206,7 @@ class Zygote:
             return self.become_worker(order, descriptor)
         os.close(descriptor)
         try:
-            os.setpgid(pid, pid)  # the worker does it, too: whichever is first, it happens before any kill
+            os.setpgid(pid, pid)  # the worker does this too, so that it has happened before any kill
         except OSError:
             pass
         self.workers[pid] = order.worker
@@ -213,7 +214,7 @@ class Zygote:
         return None
 
     def refuse(self, order: m.Fork, reason: str, number: int | None = None) -> None:
-        """Report that no worker was forked; `number` is the errno, if there is one."""
+        """Report that no worker was forked; `number` is the errno, if any."""
         self.send(
             m.Exited(
                 worker=order.worker,
@@ -254,7 +255,7 @@ class Zygote:
             os._exit(worker.EXIT_SETUP)
 
     def reap(self) -> None:
-        """Report the workers that ended, and kill the processes they left."""
+        """Report the workers that ended, and kill the processes that they left."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -265,7 +266,7 @@ class Zygote:
             pid = ended.si_pid
             number = self.workers.get(pid)
             if number is not None:
-                # Before it is reaped: the group's number can't have been reused yet.
+                # Before the worker is reaped, because its group's number can't be reused until then.
                 processes.kill_group(pid)
                 del self.workers[pid]
             os.waitpid(pid, 0)
@@ -278,7 +279,7 @@ class Zygote:
         processes.reap_strays(set(self.workers))
 
     def end(self) -> None:
-        """Kill all workers and what they started."""
+        """Kill all workers and the processes that they started."""
         for pid in list(self.workers):
             processes.kill_group(pid)
         processes.reap_strays(set(), seconds=2.0)
@@ -289,20 +290,20 @@ class Zygote:
         try:
             self.control.send(_encode(message))
         except (BrokenPipeError, ConnectionError):
-            pass  # the next read sees the end
+            pass  # the next read sees the end of the stream
         finally:
             self.control.setblocking(False)
 
 
 def _freeze() -> None:
-    """Exempt all present objects from the workers' garbage collector: it would write to pages that all share."""
+    """Exempt all existing objects from garbage collection in the workers, which would write to the shared pages."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def _limits_in_force() -> str:
-    """Describe a limit of this process that may have made the preload fail; "" if there is none."""
+    """Describe a limit of this process that may have made the preload fail, or return ""."""
     size, _ = resource.getrlimit(resource.RLIMIT_AS)
     if size == resource.RLIM_INFINITY:
         return ""
@@ -314,7 +315,7 @@ def _limits_in_force() -> str:
 def _descriptors() -> set[int]:
     with os.scandir("/proc/self/fd") as entries:
         numbers = {int(entry.name) for entry in entries}
-    # The listing includes scandir's own descriptor, closed by now.
+    # The listing includes scandir's descriptor, which is closed by now.
     return {number for number in numbers if _is_open(number)}
 
 
@@ -331,13 +332,13 @@ def main(arguments: list[str]) -> int:
     if version != PROTOCOL_VERSION:
         print(f"the server speaks version {version}, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
         return 2
-    descriptors.drop_unwritable()  # its workers', too
+    descriptors.drop_unwritable()  # for its workers too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Until the preload is done there are no workers: the default action, which needs no bytecode, is right.
+    # There are no workers until the preload is done, so SIGTERM may keep its default action, which needs no bytecode.
     processes.die_with_parent(signal.SIGTERM, server)
     processes.adopt_orphans()
     processes.name_process("fxpool zygote")
-    # Drop the directory of `-m`: it is empty, and belongs on no worker's path.
+    # Drop the directory that `-m` added: it is empty, and must not be on a worker's path.
     if sys.path and sys.path[0] == os.getcwd():
         del sys.path[0]
     os.set_inheritable(control_fd, False)
