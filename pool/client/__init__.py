@@ -1,12 +1,12 @@
-"""The caller's process: submits jobs to a server, which it finds or starts.
+"""The caller's process: finds or starts a server, and submits jobs to it.
 
 client      PoolClient: submit, status, close
-job_spec    JobSpec: where a job runs, its limits, its priority
+job_spec    JobSpec: a job's environment, limits and priority
 job         Job: result, cancel, callbacks
-session     a connection to a server, from finding or starting it until either ends
-launch      starts a private server, or finds or starts the host's
-identity    names the environment that a host's server belongs to
-pausing     pauses servers while this process measures
-hosts       lists, queries and stops this host's servers from outside
+session     a connection to a server, from finding or starting it until either end closes it
+launch      starts a private server, or finds or starts the host's server
+identity    the digest of an environment; clients with the same digest share a server
+pausing     suspends this host's servers while this process measures
+hosts       lists, queries and stops this host's servers without submitting jobs
 ending      ends a server, even an unresponsive one
 """

@@ -1,4 +1,4 @@
-"""The client's side of the pool: connects to a server when there is a job, and submits jobs to it."""
+"""The pool from a caller's point of view: connects to a server for the first job, and submits jobs to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass
 class _Holder:
-    """Holds what a PoolClient's finalizer needs, without a reference to the client itself."""
+    """Holds the session for a PoolClient's finalizer, which must not refer to the client itself."""
 
     session: Session | None = None
 
@@ -37,11 +37,11 @@ def _close_held(holder: _Holder, timeout: float) -> None:
 
 
 class PoolClient:
-    """A pool: its server is found or started with the first job.
+    """A pool. The first job finds or starts its server.
 
-    A server of this process's own ends with this process; one of the host's (`PoolConfig.host`) serves other clients,
-    too. Thread-safe. A forked child makes a connection of its own and leaves its parent's alone. When the server is
-    lost, its jobs fail with PoolUnavailableError and the next `submit` finds or starts another.
+    A private server ends with this process; the host's server (`PoolConfig.host`) serves other clients too.
+    Thread-safe. A forked child opens a separate connection and does not touch its parent's. If the server is lost, its
+    jobs fail with PoolUnavailableError, and the next `submit` finds or starts another server.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -49,7 +49,7 @@ class PoolClient:
         self._holder = _Holder()
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
-        self._era = object()  # another one after each close
+        self._era = object()  # replaced at each close
         # Also runs when the interpreter exits.
         self._finalizer = weakref.finalize(self, _close_held, self._holder, _CLOSE_SECONDS)
 
@@ -67,7 +67,7 @@ class PoolClient:
 
     @property
     def server_pid(self) -> int | None:
-        """The server's pid; None without a server, or before the host's has told it."""
+        """The server's pid; None without a server, or before the host's server has sent it."""
         session = self._holder.session
         return session.server_pid if session is not None and session.alive else None
 
@@ -78,12 +78,12 @@ class PoolClient:
         return session is not None and session.joined
 
     def start(self, wait: bool = False) -> None:
-        """Start server and zygote if they are not running; with `wait`, return when workers can be forked.
+        """Start server and zygote if they are not running; with `wait`, return once workers can be forked.
 
         Raises:
             PoolUnavailableError: no server can be started, or (with `wait`) the preload failed or took more than
                 `PoolConfig.start_timeout` seconds.
-            JobCancelledError: another thread closed the pool meanwhile.
+            JobCancelledError: another thread closed the pool during the call.
         """
         session = self._session(self._era, "it was started")
         if not wait:
@@ -104,16 +104,16 @@ class PoolClient:
         on_event: Callable[[m.JobEvent], object] | None = None,
         on_ask: Callable[[bytes], bytes | None] | None = None,
     ) -> Job:
-        """Have a worker run `function` ("package.module:qualname", bytes to bytes) on `payload`. Returns at once.
+        """Run `function` ("package.module:qualname", bytes to bytes) on `payload` in a worker. Returns at once.
 
-        `on_event` is called in the connection's thread with each event of the job and of its sub-jobs. `on_ask` is
-        called, in a thread of its own, with what the job or a sub-job asks (`JobContext.ask`) and returns the answer,
-        or None; an exception of it is logged, and counts as None.
+        `on_event` is called in the connection's thread with each event of the job and its sub-jobs. `on_ask` is called
+        in a new thread with each question of the job or a sub-job (`JobContext.ask`), and returns the answer or None;
+        an exception is logged, and counts as None.
 
         Raises:
             PoolUnavailableError: no server can be started.
             ProtocolError: `payload` is over the cap of a frame.
-            JobCancelledError: another thread closed the pool meanwhile.
+            JobCancelledError: another thread closed the pool during the call.
         """
         era = self._era
         levels, disabled = logs.level_map()
@@ -150,9 +150,9 @@ class PoolClient:
         raise PoolUnavailableError("the server ended as often as it was started")
 
     def status(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Return plain data about the server: pids, slots, running and waiting jobs, zygote, counters.
+        """Return plain data about the server: pids, slots, running and queued jobs, zygote, counters.
 
-        {"state": "stopped"} without a server, {"state": "starting"} if it does not answer within `timeout` seconds.
+        Without a server `state` is "stopped"; if the server does not answer within `timeout` seconds, "starting".
         """
         session = self._holder.session
         if session is None or not session.alive:
@@ -165,12 +165,12 @@ class PoolClient:
         return {"state": "starting", "server_pid": session.server_pid, "directory": str(session.directory)}
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """Leave the server, or kill it with its zygote and all workers if it is this client's own. Idempotent.
+        """Disconnect from the server; a private server ends, with its zygote and all workers. Idempotent.
 
-        Jobs that are not done fail with JobCancelledError. `timeout` is in seconds.
+        Unfinished jobs fail with JobCancelledError. `timeout` is in seconds.
         """
         self._check_process()
-        # First: a thread that is starting a session sees it when it has one, and closes that itself.
+        # First, so that a thread that is starting a session notices, and closes its session.
         self._era = object()
         _close_held(self._holder, timeout)
 
@@ -180,10 +180,10 @@ class PoolClient:
             self._holder.session = None
 
     def _session(self, era: object, what: str) -> Session:
-        """Return the session in force, starting one if there is none. `era` is the caller's from before `what` began.
+        """Return the current session, or start a session. `era` is the value of `_era` before `what` began.
 
-        Raises PoolUnavailableError, and JobCancelledError if the pool was closed since: a server that a closed pool
-        started would be left to run.
+        Raises PoolUnavailableError, and JobCancelledError if the pool was closed after that: otherwise the new session
+        would outlive the close.
         """
         self._check_process()
         with self._lock:
@@ -196,5 +196,5 @@ class PoolClient:
                 self._holder.session = session = Session.start(self.config)
                 if self._era is era:
                     return session
-                _close_held(self._holder, _CLOSE_SECONDS)  # whoever closed the pool may have found no session yet
+                _close_held(self._holder, _CLOSE_SECONDS)  # `close` may have run before there was a session
         raise JobCancelledError(f"the pool was closed while {what}")

@@ -1,8 +1,8 @@
-"""Ends a server of this host, whether it answers or not, for `fxpool stop`.
+"""Ends a server of this host for `fxpool stop`, even if the server does not answer.
 
-A server that answers is told, and ends when its jobs are done. One that does not may be stopped or hang: it gets
-SIGTERM, which it takes as being told, and SIGCONT if it was stopped. If it does not react it is killed, and its zygote
-and workers with it.
+A server that answers receives `Shutdown`, and ends when its jobs are done. A server that does not answer may be stopped
+or hang: it receives SIGTERM, which means the same, and SIGCONT if it was stopped. If it does not react, it is killed,
+and its zygote and workers die with it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fxpool.pool.host import predecessor, processes, runtime_dir
 
 __all__ = ["PATIENCE", "Ended", "end"]
 
-# Seconds that a server which does not answer has to react to a signal, and the kernel to end it.
+# Seconds for an unresponsive server to react to a signal, and for the kernel to end it.
 PATIENCE = 10.0
 _LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of `end`: `how` is ``told``, ``killed``, ``gone`` (it was before) or ``failed``.
+    """Result of `end`: `how` is ``told``, ``killed``, ``gone`` (it had ended before) or ``failed``.
 
-    `detail` is a sentence to show; empty if the server answered.
+    `detail` is a sentence for the user; empty if the server answered.
     """
 
     how: str
@@ -38,8 +38,9 @@ class Ended:
 
 
 def end(link: Path, patience: float = PATIENCE) -> Ended:
-    """End the server that a link leads to. Takes up to twice `patience` (seconds) if the server does not answer."""
-    # Told only if it answers: a server that has been told twice ends at once, jobs and all.
+    """End the server that a link points to. Takes up to twice `patience` (seconds) if the server does not answer."""
+    # Send Shutdown only if the server answers. Otherwise SIGTERM would be a second request, at which it ends at once
+    # and loses its jobs.
     if hosts.status(link)["state"] == "running" and hosts.stop(link):
         return Ended("told")
     try:
@@ -86,11 +87,11 @@ def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: f
 
 
 def _of_nobody(link: Path, directory: Path) -> Ended:
-    """Remove what a killed server left, unless another is being started in its place."""
+    """Remove the files of a killed server, unless a process holds its directory."""
     try:
         lock = runtime_dir.hold(directory)
     except FileNotFoundError:
-        lock = -1  # the directory is gone, too
+        lock = -1  # the directory is gone too
     except OSError:
         return Ended("gone")
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Lists this host's servers from outside, asks for their status and tells them to end."""
+"""Lists this host's servers, queries their status and tells them to end, without submitting jobs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SILENCE = 2.0
 
 
 def links(root: Path) -> list[Path]:
-    """Return the links to the sockets of this host's servers, under the runtime directory `root`."""
+    """Return the links to the sockets of this host's servers in the runtime directory `root`."""
     return sorted(root.glob("host-*.socket"))
 
 
 def status(link: Path) -> dict[str, Any]:
-    """Return a server's status facts; {"state": "gone"} if it is not there, {"state": "silent"} if it hangs."""
+    """Return a server's status; {"state": "gone"} if it does not exist, {"state": "silent"} if it hangs."""
     try:
         for message in _said(link, m.StatusQuery(number=1)):
             if isinstance(message, m.Status):
@@ -41,18 +41,19 @@ def status(link: Path) -> dict[str, Any]:
 
 
 def stop(link: Path) -> bool:
-    """Tell a server to end: it takes no new client, and ends when its jobs are done. Return whether it was there."""
+    """Tell a server to accept no new clients and to end when its jobs are done; return whether it received that."""
     try:
-        # Its Status reply proves that it has read the message before.
+        # Its reply to StatusQuery proves that it has read the message before.
         return any(isinstance(message, m.Status) for message in _said(link, m.Shutdown(), m.StatusQuery(number=1)))
     except (OSError, ProtocolError):
         return False
 
 
 class Visit:
-    """A connection to a server from one that only looks: the server does not stay for it. For one thread at a time.
+    """A connection for queries, which does not keep the server alive. Not thread-safe.
 
-    Every method raises TimeoutError if the server is silent, OSError or ProtocolError if it is gone or refuses.
+    Every method raises TimeoutError if the server does not answer, and OSError or ProtocolError if it is gone or
+    refuses the connection.
     """
 
     def __init__(self, link: Path) -> None:
@@ -65,7 +66,7 @@ class Visit:
             raise
 
     def status(self) -> dict[str, Any]:
-        """Return the server's status facts."""
+        """Return the server's status."""
         self._channel.send(m.StatusQuery(number=1))
         while True:
             if isinstance(message := self._received(), m.Status):
@@ -91,7 +92,7 @@ class Visit:
 
 
 def _hello() -> m.Hello:
-    """Introduce a visitor, who only looks or tells a server to end: it does not stay for one."""
+    """Return the first message of a visitor, a client that submits no jobs and does not keep the server alive."""
     return m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), visitor=True)
 
 
@@ -100,7 +101,7 @@ def _connect(link: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(_SILENCE)
-        # Not by the link: its own path may be too long for a socket address.
+        # Not through the link, whose path may be too long for a socket address.
         sock.connect(os.path.join(link.parent, os.readlink(link)))
         check_peer(sock, os.getuid())
     except BaseException:
@@ -110,7 +111,7 @@ def _connect(link: Path) -> socket.socket:
 
 
 def _said(link: Path, *messages: msgspec.Struct) -> Iterator[m.ToClient]:
-    """Yield a server's messages after Hello and `messages`. Raises TimeoutError (silence), OSError, ProtocolError."""
+    """Send Hello and `messages`, then yield the server's messages. Raises TimeoutError, OSError and ProtocolError."""
     with _connect(link) as sock:
         channel: Channel[m.ToClient] = Channel(sock, m.ToClient)
         for message in (_hello(), *messages):

@@ -1,8 +1,8 @@
-"""Names the environment that a host's server belongs to: what its workers would run.
+"""Computes the digest of an environment: the code that a host's server and its workers run.
 
-Clients of one environment share a server, clients of another get another: every rank runs the same compiler by
-construction. An environment is the interpreter, fxpool, the code that compiles (`fxpool.installed`; every key includes
-it, too), and the variables that server and zygote see.
+Clients with the same digest share a server, so all ranks of a job run the same compiler. An environment consists of the
+interpreter, fxpool, the packages that compile (`fxpool.installed`, also a part of every key), the preloaded modules,
+and the environment variables that affect imports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxpool.version import __version__
 
 __all__ = ["digest"]
 
-# Variables that change what an interpreter imports. Those that change what a job does travel with the job.
+# Variables that affect imports. Variables that affect a job are sent with the job.
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 
 
@@ -30,9 +30,9 @@ def digest(
     packages: Sequence[installed.Package] = installed.PACKAGES,
     kept: installed.Kept | None = None,
 ) -> str:
-    """Return 32 hexadecimal digits that name an environment. Looks at some thousand files, which a compile can afford.
+    """Return 32 hexadecimal digits that identify an environment. Checks some thousand files, a small part of a compile.
 
-    `kept` stores answers of earlier processes: it saves time and does not change the digest.
+    `kept` caches facts from earlier processes: it saves time and does not change the digest.
     """
     facts = {
         "protocol": PROTOCOL_VERSION,
@@ -47,11 +47,11 @@ def digest(
 
 
 def _own_sources() -> str:
-    """Digest fxpool's own source, which changes without a version during development."""
+    """Return a digest of fxpool's source, which changes without a new version during development."""
     whole = hashlib.sha256()
     spec = importlib.util.find_spec("fxpool")
     for top in (spec.submodule_search_locations or ()) if spec is not None else ():
-        # In a checkout pool/, lowering/ and codecache/ are links.
+        # In a checkout, fxpool/pool and other packages are symbolic links.
         for directory, below, names in os.walk(top, followlinks=True):
             below.sort()
             for name in sorted(names):

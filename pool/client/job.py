@@ -1,4 +1,4 @@
-"""A submitted job on the caller's side: wait, result, exception, and what the worker logged."""
+"""A submitted job in the caller's process: its result or exception, and the worker's log records and warnings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = notices.logger(__name__)
 class Job:
     """A submitted job.
 
-    `worker_pid` and `attempts` are known once it runs. When it is done, `seconds` is its time in the worker, and
-    `joined` says whether it shared another caller's job.
+    `worker_pid` and `attempts` are set when it starts. When it has ended, `seconds` is its time in the worker, and
+    `joined` says whether it joined another caller's job.
     """
 
     def __init__(self, withdraw: Callable[[int], None], number: int, label: str, client: object) -> None:
@@ -33,7 +33,7 @@ class Job:
         self.seconds: float | None = None
         self.joined = False
         self._withdraw = withdraw
-        self._client = client  # a caller that drops the client but keeps the job still wants its result
+        self._client = client  # keeps the client alive as long as the job
         self._pid = os.getpid()
         self._lock = forks.lock(self, "_lock")
         self._waiters: list[threading.Lock] = []
@@ -49,21 +49,21 @@ class Job:
         return f"<Job {self.id} {self.label!r} {state}>"
 
     def done(self) -> bool:
-        """Return whether `result` would return or raise at once."""
+        """Return whether the job has ended, so that `result` does not wait."""
         return self._value is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> bytes:
-        """Return what the job's function returned, waiting at most `timeout` seconds for it.
+        """Return the result of the job's function, waiting at most `timeout` seconds for it.
 
-        The worker's logs and warnings are replayed first, by this thread. KeyboardInterrupt while waiting cancels the
+        This thread replays the worker's log records and warnings first. KeyboardInterrupt during the wait cancels the
         job.
 
         Raises:
-            WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was ended at a limit.
+            WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was killed at a limit.
             JobCancelledError, PoolUnavailableError: the job was cancelled, or the pool can't run it.
             TimeoutError: `timeout` passed first; the job goes on.
-            Exception: what the job's function raised, with the worker's frames; or a warning of the worker that this
-                process's filters make an error, once, unless the job failed anyway.
+            Exception: the exception of the job's function, with the worker's frames. If the job succeeded, but this
+                process's filters turn one of the worker's warnings into an error, that error, once.
         """
         try:
             over = self.done() or self._wait(timeout)
@@ -76,7 +76,7 @@ class Job:
             records, self._records = self._records, []
         raised = logs.replay(records)
         if self._error is not None:
-            # Made anew for each caller: a raised exception collects the frames it passes.
+            # A new exception for each caller, because a raised exception collects the frames that it passes.
             raise self._error()
         if raised is not None:
             raise raised
@@ -84,7 +84,7 @@ class Job:
         return self._value
 
     def add_done_callback(self, function: Callable[[Job], object]) -> None:
-        """Call `function(job)` when the job is done: at once if it is, else in the connection's thread."""
+        """Call `function(job)` when the job is done: now if it is already, otherwise in the connection's thread."""
         with self._lock:
             if not self.done():
                 self._callbacks.append(function)
@@ -92,7 +92,7 @@ class Job:
         self._call(function)
 
     def cancel(self) -> None:
-        """Withdraw the job; its worker is killed with all that it started, unless others want it. No-op if done."""
+        """Withdraw the job. Its worker is killed with its children, unless other callers wait for it. No-op if done."""
         if self._pid != os.getpid():
             return
         if self.finish(None, lambda: JobCancelledError(f"job {self.label!r} was cancelled")):
@@ -101,7 +101,7 @@ class Job:
     # -- called by the session
 
     def started(self, message: m.Started) -> None:
-        """Record the worker and attempt; log a retry with its reason."""
+        """Record the worker and the attempt, and log a retry with its reason."""
         self.worker_pid, self.attempts = message.worker, message.attempt
         if message.reason:
             text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
@@ -123,7 +123,7 @@ class Job:
             )
 
     def on_job_event(self, message: m.JobEvent) -> None:
-        """Pass an event to `on_event`; an exception of that is logged."""
+        """Pass an event to `on_event`. Exceptions of `on_event` are logged."""
         if self.on_event is not None:
             try:
                 self.on_event(message)
@@ -131,7 +131,7 @@ class Job:
                 log.exception("who watches %r raised", self)
 
     def answer(self, question: bytes) -> bytes | None:
-        """Return what `on_ask` says to a worker's question; an exception of that is logged."""
+        """Return the answer of `on_ask` to a worker's question, or None. Exceptions of `on_ask` are logged."""
         if self.on_ask is None:
             return None
         try:
@@ -159,7 +159,7 @@ class Job:
         self.finish(None, lambda: exceptions.error_of(message, data, self.label))
 
     def finish(self, value: bytes | None, error: Callable[[], BaseException] | None) -> bool:
-        """Finish the job once, with a value or an error factory; return False if it was done already."""
+        """Finish the job with a value or an error factory; return False if it was done before."""
         with self._lock:
             if self.done():
                 return False
@@ -175,7 +175,7 @@ class Job:
     def _wait(self, timeout: float | None) -> bool:
         if self._pid != os.getpid():
             raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
-        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held forever.
+        # Not threading.Event: a KeyboardInterrupt at the wrong line of its Python code leaves its lock held forever.
         waiter = threading.Lock()
         waiter.acquire()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Options of a job besides its function and its input."""
+"""Options of a job, besides its function and its input."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["JobSpec"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """How a job runs: where, under which limits, and with which priority.
+    """A job's environment, limits and priority.
 
     Attributes:
         label: name shown in messages and logs.
-        environment: applied over the zygote's; None removes a variable.
-        sys_path: put before the zygote's import path.
-        cwd: the working directory; None: a directory of the pool's, with nothing in it for a job to look at.
-        timeout: seconds of wall time for one attempt; None is the server's limit.
-        memory: bytes of the job's processes together; None is the server's limit.
+        environment: variables added to those of the zygote; None removes a variable.
+        sys_path: directories put before the zygote's import path.
+        cwd: the working directory; None: the server's private directory, which holds no input for a job.
+        timeout: seconds of wall time for an attempt; None means the server's limit.
+        memory: bytes for all of the job's processes; None means the server's limit.
         retries: number of worker deaths after which the job is tried again.
-        priority: waiting jobs of higher priority begin first.
-        flight: jobs of equal, non-empty flight have equal results: one submitted while another is under way waits
-            for it (single-flight).
-        reuse: the job leaves its process as it found it, and may run in a worker that others like it ran in.
-        spare: the job is for later callers, not for this process: the server begins it in time to spare, and goes
-            on with it after this process has left.
+        priority: queued jobs of higher priority start first.
+        flight: jobs with the same non-empty `flight` have the same result, so that a job submitted while another is
+            queued or running waits for it (single-flight).
+        reuse: the job leaves its process unchanged, and may run in a worker that ran other such jobs.
+        spare: the job is best effort: it is for later callers. The server runs it while most slots are free, even
+            after this process has left.
 
     Raises:
         ValueError: `timeout` is not a positive, finite number of seconds.

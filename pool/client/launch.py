@@ -1,12 +1,12 @@
-"""Connects a client to a server: starts one of its own, or finds the host's, or starts that.
+"""Connects a client to a server: starts a private server, or finds or starts the host's server.
 
     <root>/pool-XXXXXXXX/              a server's private directory: socket, lock, logs
     <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
     <root>/host.lock                   held by the process that starts such a server
 
-A server of the host's is found by its link alone. If its socket refuses, or it says nothing for a second, it is
-replaced: another server is started, and the link renamed over. The old one sees that and leaves, or is killed
-(see `predecessor`).
+Clients find the host's server by its link only. If its socket refuses connections, or the server is silent for a
+second, it is replaced: the client starts another server and points the link at that. The old server notices and leaves,
+or is killed (see `predecessor`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from fxpool.version import __version__
 
 __all__ = ["Found", "find_or_start", "start"]
 
-# Seconds; a server that has been ready once and is silent for so long hangs.
+# Seconds of silence after which a server that has been ready once is taken to hang.
 _SILENCE = 1.0
 _ATTEMPTS = 5
 
 
 @dataclass
 class Found:
-    """A server, and a connection to it on which Hello was sent.
+    """A server, and a connection to it on which Hello has been sent.
 
-    `process` is our child: the server itself, or the process that starts the host's (`shared`) and then ends.
+    `process` is a child of this process: a private server, or the process that forks the host's server (`shared`) and
+    ends. None if the server was already running.
     """
 
     sock: socket.socket
@@ -55,7 +56,7 @@ class Found:
 
 
 def start(config: PoolConfig) -> Found:
-    """Start a server of this process's own. Raises OSError and PoolUnavailableError."""
+    """Start a private server. Raises OSError and PoolUnavailableError."""
     return _start(config, runtime_dir.runtime_root(config.runtime_dir), None)
 
 
@@ -71,7 +72,7 @@ def find_or_start(config: PoolConfig) -> Found:
         if server is not None:
             return server
         with _alone(root, config):
-            # Another process may have started one while we waited.
+            # Another process may have started a server during the wait for the lock.
             server = _find(link, config)
             if server is not None:
                 return server
@@ -85,14 +86,14 @@ def find_or_start(config: PoolConfig) -> Found:
 
 
 def _find(link: Path, config: PoolConfig) -> Found | None:
-    """Return a server that answers, or None if there is none, or it hangs or is about to leave."""
+    """Return the host's server if it answers; None if it does not exist, hangs, or is leaving."""
     directory = _directory_of(link)
     if directory is None:
         return None
     sock = inherited.unix_socket()
     try:
-        sock.settimeout(_SILENCE)  # the accept queue of a server that hangs may be full
-        # Not by the link: its own path may be too long for a socket address.
+        sock.settimeout(_SILENCE)  # the accept queue of a hung server may be full
+        # Not through the link, whose path may be too long for a socket address.
         sock.connect(str(directory / runtime_dir.SOCKET))
         check_peer(sock, os.getuid())
         _hello(sock)
@@ -116,7 +117,7 @@ def _directory_of(link: Path) -> Path | None:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Remove what a killed server left. A server that only hangs still holds its lock and is left alone."""
+    """Remove a killed server's directory. A hung server still holds its lock, and its directory is left alone."""
     try:
         lock = runtime_dir.hold(directory)
     except OSError:
@@ -134,7 +135,7 @@ def _hello(sock: socket.socket) -> None:
 
 @contextmanager
 def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
-    """Let only one process at a time start a server of the host's."""
+    """Hold the lock with which a process starts the host's server."""
     path = root / "host.lock"
     deadline = time.monotonic() + config.start_timeout
     with forks.held_off():
@@ -156,7 +157,7 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file unless another process has; return whether this one has it now."""
+    """Try to lock a file; return whether this process holds the lock now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -199,8 +200,8 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
     )
     (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)
-    # Listen and connect first, then start the server that will accept: nobody has to poll, and if this process dies at
-    # any moment from here on, the server finds a connection that has ended.
+    # Listen and connect before starting the server: then this process need not poll for the server, and if it dies from
+    # now on, the server sees a closed connection.
     listener, sock = inherited.unix_socket(), inherited.unix_socket()
     inherited.sockets.update((listener, sock))
     try:
@@ -214,7 +215,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         arguments = ["--directory", str(directory), "--listen", str(listener.fileno())]
         environment = dict(config.environment)
         if link is not None:
-            environment.pop(marks.VARIABLE, None)  # it is the host's, and outlives who starts it
+            environment.pop(marks.VARIABLE, None)  # the host's server outlives the process that starts it
         with open(directory / runtime_dir.LOG, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fxpool.pool.server.server", *arguments],
@@ -225,7 +226,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
                 cwd=directory,
                 env=environment,
                 pass_fds=(listener.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is for the client alone
+                start_new_session=True,  # Ctrl-C in a terminal must reach only the client
             )
         inherited.processes.add(process)
     except BaseException:
@@ -234,5 +235,5 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         raise
     finally:
         inherited.sockets.discard(listener)
-        listener.close()  # our copy would hide the end of a server that never accepted
+        listener.close()  # an open copy would hide the end of a server that never accepted
     return Found(sock, directory, process, link is not None)

@@ -1,4 +1,4 @@
-"""Has this host's servers stand still while this process measures: the client's end of `pauses`."""
+"""Suspends this host's servers while this process measures: the client's side of `fxpool.pool.server.pauses`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ours: set[Pause] = set()
 
 @dataclass(eq=False)
 class Pause:
-    """A pause of all servers, from `pause` to `end`. `remarks` say what did not stand still, or not for so long."""
+    """A pause of all servers, from `pause` to `end`. `remarks` says which servers were not suspended all the time."""
 
     workers: int = 0
     remarks: list[str] = field(default_factory=list)
     _channels: list[Channel[m.ToClient]] = field(default_factory=list)
 
     def end(self) -> None:
-        """Let all go on. Idempotent."""
+        """Resume all servers. Idempotent."""
         _ours.discard(self)
         for channel in self._channels:
             if _has_gone_on(channel):
@@ -42,10 +42,10 @@ class Pause:
 
 
 def pause(root: Path, seconds: float, patience: float) -> Pause:
-    """Have all servers under the runtime directory `root` stand still for `seconds` at most, and wait until they do.
+    """Suspend all servers in the runtime directory `root` for at most `seconds`, and wait until they are suspended.
 
-    Waits `patience` seconds at most: a zygote that is starting or warming up finishes that first. What does not answer
-    is among the remarks.
+    Waits at most `patience` seconds, because a zygote finishes its start or warm-up first. Servers that do not answer
+    are named in `remarks`.
     """
     made = Pause()
     deadline = time.monotonic() + patience
@@ -65,14 +65,14 @@ def pause(root: Path, seconds: float, patience: float) -> Pause:
 
 
 def give_up_ours(why: str) -> None:
-    """End this process's pauses: it wants something done by a server, and would wait for itself."""
+    """End this process's pauses: it needs a server now, and would wait for itself."""
     for one in list(_ours):
         one.remarks.append(why)
         one.end()
 
 
 def _directories(root: Path) -> Iterator[Path]:
-    """Yield the private directories of living servers, of whichever environment."""
+    """Yield the private directories of all running servers, of all environments."""
     for directory in root.glob(f"{runtime_dir.PREFIX}*"):
         if runtime_dir.holder(directory) is not None:
             yield directory
@@ -100,7 +100,7 @@ def _answer(channel: Channel[m.ToClient], deadline: float) -> m.Paused | None:
             channel.sock.settimeout(left)
             frame = channel.receive()
             if frame is None:
-                return m.Paused(workers=0)  # it has ended, and all its workers
+                return m.Paused(workers=0)  # it has ended, with all its workers
             if isinstance(frame[0], m.Paused):
                 return frame[0]
             if isinstance(frame[0], m.Refused):
@@ -109,7 +109,7 @@ def _answer(channel: Channel[m.ToClient], deadline: float) -> m.Paused | None:
 
 
 def _has_gone_on(channel: Channel[m.ToClient]) -> bool:
-    """Return whether a server says that the pause is over. Reads what has arrived, and waits for nothing."""
+    """Return whether a server has resumed before the end of the pause. Reads received messages without waiting."""
     with contextlib.suppress(OSError, ValueError, ProtocolError):
         while select.select([channel.sock], [], [], 0)[0]:
             frame = channel.receive()

@@ -1,7 +1,6 @@
-"""A connection to a server, from finding or starting it to the end of either.
+"""A connection to a server, from finding or starting the server until either end closes the connection.
 
-One daemon thread does the reading, and the writing that did not fit into the socket at once, so that `submit` never
-waits.
+A daemon thread reads, and writes the bytes that did not fit into the socket at once, so that `submit` never waits.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ __all__ = ["Session", "again"]
 log = notices.logger(__name__)
 
 _LOG_TAIL = 2000
-# Seconds of silence after which a server with jobs of ours is pinged, and those it has to answer.
+# Seconds of silence after which a server with jobs of this session is pinged, and within which it must answer.
 _PING_SECONDS = 1.0
 _SILENCE_SECONDS = 3.0
 
 
 class _State(enum.Enum):
-    """How far a session is from its end. It never goes back."""
+    """The stages of a session. It never returns to an earlier stage."""
 
     OPEN = enum.auto()
-    RETIRING = enum.auto()  # the server takes no new jobs, but finishes ours
-    CLOSING_ITSELF = enum.auto()  # closed by its own thread, whose loop has still to tell the server
+    RETIRING = enum.auto()  # the server accepts no new jobs, but finishes those of this session
+    CLOSING_ITSELF = enum.auto()  # closed from its thread, whose loop has yet to tell the server
     CLOSING = enum.auto()
 
     @property
@@ -54,13 +53,13 @@ class _State(enum.Enum):
 
 
 class Session:
-    """A connection to one server; a new server gets a new session. `alive` until the server is gone or `close`.
+    """A connection to one server; another server needs a new session. `alive` until the server ends, or until `close`.
 
-    `Session.start` finds or starts the server. One of this process's own ends with the session; the host's goes on.
+    `Session.start` finds or starts the server. A private server ends with the session; the host's server goes on.
     """
 
     def __init__(self, config: PoolConfig, server: launch.Found, wake: int) -> None:
-        """Take over the connection to `server` and the eventfd `wake`; the caller starts the thread."""
+        """Take ownership of the connection to `server` and of the eventfd `wake`. The caller starts the thread."""
         self.config = config
         self.sock, self.directory, self.process, self.shared = (
             server.sock,
@@ -96,7 +95,7 @@ class Session:
             PoolUnavailableError: no server can be found or started, or no thread.
         """
         wake, server = -1, None
-        descriptors.keep_standard()  # so that printed text can't get into the connection
+        descriptors.keep_standard()  # so that printed text cannot end up in the connection
         try:
             wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             server = launch.find_or_start(config) if config.host else launch.start(config)
@@ -107,7 +106,7 @@ class Session:
                 os.close(wake)
             if server is not None:
                 _abandon(server)
-            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started (any more)
+            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no thread can be started
                 raise PoolUnavailableError(f"the server could not be started: {error}") from error
             raise
         return session
@@ -128,7 +127,7 @@ class Session:
         on_event: Callable[[m.JobEvent], object] | None = None,
         on_ask: Callable[[bytes], bytes | None] | None = None,
     ) -> Job | None:
-        """Submit a job; None if the session ended meanwhile. Raises ProtocolError if the payload is too long."""
+        """Submit a job; return None if the session has ended. Raises ProtocolError if the payload is too long."""
         number = next(self._numbers)
         job = Job(self.cancel, number, label, client)
         job.on_event, job.on_ask = on_event, on_ask
@@ -137,7 +136,7 @@ class Session:
                 return None
             self.jobs[number] = job
         if self._asleep:
-            self._wake_up()  # from now on the thread checks that the server lives
+            self._wake_up()  # from now on the thread checks that the server responds
         try:
             self.send(make(number), payload)
         except BaseException:
@@ -173,27 +172,27 @@ class Session:
             try:
                 done = self._outbox.flush(self.sock)
             except OSError:
-                return  # the thread sees the end, too
+                return  # the thread sees the end as well
         if not done:
             self._wake_up()
 
     @property
     def server_pid(self) -> int | None:
-        """The server's pid; None until a server of the host's has sent it."""
+        """The server's pid; None until the host's server has sent it."""
         if self._welcome is not None:
             return self._welcome.pid
         return self.process.pid if self.process is not None and not self.shared else None
 
     def close(self, timeout: float) -> None:
-        """End this session. A server of our own ends with it, and all its processes are gone on return.
+        """End this session. A private server ends with it, and on return all its processes have ended.
 
-        Jobs on the host's server end, too, unless other clients want them. `timeout` is in seconds.
+        Jobs on the host's server end too, unless other clients wait for them. `timeout` is in seconds.
         """
         if self.pid != os.getpid():
             return
         if threading.current_thread() is self._thread:
-            # From a callback, or as the last reference to the client went. Possibly in the middle of anything, as the
-            # garbage collector calls finalizers wherever it runs, and with the lock held: leave the rest to the loop.
+            # Called from a callback, or from the client's finalizer. The garbage collector may call that at any point,
+            # even while this thread holds the lock, so the loop does the work.
             if not self._state.closing:
                 self._state = _State.CLOSING_ITSELF
             self._wake_up()
@@ -239,7 +238,7 @@ class Session:
         self._end(error)
 
     def _loop(self) -> PoolError:
-        """Serve the connection until the server is gone; return why."""
+        """Serve the connection until it ends; return the reason as an error."""
         with selectors.PollSelector() as selector:
             selector.register(self.sock, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -286,13 +285,13 @@ class Session:
                             return PoolUnavailableError("the server ended")
 
     def _advance(self, state: _State) -> None:
-        """Bring the session nearer to its end; no-op where it is as near already."""
+        """Move the session to a later stage. No-op if it has reached that stage."""
         with self._lock:
             if state.value > self._state.value:
                 self._state = state
 
     def _is_silent(self) -> bool:
-        """Return whether a server with jobs of ours hangs. Pings it first."""
+        """Return whether a server with jobs of this session hangs: it has not answered a ping for too long."""
         if self._pinged is None:
             self._pinged = time.monotonic()
             self.send(m.Ping())
@@ -337,7 +336,7 @@ class Session:
                 raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process {__version__}")
             self._welcome = message
             if self.shared and self.process is not None:
-                self.process.wait()  # it only started the server, which runs
+                self.process.wait()  # it only started the server, which runs now
                 inherited.processes.discard(self.process)
                 self.process = None
         elif isinstance(message, m.Refused):
@@ -345,7 +344,7 @@ class Session:
         elif isinstance(message, m.Leaving):
             self._advance(_State.RETIRING)
         elif isinstance(message, m.Pong):
-            pass  # any message shows that the server lives
+            pass  # any message shows that the server responds
         elif isinstance(message, m.ZygoteState):
             self.zygote = message
             self.zygote_known.set()
@@ -358,7 +357,7 @@ class Session:
             raise ProtocolError(f"the server sent {type(message).__name__}, which answers nothing that was asked")
 
     def _answer(self, number: int, job: Job | None, question: bytes) -> None:
-        """Have a question of a worker answered, in a thread of its own: that may take seconds."""
+        """Answer a worker's question in a new thread, because that may take seconds."""
 
         def answer() -> None:
             answered = job.answer(question) if job is not None else None
@@ -370,7 +369,7 @@ class Session:
 
         try:
             threading.Thread(target=answer, name="fxpool-answer", daemon=True).start()
-        except RuntimeError:  # no thread can be started (any more)
+        except RuntimeError:  # no thread can be started
             self.send(m.Answer(number=number, ok=False))
 
     def _end(self, error: PoolError) -> None:
@@ -381,7 +380,7 @@ class Session:
             self._outbox.clear()
         self._close_socket()
         os.close(self._wake)
-        if not self.shared:  # the host's server removes its own when it leaves
+        if not self.shared:  # the host's server removes its directory when it leaves
             runtime_dir.remove(self.directory)
         cancelled = self._state.closing
         for job in jobs.values():
@@ -396,10 +395,10 @@ class Session:
         self.over.set()
 
     def _of_our_own(self, error: PoolError) -> PoolError:
-        """Make sure that our own server is gone; return the error with how it ended."""
+        """Make sure that the private server has ended; return the error, completed by how it ended."""
         assert self.process is not None
         if not self._state.closing:
-            # Its socket has ended: it has ended, too, or is of no use.
+            # Its socket is closed, so the server has ended, or is useless.
             _ended(self.process, 0.5)
         if self.process.poll() is None and (not self._state.closing or self._welcome is None):
             self.process.kill()
@@ -419,7 +418,7 @@ class Session:
             inherited.processes.discard(self.process)
         if isinstance(error, ProtocolError) or self._state.closing:
             return error
-        # A server that was found may have been about to leave.
+        # A server that was already running may have been leaving.
         kind = ServerLostError if self._welcome is not None or self.process is None else PoolUnavailableError
         who = f"server {self._welcome.pid} of this host" if self._welcome is not None else "the host's new server"
         return kind(f"{error}: {who}", remedy=self._log_tail())
@@ -437,7 +436,7 @@ class Session:
 
 
 def _abandon(server: launch.Found) -> None:
-    """Undo a start that failed halfway. A server of the host's leaves by itself."""
+    """Undo a start that failed halfway. The host's server leaves by itself."""
     inherited.sockets.discard(server.sock)
     server.sock.close()
     if server.process is not None:
@@ -456,7 +455,7 @@ class _Reply:
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for the end of `process`; return whether it ended. Popen.wait polls every 50 ms, most of `close`'s time."""
+    """Wait for `process` to end; return whether it has. Popen.wait polls every 50 ms, most of the time of `close`."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
@@ -477,5 +476,5 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def again(error: PoolError) -> PoolError:
-    """Make a fresh copy of an error: a raised one collects frames."""
+    """Return a new copy of an error, because a raised error collects frames."""
     return type(error)(error.message, remedy=error.remedy)
