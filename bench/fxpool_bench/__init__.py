@@ -1,25 +1,25 @@
 """``fxpool bench``: compiles the cases of a suite side by side and measures them one after the other.
 
 suite ──▶ runs (case, mode, backend) ──▶ a process each, several at once ──▶ ready
-                                             │ crashed, hung, too much memory: its own failure
+                                             │ crash, hang, too much memory: a failure of this run only
 results.jsonl ◀── times, differences, memory ◀── one at a time, all others stopped ◀──┘
 
-case         what a suite is made of: cases, and the runs that they are
-suite        reads suites: Python files, TOML files, those that ship
-suites       those that ship
-plan         how many processes at once, in what order. Pure.
+case         the cases of a suite, and the runs of a case
+suite        reads suites: Python files, TOML files, the suites that ship with fxpool
+suites       the suites that ship with fxpool
+plan         decides the number of concurrent processes and their order. Pure.
 child        the process of one run
-runner       starts, stops and watches the processes, lets one at a time measure
-results      records as JSON lines; what is there already
-statistics   speed-ups and changes with their intervals. Pure.
-report       tables for people
+runner       starts, suspends and watches the processes; one at a time measures
+results      the file of results, as JSON lines; resumes earlier results
+statistics   speed-ups and changes, with their intervals. Pure.
+report       tables for the terminal
 page         the report as one HTML page (page.html)
-plots        the report as pictures
+plots        the report as images
 pyperf_file  results in the format of pyperf
-display      what is going on: a live table, or lines
-pytest_plugin  tests that measure run alone
-bystanders   processes other than workers that pause during measurements
-guard        kills what a killed process has left
+display      progress: a live table, or lines
+pytest_plugin  runs tests that measure exclusively
+bystanders   suspends processes other than workers during measurements
+guard        kills the processes that a killed process leaves
 measurement  times code while nothing else runs: ``fxpool.measure``
-demo         ``fxpool demo``: fxpool beside stock Inductor
+demo         ``fxpool demo``: compares fxpool with stock Inductor
 """

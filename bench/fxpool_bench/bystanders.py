@@ -1,7 +1,7 @@
-"""Processes that are no workers, and stand still like them while others on this host measure.
+"""Suspends processes other than workers while another process on this host measures.
 
-A program that runs many at once (a suite's runner, pytest's controller) offers to stop its own: it listens where a
-server would, and understands a server's Hello and Pause. What measures may be one of them: it goes on.
+A program that runs several processes (a suite's runner, pytest's controller) can have them suspended: it listens on a
+socket like a server's, and understands Hello and Pause. A process that measures is not suspended itself.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fxpool.version import __version__
 
 __all__ = ["Bystanders", "signal_tree", "tree"]
 
-# Rounds in which processes are looked for that others started while they were being stopped.
+# Rounds of searching for processes that were started while others were being stopped.
 _ROUNDS = 5
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """Return a process and all that it started, in whatever session: compilers, Inductor's own workers."""
+    """Return a process and all its descendants, in any session: compilers, Inductor's workers."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -39,10 +39,10 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def signal_tree(pid: int, number: signal.Signals) -> int:
-    """Send a signal to a process and to all that it started; return how many there were.
+    """Send a signal to a process and all its descendants; return their number.
 
-    Those that were started meanwhile are found by looking until there are no others. SIGCONT comes to the process
-    itself last: what it waits for goes on before.
+    The search is repeated until it finds no new process. SIGCONT is sent to the process itself last, so that the
+    processes that it waits for continue first.
     """
     reached: set[int] = set()
     for _ in range(_ROUNDS):
@@ -57,10 +57,12 @@ def signal_tree(pid: int, number: signal.Signals) -> int:
 
 
 class Bystanders:
-    """Stops processes while others measure. `processes` returns those to stop, at that moment, each with all that it
-    started; `on_change` is called in a thread with each that was stopped (True) or is to go on (False).
+    """Suspends processes while others measure.
 
-    Raises PoolUnavailableError and OSError: it can't listen under the runtime directory `root`.
+    `processes` returns the current processes to suspend; their descendants are suspended with them. `on_change` is
+    called in a thread for each process after it was suspended (True) and before it is resumed (False).
+
+    Raises PoolUnavailableError and OSError if it cannot listen in the runtime directory `root`.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Bystanders:
         self._thread.start()
 
     def end(self) -> None:
-        """Let all go on, and stop listening."""
+        """Resume all processes, and stop listening."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -102,7 +104,7 @@ class Bystanders:
         runtime_dir.remove(self._directory)
 
     def came(self, pid: int) -> None:
-        """Stop a process that was started just now, if somebody measures."""
+        """Suspend a process that has just been started, if a measurement is under way."""
         with self._lock:
             if self._measuring:
                 self._stop(pid)
@@ -118,7 +120,7 @@ class Bystanders:
             threading.Thread(target=self._serve, args=[sock], name="fxpool bystanders' guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        """Stop everything from a client's Pause to the end of its connection, or for as long as it asked for."""
+        """Suspend all processes from a client's Pause until its connection or the requested time ends."""
         pid = -1
         channel: Channel[m.ToServer] = Channel(sock, m.ToServer, cap=HANDSHAKE_CAP)
         with contextlib.suppress(OSError, ProtocolError):
@@ -165,6 +167,6 @@ class Bystanders:
 
     def _go_on(self) -> None:
         for pid in self._stopped:
-            self._on_change(pid, False)  # before: whoever is said to be stopped is
+            self._on_change(pid, False)  # before SIGCONT, so that a process reported as stopped is stopped
             signal_tree(pid, signal.SIGCONT)
         self._stopped.clear()

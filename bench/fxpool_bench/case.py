@@ -1,4 +1,4 @@
-"""What a suite is made of: cases, and the runs that they are."""
+"""The cases of a suite, and the runs of a case."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fxpool.errors import ConfigurationError
 
 __all__ = ["MODES", "Case", "Run", "runs"]
 
-#: What is done with a model: `dynamic` is inference that is compiled for any size.
+#: `dynamic` is inference, compiled for all sizes.
 MODES = ("inference", "training", "dynamic")
 _BACKENDS = ("eager", "inductor", "fxpool")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model and its inputs.
+    """A model and its inputs.
 
-    `make` returns ``(callable, arguments)``: it is a function, or the text ``"module:function"``, and is called with
-    `arguments` in the process that measures; what it makes is moved to `device`. `modes` are of `MODES`; `backends` are
-    names that torch.compile knows, or ``"eager"``: not compiled. `options` by backend: keyword arguments of
-    torch.compile. `seconds` and `precision` as in `fxpool.measure`. The outputs (in training: of gradients, too) may be
-    off eager's by `tolerance`, as a part of the largest value, so it has to be a model without random numbers
-    (dropout 0). A run may take `timeout` seconds and `memory` bytes; None: half of the host's.
+    `make` is a function, or its name as ``"module:function"``. It is called with `arguments` in the process that
+    measures, and returns ``(callable, arguments)``, which are moved to `device`. `modes` are some of `MODES`;
+    `backends` are backends of torch.compile, or ``"eager"`` (not compiled). `options` maps backends to keyword
+    arguments of torch.compile. `seconds` and `precision` are those of `fxpool.measure`. Outputs (in training also
+    gradients) may differ from eager's by `tolerance`, relative to the largest value, so the model must not use random
+    numbers (dropout 0). A run may take `timeout` seconds and `memory` bytes (None: half of the host's memory).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """One process: a case in one mode with one backend, for the `repetition`-th time."""
+    """One process: a case in a mode with a backend, for the `repetition`-th time."""
 
     case: str
     mode: str
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """``gpt2/training/fxpool``, from the second repetition on with its number."""
+        """``gpt2/training/fxpool``; from the second repetition on, the number is appended (``#2``)."""
         again = f"#{self.repetition}" if self.repetition > 1 else ""
         return f"{self.case}/{self.mode}/{self.backend}{again}"
 
@@ -74,9 +74,9 @@ class Run:
 def runs(
     cases: Iterable[Case], *, modes: Iterable[str] = (), backends: Iterable[str] = (), repetitions: int = 1
 ) -> Iterator[Run]:
-    """Yield the runs of `cases`, narrowed to some modes and backends; a whole round before the next repetition.
+    """Yield the runs of `cases`, limited to `modes` and `backends` if given. All runs come before the next repetition.
 
-    A backend that a case does not name is run with it, too, if it is asked for.
+    `backends` may contain backends that a case does not name.
     """
     cases = list(cases)
     only_modes, only_backends = tuple(modes), tuple(backends)

@@ -1,10 +1,10 @@
-"""The process of one run: makes a model, compiles it, compares with eager, and measures when it is told to.
+"""The process of one run: builds a model, compiles it, compares it with eager, and measures on request.
 
     python -m fxpool.bench.child PARENT
 
-The order is a line of JSON on standard input, another line means "measure now". Events are lines of JSON on what was
-standard output; what the model prints goes to standard error. torch is imported inside functions, once the runner has
-been told that the model is being built.
+The order is a line of JSON on standard input; a second line means "measure now". Events are lines of JSON on the
+original standard output; output of the model goes to standard error. torch is imported inside functions, after the
+runner has been told that the model is being built.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fxpool.pool.host import processes
 
 __all__ = ["main"]
 
-# Characters of a traceback that are kept.
+# Characters kept of a traceback.
 _KEPT = 8000
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one order; returns the exit status, 1 if it failed (an event has told why)."""
+    """Carry out one order; return the exit status, 1 if it failed (an event gives the reason)."""
     processes.die_with_parent(signal.SIGKILL, int(arguments[0]))
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -72,21 +72,21 @@ def _serve(order: dict[str, Any], events: IO[str]) -> None:
     called(*inputs)
     _wait_for(device)
     first_call = time.perf_counter() - start
-    # Of a call of its own: the first one's gradients would have been added to.
+    # From a separate call, because gradients would be added to those of the first call.
     difference = _difference(_values_of(called, function, inputs), expected) if expected is not None else None
     facts: dict[str, Any] = {"first_call": first_call, "difference": difference, "stats": _stats(backend)}
     facts["device_peak"] = _device_peak(device)
     del expected
     _tell(events, "ready", peak=_peak(), **facts)
     if not order["measure"] or not sys.stdin.readline():
-        return  # that was all, or the runner is gone
+        return  # the order is complete, or the runner has ended
     found = _measured(case, called, inputs, device, order["alone"])
     wrong = difference is not None and not difference <= case.tolerance
     _tell(events, "measured", peak=_peak(), measured=found.facts(), wrong=wrong, **(facts | {"stats": _stats(backend)}))
 
 
 def _moved(function: Callable[..., Any], inputs: tuple[Any, ...], device: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return the model and its inputs on `device`, in the inputs' own structure."""
+    """Return the model and its inputs on `device`; the structure of the inputs is preserved."""
     import torch
 
     from fxpool.torch_compat import nested
@@ -113,7 +113,7 @@ def _prepared(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 def _step(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Return one step: a call, with its backward pass in training."""
+    """Return a function that makes one step: a call, in training with its backward pass."""
     import torch
 
     if mode != "training":
@@ -136,7 +136,7 @@ def _step(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 def _loss(outputs: Any) -> Any:
-    """Return a loss: the model's own, or the mean of all outputs' squares."""
+    """Return the model's loss, or else the sum of the outputs' mean squares."""
     loss = getattr(outputs, "loss", None)
     if loss is not None:
         return loss
@@ -148,7 +148,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
     from fxpool.torch_compat import nested
 
-    if hasattr(value, "to_tuple"):  # a model's output in a class of transformers'
+    if hasattr(value, "to_tuple"):  # an output class of transformers
         value = value.to_tuple()
     yield from (leaf for leaf in nested.flatten(value)[0] if isinstance(leaf, torch.Tensor))
 
@@ -161,7 +161,7 @@ def _values(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[list[
 
 
 def _values_of(step: Callable[..., Any], function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[list[Any]]:
-    """Return what a step gives, in two lists: its outputs, and the gradients of a module's parameters."""
+    """Return two lists, the outputs of a step and the gradients of a module's parameters."""
     import torch
 
     torch.manual_seed(0)
@@ -171,13 +171,13 @@ def _values_of(step: Callable[..., Any], function: Callable[..., Any], inputs: t
     return [outputs, [parameter.grad for parameter in function.parameters() if parameter.grad is not None]]
 
 
-# Of the largest value among the gradients, or the outputs: a tensor whose values are all smaller is compared as if that
-# were its largest. The gradient of a bias that has no effect (that of an attention's keys) is nothing but rounding.
+# Relative to the largest value among all gradients or all outputs: a tensor with only smaller values is compared as if
+# this were its largest value. The gradient of a bias without effect (that of an attention's keys) is only rounding.
 _FLOOR = 1e-4
 
 
 def _difference(ours: list[list[Any]], theirs: list[list[Any]]) -> float:
-    """Return the largest difference, as a part of the largest value of its tensor; infinite if they don't fit."""
+    """Return the largest difference, relative to the largest value of its tensor; infinite if the shapes differ."""
     return max(_apart(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
@@ -206,7 +206,7 @@ def _peak() -> int:
 
 
 def _device_peak(device: str) -> int:
-    """Return the bytes that tensors took on a GPU at most; 0 on the CPU."""
+    """Return the peak of the bytes in tensors on a GPU; 0 on the CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else 0

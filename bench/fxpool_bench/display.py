@@ -1,4 +1,4 @@
-"""What a suite is doing: on a terminal a live table, anywhere else a line per result."""
+"""Shows the progress of a suite: a live table on a terminal, and a line per result elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Display"]
 
 
 class Display:
-    """Shows the processes of a runner, and how far it is, until the ``with`` block ends."""
+    """Shows the processes of a runner and its progress until the ``with`` block ends."""
 
     def __init__(self, console: Console, runner: Runner, total: int, there: int) -> None:
         self._console, self._runner, self._total, self._done = console, runner, total, there
@@ -49,7 +49,7 @@ class Display:
         self._console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
     def change(self) -> None:
-        """Show what runs now."""
+        """Show the processes that run now."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
 

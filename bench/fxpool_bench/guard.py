@@ -1,8 +1,8 @@
-"""Ends what a process that was killed has left, those of its processes that were stopped among them.
+"""Kills the processes that a killed process has left, including stopped ones.
 
-    python -m fxpool.bench.guard MARK        standard input: a pipe whose other end the watched process has
+    python -m fxpool.bench.guard MARK        standard input: a pipe whose other end the watched process holds
 
-It waits for the end of that process, and then kills every process with its mark (see `marks`).
+It waits until the watched process has ended, and then kills every process with its mark (see `marks`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Watches this process from another one, from now until `end` or `dismiss`. `mark` is what its processes have."""
+    """Watches this process from a second process until `end` or `dismiss`. `mark` identifies its children."""
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-m", "fxpool.bench.guard", mark]
         try:
-            # A session of its own: Ctrl-C is not for it.
+            # In a new session, so that Ctrl-C does not reach it.
             self._process = subprocess.Popen(command, stdin=reader, start_new_session=True)
         finally:
             os.close(reader)
 
     def dismiss(self) -> None:
-        """Have it end, and kill nothing."""
+        """End the guard without killing any process."""
         if self._writer >= 0:
             os.write(self._writer, b".")
             self.end()
 
     def end(self) -> None:
-        """Have it kill what is left, and wait for that. Idempotent."""
+        """Let the guard kill the remaining processes, and wait for that. Idempotent."""
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
@@ -45,7 +45,7 @@ class Guard:
 
 def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends when the watched process has
+        signal.signal(number, signal.SIG_IGN)  # it ends after the watched process
     if not os.read(0, 1):  # a byte dismisses it
         marks.kill_marked(mark)
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no server, no network, no other file."""
+"""The report as one self-contained HTML page: no server, no network, no other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterable[Change] = ()) -> str:
-    """Return the page about `records`; `head` is the first line of their file (see `results.read`)."""
+    """Return the page for `records`. `head` is the first line of their file (see `results.read`)."""
     measured = lines(records)
     data = {
         "suite": head.get("suite", ""),
@@ -57,7 +57,7 @@ def page(head: Mapping[str, Any], records: Mapping[Run, Record], changes: Iterab
             for one in changes
         ],
     }
-    # In a script element only its end has a meaning; a model's name may hold it.
+    # A script element ends at its end tag, which a model's name may contain.
     text = json.dumps(data, allow_nan=False, default=str).replace("<", "\\u003c")
     return _TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
 

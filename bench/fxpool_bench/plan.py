@@ -1,4 +1,4 @@
-"""Decides how many processes of a suite live at once, which one comes next, and which measure. Pure functions."""
+"""Decides how many processes of a suite run at once, in what order, and which of them measure. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from fxpool.bench.case import Run
 
 __all__ = ["GUESS", "expected_bytes", "in_order", "may_begin", "turns"]
 
-#: Bytes of a process of which nothing is known yet: torch, a model, and its compile.
+#: Assumed bytes of a process before any has ended: torch, a model, and its compile.
 GUESS = 1500 << 20
-# Part of the host's memory that stays free of processes.
+# Share of the host's memory that is kept free.
 _RESERVE = 0.1
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs in the order to begin them: those that are not compiled last, in each repetition.
+    """Return the runs in the order to start them: in each repetition, the runs with eager come last.
 
-    They have nothing that could go on beside others' measurements, and fill the end, where few are left to compile.
+    Eager runs have no compile that could overlap with others, so they fill the end, where few compiles are left.
     """
     return sorted(runs, key=lambda run: (run.repetition, run.backend == "eager"))
 
 
 def expected_bytes(run: Run, peaks: Mapping[Run, int]) -> int:
-    """Return the memory to expect of a run, from the `peaks` of those that ended."""
+    """Return the expected memory of a run in bytes, from the `peaks` of ended runs."""
     same = [peak for ended, peak in peaks.items() if (ended.case, ended.mode) == (run.case, run.mode)]
     return max(same, default=max([GUESS, *peaks.values()]))
 
 
 def may_begin(expected: int, growing: Sequence[tuple[int, int]], available: int, total: int, jobs: int) -> bool:
-    """Return whether another process may begin.
+    """Return whether another process may start.
 
-    `growing` are those that live: bytes each is expected to take, and bytes it takes now. `available` and `total` are
-    the host's. The first may always begin: else nothing ever would.
+    `growing` has the running processes: the bytes that each is expected to take, and that it takes now. `available` and
+    `total` are the host's memory. If no process runs, one may always start.
     """
     if not growing:
         return True
@@ -43,10 +43,10 @@ def may_begin(expected: int, growing: Sequence[tuple[int, int]], available: int,
 
 
 def turns(measuring: Sequence[str], waiting: Sequence[str]) -> list[int]:
-    """Return which of those that wait may measure now, as places in `waiting`; both are devices.
+    """Return which waiting runs may measure now, as indices into `waiting`. `measuring` and `waiting` are devices.
 
-    None measures beside another on its device, and nothing beside one on the CPU. None overtakes one that it would keep
-    waiting.
+    Only one run at a time measures on a device, and none beside a run on the CPU. A run does not overtake an earlier
+    one that it would delay.
     """
     found = []
     before = list(measuring)

@@ -1,6 +1,6 @@
-"""The results as pictures (PNG): speed-ups, and first calls.
+"""The results as images (PNG): speed-ups and first calls.
 
-matplotlib is imported inside functions: it comes with ``fxpool[bench]`` only.
+matplotlib is imported inside functions, because only ``fxpool[bench]`` installs it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from fxpool.bench.report import Line
 
 __all__ = ["available", "draw"]
 
-# Inches: of the page's width, of one bar, and of what stands above and below them.
+# In inches: the width of the page, the height of a bar, and that of the parts above and below the bars.
 _WIDTH, _BAR, _FRAME = 9.0, 0.22, 1.4
 _COLOURS = {"eager": "#718096", "inductor": "#dd6b20", "fxpool": "#2b6cb0"}
 _OTHERS = ("#2f855a", "#805ad5", "#b83280", "#975a16")
 
 
 def available() -> bool:
-    """Return whether there is a library to draw with."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(lines: Sequence[Line], place: Path) -> list[Path]:
-    """Draw into the folder `place`; return the files. A picture of nothing is not made."""
+    """Draw into the folder `place`; return the files. Images without data are skipped."""
     made = []
     speedups = [line for line in lines if line.speedup is not None]
     firsts = [line for line in lines if line.first_call and line.backend != "eager"]
@@ -40,16 +40,16 @@ def draw(lines: Sequence[Line], place: Path) -> list[Path]:
 
 
 def _figure(lines: Sequence[Line]) -> Any:
-    """Return a figure with room for the bars of `lines`; it takes no part in pyplot's state."""
+    """Return a figure with space for the bars of `lines`. It does not affect pyplot's state."""
     from matplotlib.figure import Figure
 
     groups = len({(line.case, line.mode) for line in lines})
-    # Constrained: labels of any length stay on the page.
+    # With the constrained layout, labels of any length stay on the page.
     return Figure(figsize=(_WIDTH, _FRAME + _BAR * (len(lines) + groups)), layout="constrained")
 
 
 def _rows(lines: Sequence[Line]) -> tuple[list[float], list[float], list[str]]:
-    """Return the height of each line's bar, and of each case's label with its text: groups with a gap between."""
+    """Return the positions of the bars, and the positions and texts of the labels, with a gap between groups."""
     bars: list[float] = []
     marks: list[float] = []
     labels: list[str] = []
@@ -69,7 +69,7 @@ def _rows(lines: Sequence[Line]) -> tuple[list[float], list[float], list[str]]:
 
 
 def _grouped(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines with those of one case and mode together, in the order in which cases came."""
+    """Return the lines grouped by case and mode, in the order of their first occurrence."""
     order = list(dict.fromkeys((line.case, line.mode) for line in lines))
     return sorted(lines, key=lambda line: order.index((line.case, line.mode)))
 

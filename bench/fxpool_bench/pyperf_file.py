@@ -1,4 +1,4 @@
-"""The results as a file that pyperf reads: ``python -m pyperf compare_to``, ``stats``, ``hist``."""
+"""The results as a file for pyperf: ``python -m pyperf compare_to``, ``stats``, ``hist``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fxpool.bench.results import Record
 
 __all__ = ["pyperf_json"]
 
-# Of pyperf's file format.
+# Version of pyperf's file format.
 _VERSION = "1.0"
 
 
 def pyperf_json(head: Mapping[str, Any], records: Mapping[Run, Record]) -> str:
-    """Return what was measured in pyperf's JSON: a benchmark per case, mode and backend, a run per repetition.
+    """Return the measurements as pyperf's JSON: a benchmark per case, mode and backend, a run per repetition.
 
-    Values are seconds per call. `head` is the first line of the results' file. Raises ValueError: nothing was measured.
+    Values are seconds per call. `head` is the first line of the results file. Raises ValueError without measurements.
     """
     benchmarks: dict[str, list[Record]] = {}
     for run, record in records.items():

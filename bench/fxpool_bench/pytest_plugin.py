@@ -1,13 +1,13 @@
-"""The pytest plugin: tests that measure run alone, and a line at the end says what fxpool did.
+"""The pytest plugin: runs tests that measure exclusively, and prints a summary of fxpool's work at the end.
 
     @pytest.mark.fxpool_measure                 # or fxpool_measure("cuda:0")
     def test_it_is_fast(): ...
 
-Such a test has the host's turn to measure while it runs (`fxpool.measuring`): no other test that measures runs in any
-process, fxpool's workers stand still, and with ``-n N`` so do the other test processes. All of them share the host's
-pool and the cache directory; ``--fxpool-cache`` names one for a run.
+Such a test holds the measurement lock while it runs (`fxpool.measuring`): no other test that measures runs in any
+process, fxpool's workers are suspended, and with ``-n N`` so are the other test processes. All test processes share the
+host's pool and the cache directory; ``--fxpool-cache`` sets the cache directory for a run.
 
-pytest loads this wherever fxpool is installed: what it needs is imported inside functions, once a test uses it.
+pytest loads this plugin wherever fxpool is installed, so modules are imported inside functions, when a test needs them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _counts() -> dict[str, float]:
-    """What fxpool did in this process; {} if it is not in use."""
+    """Return fxpool's counters in this process; {} if it is not in use."""
     counters = sys.modules.get("fxpool.counters")
     if counters is None:
         return {}
@@ -90,7 +90,7 @@ def _counts() -> dict[str, float]:
 
 
 class _Controller:
-    """The process that runs test processes (pytest-xdist): stops them for the one that measures."""
+    """The process that runs test processes (pytest-xdist): suspends the others while one of them measures."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, float]] = []
@@ -99,7 +99,7 @@ class _Controller:
         self._mark = uuid.uuid4().hex
         from fxpool.pool.host import marks
 
-        # Before they start: one that is stopped when this process is killed would be so for ever.
+        # Set before the test processes start: if this process is killed, stopped ones can be identified and killed.
         os.environ[marks.VARIABLE] = self._mark
 
     def pytest_sessionstart(self) -> None:
@@ -108,7 +108,7 @@ class _Controller:
         from fxpool.errors import FxpoolError
         from fxpool.pool.host import runtime_dir
 
-        with contextlib.suppress(FxpoolError, OSError):  # then tests that measure are not quite alone, and say so
+        with contextlib.suppress(FxpoolError, OSError):  # measurements are then not exclusive, and a remark says so
             configured = config.current().runtime_dir
             root = runtime_dir.runtime_root(str(configured) if configured is not None else None)
             self._bystanders = Bystanders(root, _children, self._changed)

@@ -1,4 +1,4 @@
-"""Tables for people: speed-ups, compile times, failures; and what changed since other results."""
+"""Tables for the terminal: speed-ups, compile times, failures, and changes since earlier results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Key = tuple[str, str, str]  # case, mode, backend
 
 @dataclass(frozen=True)
 class Line:
-    """One case in one mode with one backend, over its repetitions.
+    """A case in a mode with a backend, over its repetitions.
 
-    `median`: seconds per call. `speedup`: eager's median by this one. `first_call`: the median of the first calls'
-    seconds, `warm_call`: that of second processes'. `saved`: the seconds between the two, or those that fxpool's hits
-    saved. `doubts`: remarks of its measurements.
+    `median` is in seconds per call. `speedup` is eager's median divided by this one. `first_call` is the median time of
+    the first call in seconds, and `warm_call` that in a second process. `saved` is the difference of the two, or the
+    seconds saved by fxpool's hits. `doubts` are the remarks of the measurements.
     """
 
     case: str
@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one case since other results: `ratio` is the new median by the old one."""
+    """The change of a case since earlier results. `ratio` is the new median divided by the old one."""
 
     case: str
     mode: str
@@ -53,7 +53,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """``slower``, ``faster``, or ``same``: within noise."""
+        """``slower``, ``faster``, or ``same`` if the change is within noise."""
         if not self.ratio.differs(self.noise):
             return "same"
         return "slower" if self.ratio.value > 1 else "faster"
@@ -77,7 +77,7 @@ def _middle(values: Iterable[float | None]) -> float:
 
 
 def _saved(records: Iterable[Record]) -> float | None:
-    """Return the seconds that caches saved: of a second process, or else by hits; None if nobody knows."""
+    """Return the seconds that caches saved in a second process, or else by hits; None if unknown."""
     records = list(records)
     between = [one.first_call - one.warm_call for one in records if one.first_call and one.warm_call]
     if between:
@@ -113,12 +113,12 @@ def lines(records: Mapping[Run, Record]) -> list[Line]:
 
 
 def failures(records: Mapping[Run, Record]) -> list[Record]:
-    """Return what was not measured, or measured wrong."""
+    """Return the records of runs without a measurement or with wrong outputs."""
     return [record for record in records.values() if record.state != "done"]
 
 
 def changes(old: Mapping[Run, Record], new: Mapping[Run, Record], noise: float) -> list[Change]:
-    """Return what became of each case that both results have; the slowest first."""
+    """Return the change of each case that is in both results, the largest slowdown first."""
     before, after = _by_key(old), _by_key(new)
     found = [
         Change(
@@ -171,7 +171,7 @@ def change_table(found: Iterable[Change]) -> Table:
 
 
 def seconds(value: float | None) -> str:
-    """Return seconds in the unit they are read best in; nothing for None."""
+    """Format a time in s, ms or us; "" for None."""
     if value is None:
         return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

@@ -1,6 +1,6 @@
-"""Records of runs, one JSON object a line, written as they come.
+"""Records of runs, one JSON object per line, written when a run ends.
 
-The first line says of which suite and machine they are. A line that a killed runner left half is ignored.
+The first line identifies the suite and the machine. An incomplete line, left by a killed runner, is ignored.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from fxpool.errors import ConfigurationError
 __all__ = ["FORMAT", "Record", "Results", "machine", "read"]
 
 FORMAT = 1
-#: What became of a run.
+#: The possible states of an ended run; see `Record`.
 STATES = ("done", "wrong", "failed", "killed", "timeout", "memory")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What became of one run.
+    """The result of one run.
 
-    `state`: ``done``; ``wrong``, measured but with other outputs than eager's; ``failed``, it raised; ``killed``, its
-    process died; ``timeout``; ``memory``. `reason`: in words, with the last of its output. `first_call`: seconds,
-    compiling included. `difference`: the largest from eager's, as a part of the largest value. `peak`: bytes of its
-    process. `measured`: `fxpool.measure`'s facts. `stats`: fxpool's counters of it. `phases`: seconds of each.
-    `device_peak`: bytes that tensors took on a GPU at most. `warm_call`: seconds of the first call in a second process.
+    `state` is ``done``; ``wrong`` (measured, but the outputs differ from eager's); ``failed`` (it raised); ``killed``
+    (its process died); ``timeout``; or ``memory``. `reason` explains it in words, with the end of the output.
+    `first_call` is in seconds, compiling included; `warm_call` is that of a second process. `difference` is the largest
+    difference from eager, relative to the largest value. `peak` is the memory of its process in bytes, `device_peak`
+    that of tensors on a GPU. `measured` is the measurement as plain data, `stats` fxpool's counters, and `phases` the
+    seconds of each phase.
     """
 
     run: Run
@@ -58,10 +59,10 @@ class Record:
 
 
 class Results:
-    """The file of a suite's records, open for more. `there` are those it had."""
+    """The file of a suite's records, open for writing. `there` are the records that it had before."""
 
     def __init__(self, path: Path, suite: Suite, *, fresh: bool = False) -> None:
-        """Raises ConfigurationError: it is of another suite, or of another state of this one."""
+        """Raises ConfigurationError if the file belongs to another suite or another version of this suite."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.there: dict[Run, Record] = {}
@@ -93,16 +94,16 @@ class Results:
             self._file.write("\n")
 
     def _write(self, line: dict[str, Any]) -> None:
-        # default=str: a counter that is no plain value must not cost the measurement.
+        # default=str, so that a counter that is not plain data does not lose the measurement.
         self._file.write(json.dumps(line, default=str) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[Run, Record]]:
-    """Return the first line of a file of results, and the latest record of each run.
+    """Return the first line of a results file, and the latest record of each run.
 
-    Raises ConfigurationError: it can't be read, or is no such file.
+    Raises ConfigurationError if it can't be read, or is not a results file.
     """
     try:
         lines = list(_lines(path.read_text(encoding="utf-8")))
@@ -118,7 +119,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Run, Record]]:
             run = Run(line.pop("case"), line.pop("mode"), line.pop("backend"), line.pop("repetition"))
             found[run] = Record(run, **line)
         except (KeyError, TypeError):
-            continue  # of a version with other fields
+            continue  # written by a version with other fields
     return lines[0], found
 
 
@@ -133,7 +134,7 @@ def _lines(text: str) -> Iterator[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers; not which machine it was."""
+    """Return facts about the machine that matter for the numbers, but do not identify it."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -1,7 +1,7 @@
-"""Starts, stops and watches the processes of a suite's runs, and lets one at a time measure on each device.
+"""Starts, suspends and watches the processes of a suite's runs, and lets one at a time measure on each device.
 
-While one measures, or anybody else on this host, all others are stopped with everything that they started. A run that
-crashes, hangs or takes too much memory is a record like another.
+While one of them or another process on this host measures, all others are stopped with their descendants. A run that
+crashes, hangs or takes too much memory gets a record like any other.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ from fxpool.pool.host import marks, runtime_dir
 
 __all__ = ["Live", "Runner", "Settings"]
 
-# Between two looks at the memory of processes, and at the host's before another begins.
+# Seconds between two checks of the processes' memory, and of the host's before another process starts.
 _LOOK_SECONDS = 0.25
-# Seconds from a run's last event to its process's end.
+# Seconds that processes may take to end after they were killed.
 _END_SECONDS = 30.0
-# Characters kept of what a run printed.
+# Characters kept of a run's output.
 _OUTPUT_KEPT = 4000
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`jobs`: processes at once. `exclusive`: one measures while all others stand still. `threads`: of torch in each
-    process; 0: as torch decides. `environment`: added to each. `devices`: where runs take place, instead of their
-    cases' own devices; each goes where the fewest are. `warm`: a second process follows each that compiled, for the
-    time of a first call that finds everything in the caches."""
+    """Settings of a runner.
+
+    `jobs` is the number of concurrent processes. With `exclusive`, all other processes are suspended while one
+    measures. `threads` is the number of torch's threads in each process (0: torch's default). `environment` is added to
+    that of each process. `devices` replaces the devices of the cases; each run goes to the device with the fewest runs.
+    With `warm`, a second process follows each run that compiles, to time a first call with warm caches.
+    """
 
     jobs: int = 1
     devices: tuple[str, ...] = ()
@@ -60,9 +63,9 @@ class Settings:
 
 @dataclass(eq=False)
 class Live:
-    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended; `since` when it began.
+    """A run's process. `phase` is starting, building, compiling, ready, measuring or ended, and began at `since`.
 
-    `first` is what came of the first process, if this is the second.
+    `first` is the record of the first process, if this is the second.
     """
 
     run: Run
@@ -95,13 +98,13 @@ class Live:
 
     @property
     def seconds(self) -> float:
-        """Seconds it has run, without those in which it was stopped."""
+        """Seconds that the process has run, without those in which it was stopped."""
         stopped = time.monotonic() - self.stopped_since if self.stopped_since is not None else 0.0
         return time.monotonic() - self.begun - self.stopped_for - stopped
 
 
 class Runner:
-    """Runs of one suite. `on_record` gets each record as it comes, `on_change` is called when anything changes."""
+    """Runs a suite. `on_record` is called with each record when its run has ended, `on_change` after each change."""
 
     def __init__(
         self,
@@ -116,8 +119,8 @@ class Runner:
         self._suite, self._settings = suite, settings
         self._on_record, self._on_change = on_record, on_change
         self._peaks: dict[Run, int] = {}
-        self._second: deque[Record] = deque()  # their second process has not begun
-        self._queue: deque[Live] = deque()  # those that are ready to measure
+        self._second: deque[Record] = deque()  # records whose second process has not started
+        self._queue: deque[Live] = deque()  # processes that are ready to measure
         self._measuring: list[Live] = []
         self._mark = uuid.uuid4().hex
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,9 +128,9 @@ class Runner:
         self._over = False
 
     async def run(self) -> None:
-        """Run them all. On SIGINT, SIGTERM and when cancelled, end those that live, without a record of them.
+        """Run all runs. On SIGINT, SIGTERM or cancellation, kill the running processes without writing their records.
 
-        Raises asyncio.CancelledError then, and PoolUnavailableError if there is no place for turns to measure.
+        Raises asyncio.CancelledError then, and PoolUnavailableError if the runtime directory cannot be used.
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -149,14 +152,14 @@ class Runner:
                 signal_tree(live.process.pid, signal.SIGKILL)
             self._bystanders.end()
             guard.end()
-            if self._tasks:  # their processes have ended, and what these had started
+            if self._tasks:  # their processes and all descendants were killed
                 await asyncio.wait(self._tasks, timeout=_END_SECONDS)
 
     async def _pause(self) -> None:
         """Wait until a process has ended or measured, but not for long."""
         idle = asyncio.ensure_future(self._idle.wait())
         try:
-            # Not wait_for: up to Python 3.11 it forgets that it was cancelled if what it waits for comes just then.
+            # Not wait_for: up to Python 3.11 it loses a cancellation that coincides with the event.
             await asyncio.wait([idle], timeout=_LOOK_SECONDS)
         finally:
             idle.cancel()
@@ -165,7 +168,7 @@ class Runner:
     # ------------------------------------------------------------ processes
 
     async def _begin_some(self) -> None:
-        # None begins during a measurement: its start alone takes a core for seconds.
+        # No process starts during a measurement, because a start keeps a core busy for seconds.
         while (self._second or self.waiting) and not (self._measuring and self._settings.exclusive):
             expected = plan.expected_bytes(self._second[0].run if self._second else self.waiting[0], self._peaks)
             memory = psutil.virtual_memory()
@@ -204,7 +207,7 @@ class Runner:
         }
         assert process.stdin is not None
         process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._bystanders.came(process.pid)  # a measurement may have begun while it was being made
+        self._bystanders.came(process.pid)  # a measurement may have begun during its start
         task = asyncio.create_task(self._follow(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,7 +218,7 @@ class Runner:
         return min(choice, key=there.count)
 
     async def _follow(self, live: Live) -> None:
-        """Read a run's events until its process ends; then record it."""
+        """Read a run's events until its process ends, then record the result."""
         assert live.process.stdout is not None
         try:
             while line := await live.process.stdout.readline():
@@ -265,7 +268,7 @@ class Runner:
     # ------------------------------------------------------------ one at a time
 
     def _next_measurement(self) -> None:
-        """Let those measure whose turn it is."""
+        """Let the next runs measure."""
         chosen = plan.turns([live.device for live in self._measuring], [live.device for live in self._queue])
         for live in [self._queue[place] for place in chosen]:
             self._queue.remove(live)
@@ -282,7 +285,7 @@ class Runner:
             self._idle.set()
 
     def _changed(self, pid: int, stopped: bool) -> None:
-        """Note since when a run's process has been stopped; called in a thread."""
+        """Record when a run's process is stopped or resumed. Called in a thread."""
         for live in list(self.live):
             if live.process.pid == pid:
                 live.note_stopped(stopped)
@@ -290,7 +293,7 @@ class Runner:
     # ------------------------------------------------------------ limits
 
     def _look_after(self) -> None:
-        """End runs that are over their time or memory. Their memory is not looked at during a measurement."""
+        """Kill runs that are over their time or memory limit. Memory is not checked during an exclusive measurement."""
         for live in self.live:
             if live.seconds > live.case.timeout:
                 self._end(live, f"timeout: it took longer than {live.case.timeout:g} s, and was {live.phase}")
@@ -308,7 +311,7 @@ class Runner:
 
 
 def _record(live: Live) -> Record:
-    """What became of a run whose process has ended."""
+    """Return the record of a run whose process has ended."""
     facts, code = live.facts, live.process.returncode
     state, reason = facts.get("state", "killed"), facts.get("reason", "")
     if live.ended_by:
@@ -334,7 +337,7 @@ def _record(live: Live) -> Record:
 
 
 def _with_second(record: Record, live: Live) -> Record:
-    """The record of a run whose second process has ended."""
+    """Return the record of a run whose second process has ended."""
     if "first_call" in live.facts:
         return replace(record, warm_call=live.facts["first_call"])
     second = _record(live)
@@ -356,12 +359,12 @@ def _bytes(pid: int) -> int:
 
 
 def default_jobs() -> int:
-    """Return how many processes at once: a core each, and one more for the time in which one reads from the disk."""
+    """Return the default number of concurrent processes: one per core, and one more as processes wait for the disk."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 def fresh_caches(directory: Path) -> dict[str, str]:
-    """Return the environment in which nothing is compiled yet, and that leaves the user's caches alone."""
+    """Return environment variables that name empty caches, so that the user's caches are not touched."""
     return {
         "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),

@@ -1,4 +1,4 @@
-"""Speed-ups and changes with their intervals, by the bootstrap. Pure: the same input gives the same output."""
+"""Speed-ups and changes with bootstrap intervals. Pure: the same input gives the same output."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ __all__ = ["Ratio", "ratio"]
 
 _ROUNDS = 1000
 _CONFIDENCE = 0.95
-# Of more samples a part is drawn: beyond, rounds take long and intervals hardly change.
+# The largest number of samples to draw from a run: more samples take long and hardly change the intervals.
 _MOST = 400
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two medians, with the interval that holds the true one in 95 of 100 cases."""
+    """A ratio of two medians, with its 95 % confidence interval."""
 
     value: float
     low: float
     high: float
 
     def differs(self, by: float = 0.0) -> bool:
-        """Return whether it is off 1 by more than `by`, and by more than chance."""
+        """Return whether the whole interval differs from 1 by more than `by`."""
         return self.low > 1 + by or self.high < 1 - by
 
 
 def ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio:
-    """Return the ratio of the medians of two sets of runs, each run being its samples.
+    """Return the ratio of the medians of two sets of runs; each run is a sequence of samples.
 
-    A round of the bootstrap draws runs, and samples of those it drew: with several runs of each, what differs from
-    process to process is in the interval; with one, only what differs from call to call is. Raises ValueError: a set is
-    empty, or one of its runs.
+    A round of the bootstrap draws runs, and then samples from them. With several runs, the interval includes the
+    variation between processes; with a single run, only the variation between calls. Raises ValueError if a set or one
+    of its runs is empty.
     """
     if not above or not below or not all(above) or not all(below):
         raise ValueError("there are no samples")

@@ -1,7 +1,7 @@
-"""Reads suites: Python files, TOML files, and those that ship with fxpool.
+"""Reads suites: Python files, TOML files, and the suites that ship with fxpool.
 
-A Python file has ``CASES``, or a function ``cases()`` that returns them. It is imported by the runner and again by the
-process of each run, so what takes long belongs into the functions that make models. A TOML file:
+A Python file defines ``CASES``, or a function ``cases()`` that returns them. The runner and the process of each run
+import it, so slow imports belong into the functions that make models. A TOML file:
 
     [defaults]
     backends = ["eager", "fxpool"]
@@ -40,7 +40,7 @@ _SHIPPED = Path(__file__).with_name("suites")
 
 @dataclass(frozen=True)
 class Suite:
-    """The cases of a file. `digest` is the file's: results of another one are not these."""
+    """The cases of a file. `digest` is that of the file; results belong to a suite only if their digest matches."""
 
     name: str
     path: Path
@@ -56,14 +56,14 @@ class Suite:
 
 
 def shipped() -> list[str]:
-    """Return the names of the suites that ship."""
+    """Return the names of the suites that ship with fxpool."""
     return sorted(path.stem for path in _SHIPPED.glob("*.py") if path.stem != "__init__")
 
 
 def load(name: str) -> Suite:
-    """Read a suite by the path of its file, or by its name if it ships.
+    """Read a suite by the path of its file, or by the name of a suite that ships with fxpool.
 
-    Raises ConfigurationError: there is no such file, it has no cases, two of one name, or one that is none.
+    Raises ConfigurationError if the file does not exist, or if its cases are missing, invalid, or not unique by name.
     """
     path = Path(name)
     if not path.suffix and not path.exists() and name in shipped():
@@ -89,7 +89,7 @@ def load(name: str) -> Suite:
 
 
 def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
-    """Return the cases whose names match one of the shell patterns; all if there is none. Raises UnknownNameError."""
+    """Return the cases whose names match a shell pattern; all cases without patterns. Raises UnknownNameError."""
     cases, patterns = list(cases), list(patterns)
     for pattern in patterns:
         if not any(fnmatch.fnmatch(case.name, pattern) for case in cases):
@@ -98,9 +98,9 @@ def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
 
 
 def maker(case: Case, suite: Path) -> Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Return the function that makes a case's model and inputs. Raises ConfigurationError: there is none.
+    """Return the function that makes a case's model and inputs. Raises ConfigurationError if it can't be imported.
 
-    Modules are found beside the suite, too.
+    Modules in the suite's directory can be imported too.
     """
     if not isinstance(case.make, str):
         return case.make

@@ -1,7 +1,7 @@
-"""The demonstration: two models beside stock Inductor and eager, each measured in a process of its own.
+"""``fxpool demo``: compares fxpool with stock Inductor and eager on two models, each measurement in a fresh process.
 
-demonstration    the plan of measurements, and the table
-child            one measurement
-processes        starts measurement processes, with their environment, and reads their results
-own_server       the server that fxpool's runs share
+demonstration    the plan of measurements, and the table of results
+child            the process of one measurement
+processes        starts measurement processes with their environment, and reads their results
+own_server       the server that the runs with fxpool share
 """

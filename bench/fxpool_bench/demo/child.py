@@ -1,16 +1,16 @@
-"""One measurement in one fresh process: build a model, compile it, time the first call, compare with eager.
+"""One measurement in a fresh process: build a model, compile it, time the first call, compare it with eager.
 
     python -m fxpool.bench.demo.child --model gpt2 --what train --backend fxpool
 
-prints one line of JSON (the fields of `measure`). The benchmarks run it with cache directories of their own in
-its environment; by itself it uses whatever the environment says. The demo runs it with ``--serve``: it imports torch
-and the models' code once, and forks for each measurement that it is asked for on its standard input.
+prints one line of JSON (the result of `measure`). The caches are those that the environment names; the benchmarks name
+separate cache directories. The demo passes ``--serve``: the process imports torch and the models' code once, and forks
+for each measurement requested on its standard input.
 
-The clock starts right before `torch.compile()`, so that importing the backend counts, and stops when the first
-call has returned (training: when its backward has). Building the model and importing torch and transformers
-are the same for every backend and do not count.
+The clock starts right before `torch.compile()`, so that importing the backend counts. It stops when the first call has
+returned (in training, when its backward pass has). Building the model and importing torch and transformers are the same
+for every backend and do not count.
 
-Models and torch are imported inside functions: what a run imports is part of what it measures.
+Models and torch are imported inside functions, because the imports of a run are part of the measurement.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ SIZES = ("small", "full")
 
 
 class LoweringCounter(importlib.abc.MetaPathFinder):
-    """Counts how many graphs Inductor lowers in this process, without making it import Inductor.
+    """Counts the graphs that Inductor lowers in this process, without importing Inductor.
 
-    `stats()` must not be the only witness that nothing was compiled here. Wrapping `GraphLowering` after
-    importing it would cost a warm process the 0.6 s that fxpool saves it, so the class is wrapped at the moment
-    its module is imported anyway.
+    It verifies independently of `stats()` that nothing was compiled in this process. Importing `GraphLowering` to wrap
+    it would take a warm process the 0.6 s that fxpool saves, so the class is wrapped when its module is imported.
     """
 
     MODULE = "torch._inductor.graph"
@@ -49,7 +48,7 @@ class LoweringCounter(importlib.abc.MetaPathFinder):
         self.count = 0
 
     def install(self) -> None:
-        """Wrap `GraphLowering` now if its module is imported, else when it is."""
+        """Wrap `GraphLowering` now if its module is imported, otherwise when that happens."""
         module = sys.modules.get(self.MODULE)
         if module is not None:
             self._wrap(module)
@@ -96,10 +95,10 @@ class _WrappingLoader(importlib.abc.Loader):
 
 
 def build(name: str, size: str = "small") -> Any:
-    """Return a model from a transformers configuration: random weights, nothing downloaded, dropout 0.
+    """Return a model of transformers with random weights and dropout 0; nothing is downloaded.
 
-    `small` has 2 layers and a width of 256, which hardly changes the first call's time, but the whole run's; `full` has
-    4 layers and otherwise the sizes of the published model.
+    `small` has 2 layers and a width of 256, which hardly affects the time of the first call but shortens the run.
+    `full` has 4 layers, and all other sizes are those of the published model.
     """
     small = size == "small"
     if name == "gpt2":
@@ -120,7 +119,7 @@ def build(name: str, size: str = "small") -> Any:
 
 
 def call(model: Any, tokens: Any, what: str) -> Any:
-    """Make one call, with its backward pass in training; return the logits."""
+    """Make one call, in training with its backward pass; return the logits."""
     import torch
 
     if what == "infer":
@@ -134,9 +133,9 @@ def call(model: Any, tokens: Any, what: str) -> Any:
 def measure(model_name: str, what: str, backend: str, size: str = "small", compiled: bool = True) -> dict[str, Any]:
     """Return the seconds of the first and second call, the largest difference from eager, and where graphs compiled.
 
-    Without `compiled` the model is called as it is, whatever `backend` says; compiled with the backend "eager" it is
-    traced by Dynamo, which is the least that any backend's first call takes. The difference is the largest absolute
-    one over the logits and, in training, every gradient. Raises RuntimeError if only one side has a gradient.
+    Without `compiled`, the model is called without torch.compile and `backend` is ignored. With the backend "eager",
+    Dynamo only traces the model: the minimum for the first call of any backend. The difference is the largest absolute
+    difference of the logits and, in training, of all gradients. Raises RuntimeError if only one side has a gradient.
     """
     counter = LoweringCounter()
     counter.install()
@@ -204,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--uncompiled", action="store_true", help="call the model as it is")
     chosen = parser.parse_args(arguments)
     result = measure(chosen.model, chosen.what, chosen.backend, chosen.size, not chosen.uncompiled)
-    # default=str: a value in `stats` that is not plain data must not cost the measurement.
+    # default=str, so that a value in `stats` that is not plain data does not lose the measurement.
     print(json.dumps(result, default=str), flush=True)
 
 

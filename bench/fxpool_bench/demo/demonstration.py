@@ -1,10 +1,10 @@
-"""The demonstration: two models, two kinds of step, three backends, cold and warm, and a table.
+"""The demonstration: measures two models, inference and training, three backends, cold and warm, and prints a table.
 
-Every measurement is a process of its own (`demo.child`), forked from one that has imported torch and the models' code.
-Each backend gets one temporary cache directory for the whole demonstration, as on a user's machine: its first run
-finds nothing at all, the later cold runs find the facts about compiler and processor but not their graph, the warm
-runs find their graph. fxpool's runs share a server, as programs on a host do, which the first of them starts; no run
-begins while that server prepares something. Nothing of the user's is read or written, and nothing is downloaded.
+Every measurement is a separate process (`demo.child`), forked from a process that has imported torch and the models'
+code. Each backend has a temporary cache directory for the whole demonstration, as on a user's machine. The first run
+finds it empty, later cold runs find the facts about compiler and processor, and warm runs find their graph. The runs
+with fxpool share a server, as programs on a host do. The first of them starts it, and no run begins while the server is
+busy with preparations. The user's caches and settings are not touched, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["Run", "plan", "run_demo", "table"]
 
 MODELS = {"gpt2": "GPT-2", "bert": "BERT"}
 WHATS = {"infer": "inference", "train": "training"}
-# Float32 on both sides and the same weights; a larger difference is a wrong result, not another order of summation.
+# Both sides use float32 and the same weights, so a larger difference is an error, not another order of summation.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement. `state` is `cold` (this graph was not compiled before), `warm` (it was), or "" for eager."""
+    """One measurement. `state` is `cold` (the graph was not compiled before), `warm` (it was), or "" for eager."""
 
     model: str
     what: str
@@ -50,7 +50,7 @@ class Run:
 
 
 def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]:
-    """Return the measurements in order. `eager` is the uncompiled model, so it has no warm run."""
+    """Return the measurements in order. `eager` is the uncompiled model, which has no warm run."""
     runs = []
     for model in MODELS:
         for what in WHATS:
@@ -61,7 +61,7 @@ def plan(backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> list[Run]
 
 
 def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", "eager")) -> int:
-    """Measure, print the table, and return the exit status: 0, or 1 if a process failed or a result was wrong.
+    """Measure, print the table, and return the exit status: 1 if a process failed or a result was wrong, else 0.
 
     Raises ConfigurationError if transformers is not installed.
     """
@@ -123,7 +123,7 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
 
 
 def _runtime_of(directory: str) -> Path:
-    """Return the runtime directory of the fxpool runs under `directory`."""
+    """Return the runtime directory for the runs with fxpool under `directory`."""
     return Path(child_environment(Path(directory, "fxpool"))["FXPOOL_RUNTIME_DIR"])
 
 
@@ -131,7 +131,10 @@ def _runtime_of(directory: str) -> Path:
 def _display(
     console: Console, total: int
 ) -> Iterator[Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]]:
-    """Yield `step(what)`, a context manager whose value is called with the outcome: a bar on a terminal, else lines."""
+    """Yield `step(what)`, a context manager that yields a function to report the outcome.
+
+    Progress is shown as a bar on a terminal, and as lines elsewhere.
+    """
     done = 0
     progress = None
     if console.is_terminal:
@@ -160,7 +163,7 @@ def _display(
             yield say
             progress.advance(task)
         else:
-            # Printed in advance: a log that pauses for a minute should say what it waits for.
+            # Printed in advance, because a log that pauses for a minute should say what it waits for.
             console.print(f"[{done + 1}/{total}] {what} ...", markup=False, highlight=False, soft_wrap=True)
             yield say
         done += 1
@@ -172,7 +175,7 @@ def _display(
 
 def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
     """Return the results as a table, one row per process."""
-    # 80 columns in all, the width of an ordinary terminal; only the column "compiled" may wrap.
+    # 80 columns in total, the width of an ordinary terminal; only the column "compiled" may wrap.
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("model and step", "backend"):
         shown.add_column(name, no_wrap=True)
@@ -204,7 +207,7 @@ def table(results: Sequence[tuple[Run, Mapping[str, Any]]]) -> Table:
 
 
 def _where(result: Mapping[str, Any]) -> str:
-    """Say where the graphs of one process were compiled: by fxpool's own counts, and by lowerings seen in it."""
+    """Return where the graphs of a process were compiled, from fxpool's counters and the lowerings counted in it."""
     here = result["graph_lowerings"]
     parts = []
     stats = result.get("stats")

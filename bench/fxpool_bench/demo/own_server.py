@@ -1,6 +1,6 @@
-"""The server that the demonstration's fxpool runs share, as programs on a host do: waits for it, and ends it.
+"""Waits for and ends the server that the demonstration's runs with fxpool share, as programs on a host do.
 
-The pool is imported inside functions: the demonstration begins by saying what it does.
+The pool is imported inside functions, so that the demonstration prints its first lines at once.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import psutil
 __all__ = ["environment", "own_server", "quiet"]
 
 _LOOK_SECONDS = 0.25
-# Part of one CPU, for the server and all its processes; a server without work takes less than a hundredth.
+# Share of a CPU that the server and all its processes use; an idle server uses less than a hundredth.
 _QUIET_SHARE = 0.1
 _PATIENCE = 60.0
 
 
 def environment() -> Mapping[str, str]:
-    """Return variables for the demonstration's fxpool runs besides those of directories."""
+    """Return environment variables for the demonstration's runs with fxpool, besides those for directories."""
     # The idle timeout ends the server if the demonstration is killed before it can.
     return {"FXPOOL_POOL": "host", "FXPOOL_IDLE_TIMEOUT": "120"}
 
 
 @contextlib.contextmanager
 def own_server(runtime: Path) -> Iterator[None]:
-    """End the servers under the runtime directory `runtime` on leaving, and wait until their processes are gone."""
+    """On exit, end the servers in the runtime directory `runtime`, and wait until their processes have ended."""
     from fxpool.pool.client import ending, hosts
 
     try:
@@ -43,9 +43,9 @@ def own_server(runtime: Path) -> Iterator[None]:
 
 
 def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
-    """Wait until the servers under `runtime` are idle, so that their own work does not disturb a measurement.
+    """Wait until the servers in `runtime` are idle, so that their preparations do not disturb a measurement.
 
-    Returns True once they are, at once if there is none; False after `patience` (seconds).
+    Returns True once they are idle, immediately without a server; False after `patience` (seconds).
     """
     end = time.monotonic() + patience
     before = _cpu_seconds(_processes(runtime))
@@ -63,7 +63,7 @@ def quiet(runtime: Path, patience: float = _PATIENCE) -> bool:
 
 
 def _processes(runtime: Path) -> list[psutil.Process]:
-    """Return the servers under `runtime` and all processes that they started."""
+    """Return the servers in `runtime` and all their descendants."""
     from fxpool.pool.client import hosts
 
     processes: list[psutil.Process] = []
@@ -75,7 +75,7 @@ def _processes(runtime: Path) -> list[psutil.Process]:
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of each so far, with its ended children's: compilers that came and went count."""
+    """Return the CPU seconds of each process, including its ended children, such as compilers."""
     seconds = {}
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
-"""Runs measurement processes: with caches of their own, watched, and ended with all they started.
+"""Runs measurement processes with separate caches and a time limit, and kills them with all their children.
 
-`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code but
-no compiler, and forks for each measurement: as fresh with regard to compiling, without five seconds of imports each
-time.
+`run_child` starts a fresh interpreter. A `Loader` is an interpreter that has imported torch and the models' code but no
+compiler, and forks for each measurement. For compiling, a fork is as fresh as a new interpreter, but it saves five
+seconds of imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fxpool.pool.host.processes import die_with_parent
 
 __all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child", "serve"]
 
-CHILD_LIMIT = 900.0  # seconds; ten times what the slowest child takes on two slow cores
+CHILD_LIMIT = 900.0  # seconds; ten times as long as the slowest child on two slow cores
 KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
 
 
@@ -39,7 +39,7 @@ class ChildError(FxpoolError):
 
 
 def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a child's environment: everything it keeps is under `directory`, and the user's settings are left out."""
+    """Return a child's environment, in which all caches are under `directory` and the user's settings are removed."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -50,7 +50,7 @@ def child_environment(directory: Path, extra: Mapping[str, str] | None = None) -
         "FXPOOL_CONFIG": os.devnull,
         "FXPOOL_CACHE_DIR": str(directory / "fxpool"),
         "FXPOOL_RUNTIME_DIR": str(directory / "run"),
-        "FXPOOL_POOL": "embedded",  # so that a cold start finds no server of another run
+        "FXPOOL_POOL": "embedded",  # so that a cold start does not find another run's server
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
         "HF_HUB_OFFLINE": "1",
@@ -67,7 +67,7 @@ def run_child(
     Raises `ChildError`.
     """
     with tempfile.TemporaryFile() as errors:
-        # A session of its own, so that killing the child also kills its compilers.
+        # In a new session, so that killing the group of the child also kills its compilers.
         process = subprocess.Popen(
             [sys.executable, *arguments],
             env=dict(environment),
@@ -93,7 +93,7 @@ def run_child(
 
 
 def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
-    """Return the object on the last line of `text`. Raises ChildError if the process failed, as `how` may say."""
+    """Return the JSON object on the last line of `text`. Raises ChildError if the process failed; `how` may say why."""
     if not how and code != 0:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     if not how:
@@ -106,9 +106,9 @@ def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, 
 
 
 class Loader:
-    """Runs measurements of one module in forks of a process that has imported what all of them need.
+    """Runs measurements of a module in forks of a process that has made the imports common to all of them.
 
-    The module is run as ``python -m <module> --serve``, and calls `serve` after its imports.
+    The process runs ``python -m <module> --serve``; the module calls `serve` after its imports.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -117,7 +117,7 @@ class Loader:
         with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, "--serve"],
-                bufsize=0,  # or a second answer might wait in a buffer that no selector sees
+                bufsize=0,  # a second answer could wait in a buffer, unseen by the selector
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -147,7 +147,7 @@ class Loader:
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], what: str, limit: float = CHILD_LIMIT
     ) -> dict[str, Any]:
-        """Run the module with `arguments` in a fork, at most `limit` seconds; return the JSON object it printed last.
+        """Run the module with `arguments` in a fork for at most `limit` seconds; return the last JSON object it prints.
 
         Raises `ChildError`.
         """
@@ -179,19 +179,19 @@ class Loader:
         return _result(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
     def _answer(self, limit: float) -> bytes:
-        """Return one line from the process; empty if it ended. Raises TimeoutError after `limit` seconds."""
+        """Return one line from the process, empty if it has ended. Raises TimeoutError after `limit` seconds."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(limit):
                 raise TimeoutError
-        # At most one line is there: each answers one request.
+        # At most one line is buffered, as each line answers one request.
         return self._process.stdout.readline()
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that this process also ends its child and removes its directories."""
+    """Turn SIGTERM into SystemExit, so that this process ends its child and removes its directories."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -204,9 +204,9 @@ def orderly_end() -> Iterator[None]:
 
 
 def _end_fork() -> NoReturn:
-    """End this process in order, but leave its objects to the kernel: taking torch's apart costs a fork 0.9 s.
+    """End this process without destroying its objects, which takes a fork with torch 0.9 s.
 
-    What belongs to an exit runs: threads that are no daemons are waited for, exit handlers are called.
+    Non-daemon threads are joined and exit handlers are called, as in an ordinary exit.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -221,17 +221,17 @@ def _kill_group(leader: int) -> None:
 
 
 def serve(run: Callable[[list[str]], None]) -> None:
-    """Serve a `Loader`: fork for every request, and `run` its arguments there.
+    """Serve a `Loader`: fork for every request, and call `run` with its arguments in the fork.
 
-    A request is a line of JSON on standard input; the answers are two lines, the fork's pid and its exit status.
-    Returns at the end of input; a fork ends here.
+    A request is a line of JSON on standard input. It is answered by two lines, the fork's pid and its exit status.
+    Returns at the end of input; in a fork it does not return.
     """
     loader = os.getpid()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            os.setsid()  # so that it can be killed with all it started
+            os.setsid()  # so that it can be killed with all its children
             die_with_parent(signal.SIGKILL, loader)
             for number, name in ((1, "stdout"), (2, "stderr")):
                 file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -239,7 +239,7 @@ def serve(run: Callable[[list[str]], None]) -> None:
                 os.close(file)
             os.environ.clear()
             os.environ.update(request["environment"])
-            tempfile.tempdir = None  # computed by the loader, from its own environment
+            tempfile.tempdir = None  # computed from the loader's environment
             run(request["arguments"])
             _end_fork()
         print(child, flush=True)

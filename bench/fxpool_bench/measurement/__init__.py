@@ -1,15 +1,15 @@
-"""Times code while nothing else of fxpool's runs on the host, and says how far the times can be believed.
+"""Times code while fxpool runs nothing else on the host, and says how reliable the times are.
 
 measure ──▶ warm-up ──▶ `measuring` ──▶ samples, until the interval is narrow or the time is over ──▶ Measurement
-                          │ a turn of this host's, per device; servers stand still
-                          └ before and after: what else the machine did
+                          │ the measurement lock of the device; servers are suspended
+                          └ before and after: other activity of the machine
 
-exclusive      measuring(): the host's turn for a device, and everything else at a standstill
-timing         measure(): from a function to its times
+exclusive      measuring(): holds the measurement lock of a device while servers are suspended
+timing         measure(): times a function
 shorthand      do_bench(), timed(), print_performance(): `measure` under the names of torch's functions
-samples        the arithmetic of samples: median, its interval, drift, when to stop. Pure.
-clocks         times calls, on the CPU or by a GPU's own clock
-inputs         copies of inputs, so that no call finds its own in a cache
-surroundings   what else the machine does: load, clock, temperature, other processes on a GPU
-result         what measure() returns
+samples        statistics of samples: median, its interval, drift, when to stop. Pure.
+clocks         times calls by the clock of a CPU or GPU, or by torch's profiler
+inputs         copies of inputs, so that a call does not find its input in a cache
+surroundings   other activity of the machine: load, clock, temperature, other processes on a GPU
+result         Measurement: the result of measure()
 """

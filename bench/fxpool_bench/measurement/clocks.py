@@ -1,7 +1,7 @@
-"""Times calls: on the CPU by the wall clock, on a GPU by its own, which sees what a call has queued there.
+"""Times calls: on the CPU by the wall clock, on a GPU by events, which include the work that a call queues.
 
-Or by torch's profiler: on a GPU what its kernels take, without the gaps between them; on the CPU what operators and
-compiled graphs take, without the Python code between them.
+torch's profiler is the alternative: on a GPU it sums the times of kernels, without the gaps between them; on the CPU,
+those of operators and compiled graphs, without the Python code between them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 __all__ = ["Clock", "Timer", "clock_of", "device_of", "uuid_of"]
 
-#: What takes the time: the device's clock, or torch's profiler.
+#: The device's clock, or torch's profiler.
 Timer = Literal["clock", "profiler"]
 
-#: A sample takes at least so many seconds: that many calls are in it, so that the clock's own error is small.
+#: The minimum duration of a sample, in seconds. It has as many calls as that takes, so that the clock's error is small.
 _SAMPLE_SECONDS = 200e-6
 
 
@@ -26,7 +26,7 @@ class Clock(Protocol):
     """Times `count` calls of a function together."""
 
     def seconds(self, call: Callable[[], object], count: int) -> float:
-        """Return the seconds of all calls together, until the device has done what they queued."""
+        """Return the seconds of all calls together, until the device has finished the work that they queued."""
 
 
 class CpuClock:
@@ -58,15 +58,15 @@ class CudaClock:
 
 
 class ProfilerClock:
-    """torch's profiler: the sum of what kernels took, or, on the CPU, operators and compiled graphs that no other
+    """torch's profiler: the sum of the times of kernels or, on the CPU, of operators and compiled graphs that no other
     operator called."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def seconds(self, call: Callable[[], object], count: int) -> float:
-        """Raises RuntimeError: something is being profiled already, or the profiler saw nothing."""
-        from torch.profiler import ProfilerActivity, profile  # imports what only those who profile need
+        """Raises RuntimeError if a profiler is already running, or the profiler saw nothing."""
+        from torch.profiler import ProfilerActivity, profile  # only profiling needs its imports
 
         on_gpu = self._device.type == "cuda"
         activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
@@ -87,22 +87,22 @@ class ProfilerClock:
 
 
 def _kernel_time(event: Any) -> float | None:
-    """Microseconds of a kernel, copy or fill; None for what is none."""
+    """Return the microseconds of a kernel, copy or fill; None for other events."""
     if event.device_type != torch.autograd.DeviceType.CUDA or event.name == "Context Sync":
         return None
     return float(event.self_device_time_total)
 
 
 def _operator_time(event: Any) -> float | None:
-    """Microseconds of an operator that no other one called; None for those within, and the profiler's own."""
+    """Return the microseconds of an operator; None if another operator called it, and for events of the profiler."""
     own = event.name.startswith(("ProfilerStep", "[memory]"))
     return None if event.cpu_parent is not None or own else float(event.cpu_time_total)
 
 
 def device_of(device: Any) -> torch.device:
-    """Return the device, with its index; the CPU for None.
+    """Return the device with its index; the CPU for None.
 
-    Raises ValueError: nothing can be timed there.
+    Raises ValueError for a device that is neither the CPU nor a CUDA device.
     """
     found = torch.device("cpu" if device is None else device)
     if found.type not in ("cpu", "cuda"):
@@ -113,14 +113,14 @@ def device_of(device: Any) -> torch.device:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """Return what NVML calls a GPU, whatever number it has in this process; None for the CPU."""
+    """Return the UUID by which NVML identifies a GPU, whatever its index in this process; None for the CPU."""
     if device.type == "cpu":
         return None
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def clock_of(device: torch.device, timer: Timer = "clock") -> Clock:
-    """Return the clock of a device, or the profiler in its place. Raises ValueError: there is no such timer."""
+    """Return the clock of a device, or the profiler. Raises ValueError for another timer."""
     if timer == "profiler":
         return ProfilerClock(device)
     if timer != "clock":
@@ -129,7 +129,7 @@ def clock_of(device: torch.device, timer: Timer = "clock") -> Clock:
 
 
 def calls_per_sample(clock: Clock, call: Callable[[], object]) -> int:
-    """Return how many calls make a sample that the clock can tell from others."""
+    """Return the number of calls that make a sample long enough for the clock."""
     count = 1
     while (taken := clock.seconds(call, count)) < _SAMPLE_SECONDS:
         count = max(2 * count, min(10 * count, int(count * _SAMPLE_SECONDS / max(taken, 1e-9)) + 1))

@@ -1,4 +1,4 @@
-"""Measure alone: the host's turn for a device, and this host's servers at a standstill meanwhile."""
+"""Measures exclusively: takes the measurement lock of a device, and suspends this host's servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fxpool.pool.host import turns
 
 __all__ = ["Exclusive", "beside", "measuring"]
 
-#: Seconds to wait for others who measure, and for servers to stand still (a zygote that starts does that first).
+#: Seconds to wait for other measurements, and for servers to be suspended (a zygote finishes its start first).
 PATIENCE, STANDSTILL = 600.0, 10.0
-#: Seconds after which a server goes on, whoever still measures.
+#: Seconds after which a server resumes, even during a measurement.
 LONGEST = 60.0
 
 _held = threading.local()
@@ -31,10 +31,10 @@ _held = threading.local()
 
 @dataclass
 class Exclusive:
-    """A time in which this process measured; complete when that is over.
+    """A period in which this process measured. Complete when the period is over.
 
-    `device`: ``"cpu"`` or ``"cuda:0"``. `waited`: seconds until its turn came. `paused`: workers that were stopped.
-    `remarks`: what was not as it should be, in words. `surroundings`: what else the machine did meanwhile.
+    `device` is ``"cpu"`` or ``"cuda:0"``, `waited` the seconds spent waiting for the measurement lock, and `paused` the
+    number of suspended workers. `remarks` lists problems in words; `surroundings` is the other activity of the machine.
     """
 
     device: str
@@ -53,19 +53,19 @@ def measuring(
     pause: bool = True,
     runtime_dir: str | None = None,
 ) -> Iterator[Exclusive]:
-    """Have a ``with`` block to oneself: nobody else on this host measures on `device`, and fxpool compiles nothing.
+    """Run a ``with`` block while no other process of this user measures on `device`, and fxpool compiles nothing.
 
-    Over all processes of this user, in the order they asked. `device` is None (the CPU), or what `torch.device` takes.
-    A block for the CPU excludes all others, one for a GPU those for the same GPU and for the CPU. Meanwhile no compile
-    job begins, and running workers are stopped, for `longest` seconds at most; they go on when the block ends, or its
-    process does. With `pause=False` they go on anyway. Waits up to `patience` seconds for others, who are found under
-    `runtime_dir`, by default the configured one.
+    Processes measure in the order of their requests. `device` is None (the CPU) or an argument of `torch.device`. A
+    block for the CPU excludes all other blocks; a block for a GPU excludes those for the same GPU and for the CPU.
+    During the block no compile job starts and running workers are suspended, for at most `longest` seconds. They resume
+    when the block or its process ends. With `pause=False` they are not suspended. Waits up to `patience` seconds for
+    other measurements. `runtime_dir` is the runtime directory that processes share, by default the configured one.
 
-    A block in a block of the same thread is a part of it. A graph that this process has compiled in the block ends the
-    pause, and is among the remarks.
+    A nested block of the same thread belongs to the outer block. If this process compiles a graph in the pool during
+    the block, the pause ends, and a remark says so.
 
     Raises:
-        errors.MeasurementBusyError: others measured for longer than `patience`.
+        errors.MeasurementBusyError: other measurements took longer than `patience`.
     """
     where = clocks.device_of(device)
     outer: dict[str, Exclusive] = getattr(_held, "devices", {})
@@ -88,7 +88,7 @@ def measuring(
 def _begin(
     where: torch.device, patience: float, longest: float, directory: str | None, stack: contextlib.ExitStack
 ) -> tuple[float, pausing.Pause, list[str]]:
-    """Wait for the turn, and for the servers; both end with `stack`. Returns the seconds waited, and remarks."""
+    """Take the measurement lock and suspend the servers; `stack` undoes both. Return (waited, pause, remarks)."""
     try:
         configured = directory or config.current().runtime_dir
         root = runtime_dirs.runtime_root(str(configured) if configured is not None else None)
@@ -109,7 +109,7 @@ def _begin(
 
 @contextlib.contextmanager
 def beside(device: Any) -> Iterator[Exclusive]:
-    """The same without any exclusion: only what else the machine did is noted."""
+    """Measure without exclusion; only record the other activity of the machine."""
     where = clocks.device_of(device)
     gpu = clocks.uuid_of(where)
     made = Exclusive(str(where))

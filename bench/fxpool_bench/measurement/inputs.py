@@ -1,8 +1,7 @@
-"""Copies of inputs, taken in turn, so that no call finds in a cache what the call before has read.
+"""Copies of inputs, used in turn, so that a call does not find the input of the previous call in a cache.
 
-A program whose next input comes from elsewhere pays for reading it; one measured on the same input again and again does
-not. Copies are made until they take more than the caches hold together. What a call changes in its inputs stays
-changed, in each copy by itself.
+A real program reads each new input from memory; a program measured repeatedly on the same input does not. So enough
+copies are made to exceed the size of all caches. If a call modifies its inputs, each copy keeps its modifications.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from fxpool.torch_compat import nested
 
 __all__ = ["rotated"]
 
-# Copies take at most so many bytes, and there are at most so many.
+# The largest number of bytes in all copies, and of copies.
 _MOST_BYTES, _MOST_COPIES = 2 << 30, 64
-_L2_BYTES = 50 << 20  # of a GPU that does not tell
-_L3_BYTES = 32 << 20  # of a processor that does not tell
+_L2_BYTES = 50 << 20  # for a GPU that does not report its size
+_L3_BYTES = 32 << 20  # for a processor that does not report its size
 
 
 def rotated(fn: Callable[..., object], arguments: Sequence[Any], device: torch.device) -> tuple[Callable[[], Any], int]:
     """Return a function that calls `fn` with copies of `arguments` in turn, and the number of copies.
 
-    Without tensors among them there is one: the arguments themselves.
+    Without tensors in `arguments`, it calls `fn` with the arguments themselves, and the number is 1.
     """
     copies = [tuple(arguments), *_copies(tuple(arguments), device)]
     if len(copies) == 1:
@@ -39,7 +38,7 @@ def rotated(fn: Callable[..., object], arguments: Sequence[Any], device: torch.d
 def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[Any, ...]]:
     values, rebuild = nested.flatten(arguments)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    # A tensor that is on a graph of autograd's can't be copied without becoming another one.
+    # A tensor in an autograd graph can't be copied without leaving that graph.
     if not tensors or not all(type(tensor) is torch.Tensor and tensor.is_leaf for tensor in tensors):
         return
     size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -52,7 +51,7 @@ def _copies(arguments: tuple[Any, ...], device: torch.device) -> Iterator[tuple[
 def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    # With the same strides: code is compiled for them.
+    # With the same strides, because code is compiled for them.
     made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     made.copy_(value.detach())
     return made.requires_grad_(value.requires_grad)

@@ -1,4 +1,4 @@
-"""What `measure` returns: the times, and how far they can be believed."""
+"""The result of `measure`: the times, and how reliable they are."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Trust = Literal["good", "doubtful"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds per call of one function.
+    """Seconds per call of a function.
 
-    `samples`: each the mean of `calls` calls, in the order taken. `median`, `low`, `high`: their median, and the
-    interval that holds the true one in 95 of 100 measurements. `warm_up`: seconds of the first call, compiling
-    included. `copies`: of the inputs, taken in turn (1: every call had the same). `waited`: seconds for others who
-    measured. `timer`: ``clock``, or ``profiler`` (seconds of kernels, or of operators). `surroundings`: one record for
-    each turn. `remarks`: what speaks against the times, in words; without any
-    the `trust` is ``"good"``.
+    `samples` are in the order of time, each the mean of `calls` calls. `median` is their median; `low` and `high` are
+    the 95 % confidence interval of the median. `warm_up` is the time of the first call in seconds, compiling included.
+    `copies` is the number of copies of the inputs, used in turn (1: every call had the same input). `waited` is the
+    time spent waiting for other measurements, in seconds. `timer` is ``clock``, or ``profiler`` (seconds of kernels or
+    operators). `surroundings` has a record for each time the measurement lock was held. `remarks` are reasons to doubt
+    the times, in words; without remarks, `trust` is ``"good"``.
     """
 
     samples: list[float]
@@ -43,7 +43,7 @@ class Measurement:
 
     @property
     def precision(self) -> float:
-        """Half the interval's width, as a part of the median."""
+        """Half the interval's width, relative to the median."""
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Measurement:
         return f"{text}; {'; '.join(self.remarks)})" if self.remarks else f"{text})"
 
     def facts(self) -> dict[str, Any]:
-        """Return it as plain data, for a file."""
+        """Return the measurement as plain data, for a file."""
         return {
             "median": self.median,
             "low": self.low,

@@ -1,4 +1,4 @@
-"""The arithmetic of samples: their median, its interval, drift, and whether more are needed. Pure functions."""
+"""Statistics of samples: their median, its interval, drift, and whether more samples are needed. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 __all__ = ["Estimate", "drifts", "enough", "estimate"]
 
-#: The interval holds the true median in this part of all measurements, if samples are independent.
+#: The share of measurements whose interval contains the true median, if samples are independent.
 CONFIDENCE = 0.95
-# An order statistic beyond the ends of a short row does not exist: fewer samples have no such interval.
+# Fewer samples have no such interval: it would lie beyond the smallest and the largest sample.
 _LEAST = 6
 
 
@@ -19,7 +19,7 @@ _LEAST = 6
 class Estimate:
     """A median of samples and its interval, in the samples' unit.
 
-    `low` and `high` are order statistics (the sign test's interval), so nothing is assumed of how samples are spread.
+    `low` and `high` are order statistics (the interval of the sign test), so they assume no distribution.
     """
 
     median: float
@@ -29,14 +29,14 @@ class Estimate:
 
     @property
     def precision(self) -> float:
-        """Half the interval's width, as a part of the median; infinite without an interval or for a median of 0."""
+        """Half the interval's width, relative to the median; infinite without an interval or for a median of 0."""
         if self.count < _LEAST or not self.median:
             return math.inf
         return (self.high - self.low) / 2 / abs(self.median)
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """Return the median and its interval. With fewer than six samples the interval is from the least to the largest.
+    """Return the median and its interval: from the smallest to the largest sample if there are fewer than six.
 
     Raises ValueError without samples.
     """
@@ -48,10 +48,13 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 
 def _rank(count: int) -> int:
-    """How far from each end the interval's ends are: the largest rank that the median is beyond with (1 - C) / 2."""
+    """Return the rank of the interval's ends, counted from either end of the sorted samples.
+
+    It is the largest rank that the median lies beyond with a probability of at most (1 - CONFIDENCE) / 2.
+    """
     allowed = (1 - CONFIDENCE) / 2
     below, rank = 0.0, 0
-    if count > 500:  # the exact sum would run into numbers that floats do not hold
+    if count > 500:  # the exact sum would exceed the range of floats
         return max(0, math.floor(count / 2 - statistics.NormalDist().inv_cdf(1 - allowed) * math.sqrt(count) / 2))
     for number in range(count // 2):
         below += math.comb(count, number) / 2**count
@@ -62,14 +65,14 @@ def _rank(count: int) -> int:
 
 
 def enough(samples: Sequence[float], precision: float, least: int) -> bool:
-    """Return whether the median is known to `precision`, by at least so many samples."""
+    """Return whether there are at least `least` samples, and the median is known to `precision`."""
     return len(samples) >= max(least, _LEAST) and estimate(samples).precision <= precision
 
 
 def drifts(samples: Sequence[float]) -> float:
-    """Return by which part of the median the second half's median is off the first half's, if that is no chance.
+    """Return the relative change of the median from the first half of the samples to the second.
 
-    0.0 if it may be: the intervals of the halves have values in common.
+    Returns 0.0 if the change may be chance, that is, if the intervals of the halves overlap.
     """
     half = len(samples) // 2
     if half < _LEAST:

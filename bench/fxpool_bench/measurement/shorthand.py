@@ -1,8 +1,8 @@
-"""`measure` for those who are used to torch's benchmark functions: the same questions, answered with units and spread.
+"""`measure` under the names of torch's benchmark functions. Unlike those, it reports units and intervals.
 
 here                   torch (Inductor)                         difference
-do_bench()             do_bench, do_bench_using_profiling       alone on the device; an interval instead of one number
-timed()                timed                                    none but that what runs in the background is waited for
+do_bench()             do_bench, do_bench_using_profiling       exclusive on the device; an interval, not one number
+timed()                timed                                    synchronizes once, after all calls; sets no seed
 print_performance()    print_performance                        as `do_bench`
 """
 
@@ -22,19 +22,19 @@ __all__ = ["do_bench", "print_performance", "timed"]
 def do_bench(
     fn: Callable[[], object], *, device: Any = None, seconds: float = 1.0, timer: clocks.Timer = "clock"
 ) -> Measurement:
-    """Time ``fn()``, the same call again and again, for `seconds` at most; the times are in seconds per call.
+    """Time repeated calls of ``fn()`` for at most `seconds`; the times are in seconds per call.
 
-    `device` is where the time passes: a GPU where there is one, else the CPU. ``timer="profiler"`` counts kernels only.
-    What `measure` does with arguments, copies among them, this leaves to `fn`. Raises what `measure` raises.
+    `device` is the device to time, by default a GPU if the host has one, else the CPU. ``timer="profiler"`` counts only
+    kernels. Unlike `measure`, this does not copy arguments. Raises the same errors as `measure`.
     """
     where = clocks.device_of(_default() if device is None else device)
     return timing.measure(fn, device=where, seconds=seconds, rotate=False, timer=timer)
 
 
 def timed(fn: Callable[..., object], *arguments: Any, calls: int = 1, device: Any = None) -> float:
-    """Return the seconds that `calls` calls of ``fn(*arguments)`` take together, beside whatever else runs.
+    """Return the seconds that `calls` calls of ``fn(*arguments)`` take together. Not exclusive.
 
-    The first call is among them, compiling included. `device` is as in `measure`. Raises ValueError for no call.
+    The first call and its compile are included. `device` is that of `measure`. Raises ValueError for `calls` below 1.
     """
     if calls < 1:
         raise ValueError(f"calls={calls}")
@@ -60,6 +60,6 @@ def print_performance(
 
 
 def _default() -> Any:
-    import torch  # here already, for the clocks
+    import torch  # imported already, by `clocks`
 
     return "cuda" if torch.cuda.is_available() else "cpu"

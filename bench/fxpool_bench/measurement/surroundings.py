@@ -1,6 +1,6 @@
-"""What else the machine does while something is measured: load, clock, temperature, other processes on a GPU.
+"""The other activity of the machine during a measurement: load, clock, temperature, other processes on a GPU.
 
-What can't be read here (no sensors in a virtual machine, no NVML) is None, and nothing is concluded from it.
+Values that cannot be read (no sensors in a virtual machine, no NVML) are None, and no conclusions are drawn from them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import psutil
 
 __all__ = ["Look", "Surroundings", "between", "look"]
 
-# A change of a clock by less than this is how processors are.
+# Clocks of processors normally vary by less than this.
 _CLOCK = 0.05
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the machine. `busy` and `own` are CPU seconds so far, of all processes and of this one."""
+    """The state of the machine at one time. `busy` and `own` are CPU seconds of all processes and of this process."""
 
     at: float
     busy: float
@@ -34,7 +34,7 @@ class Look:
 
 @dataclass(frozen=True)
 class GpuLook:
-    """The same of a GPU; `others` is the number of other processes that have it open, and are not stopped."""
+    """The state of a GPU. `others` is the number of other processes that have it open and are not stopped."""
 
     megahertz: float
     celsius: float
@@ -43,11 +43,11 @@ class GpuLook:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the machine did between two looks.
+    """The activity of the machine between two looks, in a period of `seconds`.
 
-    `seconds`: how long that was. `own_cores`, `other_cores`: cores that this process and all others kept busy, on
-    average. `load`: the load average (1 minute) before. `megahertz`, `celsius`: before and after. `gpu_*`: of the
-    device, `gpu_processes` being other processes that had it open, before or after, and were not stopped.
+    `own_cores` and `other_cores` are the average numbers of cores that this process and all others kept busy. `load` is
+    the load average (1 minute) before. `megahertz` and `celsius` are pairs, before and after. `gpu_*` are the same for
+    the GPU; `gpu_processes` is the number of other processes that had it open and were not stopped.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class Surroundings:
     gpu_processes: int | None = None
 
     def remarks(self) -> list[str]:
-        """Return what speaks against a measurement that was taken meanwhile, in sentences' parts."""
+        """Return reasons to doubt a measurement in this period, as clauses."""
         said = []
         if self.other_cores > max(0.1, 0.05 * (os.cpu_count() or 1)):
             said.append(f"other processes kept {self.other_cores:.1f} cores busy")
@@ -73,15 +73,15 @@ class Surroundings:
         return said
 
     def facts(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return all fields as plain data."""
         return asdict(self)
 
 
 def look(gpu: str | None = None) -> Look:
-    """Look at the machine, and at the GPU with this UUID. Takes a millisecond or two."""
+    """Return the state of the machine, and of the GPU with this UUID. Takes a millisecond or two."""
     cpu = psutil.cpu_times()
     spent = os.times()
-    # Guests' time is in user's already, and a hypervisor that takes the core away keeps it busy for us.
+    # `user` already includes the time of guests. Time stolen by a hypervisor counts as busy.
     idle = cpu.idle + getattr(cpu, "iowait", 0.0) + getattr(cpu, "guest", 0.0) + getattr(cpu, "guest_nice", 0.0)
     return Look(
         at=time.monotonic(),
@@ -95,14 +95,14 @@ def look(gpu: str | None = None) -> Look:
 
 
 def between(before: Look, after: Look) -> Surroundings:
-    """Return what the machine did between two looks."""
+    """Return the activity of the machine between two looks."""
     seconds = max(after.at - before.at, 1e-9)
     own = after.own - before.own
     gpus = (before.gpu, after.gpu) if before.gpu is not None and after.gpu is not None else None
     return Surroundings(
         seconds=seconds,
         own_cores=own / seconds,
-        # The kernel counts in ticks: what is left may come out a tick below nothing.
+        # The kernel counts in ticks, so the difference may be a tick below zero.
         other_cores=max(0.0, (after.busy - before.busy - own) / seconds),
         load=before.load,
         megahertz=_both(before.megahertz, after.megahertz),
@@ -133,7 +133,7 @@ def _celsius() -> float | None:
 
 def _gpu(uuid: str) -> GpuLook | None:
     try:
-        import pynvml  # nvidia-ml-py, where the user has it
+        import pynvml  # nvidia-ml-py, an optional dependency
     except ImportError:
         return None
     try:
@@ -153,7 +153,7 @@ def _gpu(uuid: str) -> GpuLook | None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process stands still, as others of a suite do. One that can't be seen from here does not."""
+    """Return whether a process is stopped, like other processes of a suite. False if it is not visible."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:

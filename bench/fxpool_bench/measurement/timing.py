@@ -1,4 +1,4 @@
-"""measure(): from a function to its times."""
+"""measure(): times a function."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fxpool.torch_compat import nested
 
 __all__ = ["device_among", "measure"]
 
-# Seconds of one turn: then others who wait have theirs.
+# Seconds to hold the measurement lock before other processes that wait get it.
 _TURN_SECONDS = 5.0
-# Calls at the beginning of a turn that don't count: caches and clocks have to come back to what they were.
+# Calls that do not count after taking the lock, in which caches and clocks return to their earlier states.
 _CALLS_BEFORE = 2
-# Seconds that samples take at least: in fewer, the machine's clock ticks say nothing about what others do.
+# The shortest time for samples, in seconds: in less, the kernel's ticks do not show the activity of other processes.
 _LEAST_SECONDS = 0.2
-# Seconds to wait for code that is compiled in the background: until it is in use, it is not what is measured.
+# Seconds to wait for code that is compiled in the background; before it is in use, other code would be measured.
 _BACKGROUND_SECONDS = 600.0
 
 
@@ -38,31 +38,31 @@ def measure(
     patience: float = exclusive.PATIENCE,
     timer: clocks.Timer = "clock",
 ) -> Measurement:
-    """Time ``fn(*arguments)`` while nothing else of fxpool's runs on this host.
+    """Time ``fn(*arguments)`` while fxpool runs nothing else on this host.
 
-    `device`: where the time passes; by default that of the first GPU tensor among the arguments, else the CPU. Before
-    the clock starts, `fn` is called `warm_up` times, what it has compiled in the background is waited for, and others
-    who measure have their turn (`measuring`). Samples are taken until the median is known to `precision` (half of its
-    95 % interval, as a part of it) by at least `least` of them, or `seconds` have passed. A sample is the mean of as
-    many calls as take 0.2 ms. With `rotate`, calls take copies of the arguments in turn, more than fit into the caches.
-    `alone=False` measures beside whatever else runs, and says so in the remarks.
+    `device` is the device to time, by default that of the first GPU tensor in the arguments, else the CPU. Before the
+    clock starts, `fn` is called `warm_up` times, its background compiles are awaited, and other processes finish their
+    measurements (`measuring`). Samples are taken until at least `least` of them determine the median to `precision`
+    (half of its 95 % interval, relative to the median), or until `seconds` have passed. A sample is the mean of as many
+    calls as take 0.2 ms. With `rotate`, calls use copies of the arguments in turn, more than fit into the caches.
+    `alone=False` measures without exclusion, and a remark says so.
 
-    With ``timer="profiler"`` torch's profiler says how long the function's kernels took on the GPU, without the gaps in
-    which it waited for the host; on the CPU, how long its operators and compiled graphs did.
+    With ``timer="profiler"``, torch's profiler returns the time of the function's kernels on the GPU, without the gaps
+    in which it waited for the host; on the CPU, the time of its operators and compiled graphs.
 
-    Random numbers, gradients and autograd's mode are the caller's business: `fn` is called as it is.
+    The caller controls random numbers, gradients and autograd's mode.
 
     Raises:
-        ValueError: no positive `seconds` or `precision`, `device` is none with a clock, or another `timer`.
+        ValueError: `seconds` or `precision` is not positive, `device` has no clock, or `timer` is invalid.
         RuntimeError: torch's profiler is in use, or saw nothing.
-        errors.MeasurementBusyError: others measured for longer than `patience`.
-        Exception: whatever `fn` raises.
+        errors.MeasurementBusyError: other measurements took longer than `patience`.
+        Exception: any exception of `fn`.
     """
     if seconds <= 0 or precision <= 0 or least < 1 or warm_up < 1:
         raise ValueError(f"seconds={seconds}, precision={precision}, least={least}, warm_up={warm_up}")
     where = clocks.device_of(device_among(arguments) if device is None else device)
     clock = clocks.clock_of(where, timer)
-    # By the clock: what the first call takes is mostly no kernel.
+    # By the clock, because most of the first call's time is not spent in kernels.
     first = clocks.clock_of(where).seconds(lambda: fn(*arguments), 1)
     _until_compiled()
     call, copies = inputs.rotated(fn, arguments, where) if rotate else (lambda: fn(*arguments), 1)
@@ -115,12 +115,12 @@ def _turn(where: torch.device, alone: bool, patience: float) -> Any:
 
 
 def device_among(arguments: tuple[Any, ...]) -> torch.device | None:
-    """Return the device of the first GPU tensor among the arguments, None if there is none."""
+    """Return the device of the first GPU tensor in the arguments, or None."""
     tensors = [value for value in nested.flatten(arguments)[0] if isinstance(value, torch.Tensor)]
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
 
 
 def _until_compiled() -> None:
-    background = sys.modules.get("fxpool.lowering.background.compiles")  # a program that has none does not need it
+    background = sys.modules.get("fxpool.lowering.background.compiles")  # only imported if needed
     if background is not None:
         background.wait(_BACKGROUND_SECONDS)

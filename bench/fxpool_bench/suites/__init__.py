@@ -1,9 +1,9 @@
-"""The suites that ship: ``fxpool bench NAME``.
+"""The suites that ship with fxpool: ``fxpool bench NAME``.
 
-    attention      masks, shared heads, windows, biases, rotations
-    convolutions   residual, depthwise, grouped, dense nets, an encoder with a decoder
-    kernels        elementwise work, reductions, attention, an MLP
+    attention      attention with masks, shared heads, windows, biases and rotary positions
+    convolutions   residual, depthwise, grouped and dense networks, and a U-Net
+    kernels        elementwise operations, reductions, attention, an MLP
     transformers   language models of eight architectures
 
-Each model imports what it needs inside functions: the runner, which reads the suite, needs neither torch nor models.
+Imports of torch and models are inside functions, because the runner reads the suites but does not need them.
 """

@@ -1,6 +1,6 @@
-"""Attention: torch's own function with masks and shared heads, and what people write by hand.
+"""Attention: torch's function with masks and shared heads, and common handwritten variants.
 
-torch is imported inside functions: the runner reads this, too.
+torch is imported inside functions, because the runner imports this module too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _module(heads: int, shared: int, width: int, attend: Callable[..., Any]) -> Any:
-    """Return a layer that projects, attends and projects back; `shared` is the number of heads of keys and values."""
+    """Return a layer that projects, attends and projects back. `shared` is the number of key and value heads."""
     import torch
     from torch import nn
 
@@ -55,7 +55,7 @@ def causal() -> Made:
 
 
 def grouped() -> Made:
-    """Two heads of keys and values for eight of queries."""
+    """Grouped queries: eight query heads share two key and value heads."""
     import torch
 
     function = torch.nn.functional.scaled_dot_product_attention
@@ -63,7 +63,7 @@ def grouped() -> Made:
 
 
 def window(size: int = 32) -> Made:
-    """Each position sees the last `size`."""
+    """Each position attends to the last `size` positions."""
     import torch
 
     def attend(q: Any, k: Any, v: Any) -> Any:
@@ -76,7 +76,7 @@ def window(size: int = 32) -> Made:
 
 
 def biased() -> Made:
-    """Scores that fall with the distance, written by hand."""
+    """Scores that decrease with the distance, handwritten."""
     import torch
 
     def attend(q: Any, k: Any, v: Any) -> Any:
@@ -89,7 +89,7 @@ def biased() -> Made:
 
 
 def rotary() -> Made:
-    """Queries and keys turned by their position, then causal attention."""
+    """Queries and keys rotated by their position, then causal attention."""
     import torch
 
     def turned(x: Any) -> Any:

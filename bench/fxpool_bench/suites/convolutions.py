@@ -1,6 +1,6 @@
-"""Convolution nets of several kinds with random weights: residual, depthwise, grouped, separable, dense, an encoder.
+"""Convolutional networks with random weights: residual, depthwise, grouped, separable and dense networks, a U-Net.
 
-torch is imported inside functions: the runner reads this, too.
+torch is imported inside functions, because the runner imports this module too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _images(batch: int, size: int) -> tuple[Any, ...]:
 
 
 def resnet(batch: int = 2, size: int = 64, width: int = 32, blocks: int = 2) -> Made:
-    """Two convolutions with batch norms beside a shortcut, in three stages."""
+    """Three stages of residual blocks with two convolutions and batch norms."""
     import torch
     from torch import nn
 
@@ -115,7 +115,7 @@ def regnet(batch: int = 2, size: int = 64, width: int = 64, blocks: int = 3, gro
 
 
 def densenet(batch: int = 2, size: int = 64, width: int = 24, growth: int = 12, layers: int = 5) -> Made:
-    """Each layer sees the outputs of all before it."""
+    """Each layer receives the outputs of all earlier layers."""
     import torch
     from torch import nn
 
@@ -138,7 +138,7 @@ def densenet(batch: int = 2, size: int = 64, width: int = 24, growth: int = 12, 
 
 
 def unet(batch: int = 1, size: int = 64, width: int = 16, depth: int = 2) -> Made:
-    """Down, up again, and joined with what was there on the way down."""
+    """An encoder and a decoder, with skip connections between them."""
     import torch
     from torch import nn
 
@@ -170,7 +170,7 @@ def unet(batch: int = 1, size: int = 64, width: int = 16, depth: int = 2) -> Mad
     return UNet(), _images(batch, size)
 
 
-# Batch norms of a few values amplify what is rounded: gradients of two right programs are further apart than elsewhere.
+# Batch norms of few values amplify rounding errors, so gradients of two correct programs differ more than usual.
 CASES = [
     Case(make.__name__, make, modes=("inference", "training"), tolerance=0.05)
     for make in (resnet, mobilenet, convnext, regnet, densenet, unet)

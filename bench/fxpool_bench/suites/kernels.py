@@ -1,6 +1,6 @@
-"""Elementwise work, reductions and attention: graphs of a few operators, where compiled code shows most.
+"""Elementwise operations, reductions and attention: graphs of a few operators, which gain most from compiling.
 
-torch is imported inside functions: the runner reads this, too.
+torch is imported inside functions, because the runner imports this module too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def pointwise(rows: int = 512, columns: int = 1024) -> Made:
-    """A chain that eager writes to memory at every step."""
+    """A chain of operators; eager writes to memory after each of them."""
     import torch
 
     return lambda x, y: torch.sigmoid(x * y + 1.0) * torch.tanh(x - y), tuple(torch.randn(2, rows, columns))

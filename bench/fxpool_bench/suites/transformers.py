@@ -1,6 +1,6 @@
-"""Language models of transformers, two layers each with random weights: nothing is downloaded.
+"""Language models of transformers with two layers and random weights; nothing is downloaded.
 
-torch and transformers are imported inside functions: the runner reads this, too.
+torch and transformers are imported inside functions, because the runner imports this module too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fxpool.bench.case import MODES, Case
 
 _SIZES = {"vocab_size": 4096, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-#: What each architecture's configuration needs beside or instead of that.
+#: The configuration of each architecture.
 _FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {
         "vocab_size": 4096, "n_embd": 256, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
@@ -29,7 +29,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def model(family: str, length: int = 64, batch: int = 2) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a language model and tokens."""
+    """Return a language model and its input, random tokens."""
     import torch
     import transformers
 
