@@ -1,33 +1,35 @@
-"""Every error that fxpool raises, in one place.
+"""All errors that fxpool raises.
 
     FxpoolError
-    ├── ConfigurationError            a setting, option or mode that does not exist or does not parse
-    ├── UnsupportedTorchError         torch, Python or platform outside the supported range
+    ├── ConfigurationError                a setting that cannot be parsed, or options that exclude each other
+    │   └── UnknownNameError              an option, mode or setting that does not exist
+    ├── UnsupportedTorchError             torch, Python or platform outside the supported range
     ├── PoolError
-    │   ├── PoolUnavailableError      the server could not be started or reached, or went away
-    │   │   ├── ServerLostError       it went away while a job waited; another server may take the job
-    │   │   ├── NoWorkerError         no worker reached the job: the host lacks something
-    │   │   ├── NotExecutableError        compiled kernels can't be loaded from their directory
-    │   │   └── UnsafeRuntimeDirectoryError   others could put their server in the place of ours
-    │   ├── ProtocolError             a frame that is malformed, too long or of another version
-    │   ├── WorkerDiedError           a worker process ended before it answered (signal or exit code)
-    │   ├── JobTimeoutError           a job went over its wall time
-    │   ├── JobMemoryError            a job's processes went over their memory limit
-    │   ├── QuarantinedError          a graph that killed its workers before, and is not compiled again
-    │   └── JobCancelledError         the caller withdrew the job
+    │   ├── PoolUnavailableError          the server could not be started or reached
+    │   │   ├── ServerLostError           the server went away while a job waited; another server may take the job
+    │   │   ├── NoWorkerError             no worker could start the job: the host is out of a resource
+    │   │   ├── NotExecutableError        compiled kernels cannot be loaded from their directory
+    │   │   └── UnsafeRuntimeDirectoryError   other users could replace the server
+    │   ├── ProtocolError                 a frame that is malformed, too long or of another version
+    │   ├── WorkerDiedError               a worker process ended before it answered (signal or exit code)
+    │   ├── JobTimeoutError               a job exceeded its wall-time limit
+    │   ├── JobMemoryError                a job's processes exceeded their memory limit
+    │   ├── QuarantinedError              the graph killed its workers earlier and is not compiled again
+    │   └── JobCancelledError             the caller withdrew the job
     ├── CompileError
-    │   ├── CannotTravelError         a graph that can't be sent to a worker at this level, with the reason
-    │   ├── CannotReturnError         a result that can't be sent back, with the reason
-    │   ├── NoCompilerError           no working C++ compiler
-    │   └── NoHalideError             Inductor is to generate Halide, which is not installed
-    ├── MeasurementBusyError          others measured for longer than the caller was ready to wait
-    ├── MissingExtraError             a package that one feature needs is not installed
+    │   ├── CannotTravelError             the graph cannot be sent to a worker at this level
+    │   ├── CannotReturnError             the compiled graph cannot be sent back
+    │   ├── NotKeptError                  the compiled graph cannot be cached, and the program is strict about it
+    │   ├── NoCompilerError               no working C++ compiler
+    │   └── NoHalideError                 Inductor is configured for Halide, which is not installed
+    ├── MeasurementBusyError              other processes measured for longer than the caller's patience
+    ├── MissingExtraError                 a package that a feature needs is not installed
     └── StoreError
-        ├── UnsafeDirectoryError      the cache directory belongs to, or can be written by, another user
-        ├── NoEntryError              nothing is kept under this key, or several keys begin like it
-        ├── CorruptEntryError         bytes with a wrong digest (callers turn it into a miss)
-        ├── BundleError               a bundle that is damaged, not trusted, or of another format
-        └── NotAuthenticError         bytes from elsewhere without a valid MAC (callers turn it into a miss)
+        ├── UnsafeDirectoryError          another user owns the cache directory or can write to it
+        ├── NoEntryError                  no entry has this key, or the prefix matches several keys
+        ├── CorruptEntryError             bytes with a wrong digest (callers turn it into a miss)
+        ├── NotAuthenticError             bytes from elsewhere without a valid MAC (callers turn it into a miss)
+        └── BundleError                   a bundle that is damaged, not trusted, or of another format
 
 Fields are plain strings and numbers, so that an error can cross a process boundary.
 """
@@ -42,9 +44,9 @@ from dataclasses import dataclass
 
 
 class FxpoolError(Exception):
-    """Root of everything fxpool raises.
+    """Root of all errors that fxpool raises.
 
-    `remedy` says what the reader can do; it is part of the message.
+    `remedy` says what to do about it. It is part of the printed message.
     """
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -65,7 +67,7 @@ def _rebuild(cls: type[FxpoolError], args: tuple[object, ...], state: dict[str, 
 
 
 class ConfigurationError(FxpoolError):
-    """A setting, option or mode that is not known or does not parse."""
+    """A setting, option or mode is unknown or cannot be parsed."""
 
 
 class UnknownNameError(ConfigurationError):
@@ -77,31 +79,31 @@ class UnknownNameError(ConfigurationError):
 
 
 class UnsupportedTorchError(FxpoolError):
-    """torch, Python or the platform is outside the range fxpool was tested with."""
+    """torch, Python or the platform is outside the supported range."""
 
 
 class PoolError(FxpoolError):
-    """An error between the caller and the worker, not in the job's own code."""
+    """The failure lies between the caller and the worker, not in the job's own code."""
 
 
 class PoolUnavailableError(PoolError):
     """The server could not be started or reached, or went away while a job waited.
 
-    `counted` is the name that a fallback because of it is counted under.
+    `counted` is the reason under which a fallback is counted.
     """
 
     counted = "pool_unavailable"
 
 
 class ServerLostError(PoolUnavailableError):
-    """The server ended, or fell silent, after it had taken the job. Another one may do the job."""
+    """The server ended or stopped answering after it had accepted the job. Another server may take the job."""
 
 
 @dataclass(frozen=True)
 class LastAttempt:
-    """The last attempt at a job: its worker's process number, its place in the order of attempts, and its traces.
+    """The last attempt at a job: process id of its worker, number of attempts so far, and log file.
 
-    `phase` names what the worker was compiling, empty if it did not say; its output is in the file `log_path`.
+    `phase` is the last phase that the worker reported, empty if it reported none.
     """
 
     worker: int | None = None
@@ -111,32 +113,31 @@ class LastAttempt:
 
     @property
     def circumstances(self) -> str:
-        """Number of the attempt and phase: ``attempt 2, lowering``."""
+        """Return the number of the attempt, and the phase: ``attempt 2, lowering``."""
         return f"attempt {self.attempts}, {self.phase}" if self.phase else f"attempt {self.attempts}"
 
     @property
     def who(self) -> str:
-        """The worker by its process number, if that is known."""
+        """Return the worker with its process id, if it is known: ``worker 4711``."""
         return f"worker {self.worker}" if self.worker is not None else "a worker"
 
 
 _SHORTAGES = {
-    "EMFILE": "raise its limit of open files (`ulimit -n`) where the server is started",
-    "ENFILE": "the host's table of open files is full (fs.file-max)",
-    "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of its cgroup) where the server is started",
-    "ENOMEM": "the host has no memory left: FXPOOL_WORKERS and FXPOOL_MEMORY_HIGH_WATERMARK set how much workers take",
-    "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to another disk",
-    "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to another disk",
-    "EROFS": "set FXPOOL_RUNTIME_DIR to a directory that can be written",
-    "ENOENT": "a directory of the server's was removed: `fxpool stop` ends it, and the next process starts another",
+    "EMFILE": "raise the limit of open files (`ulimit -n`) where the server is started",
+    "ENFILE": "the host's table of open files is full: raise fs.file-max",
+    "EAGAIN": "raise the limit of processes (`ulimit -u`, or pids.max of the cgroup) where the server is started",
+    "ENOMEM": "the host is out of memory: set FXPOOL_WORKERS or FXPOOL_MEMORY_HIGH_WATERMARK to a smaller value",
+    "ENOSPC": "make room (bytes or inodes: `df`, `df -i`), or set FXPOOL_RUNTIME_DIR to a directory on another disk",
+    "EDQUOT": "make room in the quota, or set FXPOOL_RUNTIME_DIR to a directory on another disk",
+    "EROFS": "set FXPOOL_RUNTIME_DIR to a writable directory",
+    "ENOENT": "a directory of the server was removed: run `fxpool stop`; the next process starts a new server",
 }
 
 
 class NoWorkerError(PoolUnavailableError):
-    """`attempts` workers were begun for a job, and none reached its function: the host lacks something.
+    """No worker could start the job in `attempts` attempts, because the host is out of a resource.
 
-    The job is not to blame; `code` is the name of the last errno with which the host refused something, if there is
-    one.
+    The job is not to blame. `code` names the last errno (``EMFILE``), empty if it is unknown.
     """
 
     counted = "no_worker"
@@ -151,17 +152,18 @@ class NoWorkerError(PoolUnavailableError):
     ) -> None:
         self.job, self.reason, self.code = job, reason, code
         self.worker, self.attempts, self.log_path = last.worker, last.attempts, last.log_path
-        who = f", the last was process {last.worker}" if last.worker is not None else ""
+        who = f", last in process {last.worker}" if last.worker is not None else ""
+        tries = f"{last.attempts} attempt{'s' if last.attempts != 1 else ''}"
         super().__init__(
-            f"no worker came as far as job {job!r} (tried {last.attempts} times{who}): {reason}",
-            remedy=_SHORTAGES.get(code, "the server's log says more; `fxpool status` names its directory"),
+            f"no worker could start job {job!r} ({tries}{who}): {reason}",
+            remedy=_SHORTAGES.get(code, "see the server's log; `fxpool status` names its directory"),
         )
 
 
 class NotExecutableError(PoolUnavailableError):
-    """A worker's compiled kernels are on a file system mounted noexec, and can't be loaded from memory either.
+    """Compiled kernels are on a file system mounted noexec and could not be loaded from memory either.
 
-    Another worker would put its result there, too.
+    The job is not retried: another worker would store its result in the same directory.
     """
 
     counted = "not_executable"
@@ -169,23 +171,26 @@ class NotExecutableError(PoolUnavailableError):
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(
-            f"compiled kernels can't be loaded from {os.path.dirname(path)}, which is mounted noexec: {reason}",
-            remedy="set FXPOOL_CACHE_DIR (or TMPDIR, if that is the place) to a directory whose files may be executed",
+            f"cannot load compiled kernels from {os.path.dirname(path)}, which is mounted noexec: {reason}",
+            remedy="set FXPOOL_CACHE_DIR (or TMPDIR, if the path lies below it) to a directory that allows execution",
         )
 
 
 class UnsafeRuntimeDirectoryError(PoolUnavailableError):
-    """The runtime directory, or one above it, is another user's or open to others: results are code."""
+    """Another user owns the runtime directory or one of its parents, or can write to it.
+
+    Refused, because such a user could replace the server, and its results run as code.
+    """
 
     counted = "runtime_directory_refused"
 
 
 class ProtocolError(PoolError):
-    """A frame that is malformed, longer than the cap, or of another protocol version."""
+    """A frame is malformed, longer than the limit, or of another protocol version."""
 
 
 class WorkerDiedError(PoolError):
-    """A worker process ended before it answered, in every attempt that the job had."""
+    """A worker process ended before it answered, in each attempt at the job."""
 
     def __init__(
         self,
@@ -198,14 +203,14 @@ class WorkerDiedError(PoolError):
     ) -> None:
         self.job, self.signal, self.exit_code, self.reason = job, signal, exit_code, reason
         self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
-        message = f"{last.who} {_end(signal, exit_code)} while it ran {job!r} ({last.circumstances})"
+        message = f"{last.who} {_end(signal, exit_code)} while running job {job!r} ({last.circumstances})"
         if reason:
             message += f": {reason}"
-        super().__init__(message, remedy=f"its output is in {last.log_path}" if last.log_path else "")
+        super().__init__(message, remedy=f"see its output in {last.log_path}" if last.log_path else "")
 
 
 class JobTimeoutError(PoolError):
-    """A job ran longer than its wall-time limit (`seconds`) and was killed with all its processes."""
+    """A job exceeded its wall-time limit (`seconds`) and was killed with all its processes."""
 
     def __init__(
         self,
@@ -216,13 +221,13 @@ class JobTimeoutError(PoolError):
         self.job, self.seconds = job, seconds
         self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
         super().__init__(
-            f"job {job!r} in {last.who} was killed after its limit of {seconds:g} s ({last.circumstances})",
+            f"job {job!r} in {last.who} was killed at its time limit of {seconds:g} s ({last.circumstances})",
             remedy=_see(last.log_path, "FXPOOL_JOB_TIMEOUT"),
         )
 
 
 class JobMemoryError(PoolError):
-    """A job's processes took more memory (`used`) than its `limit`, both in bytes, and were killed."""
+    """A job's processes used more memory (`used`) than its `limit` (both in bytes) and were killed."""
 
     def __init__(
         self,
@@ -234,8 +239,8 @@ class JobMemoryError(PoolError):
         self.job, self.limit, self.used = job, limit, used
         self.worker, self.attempts, self.log_path, self.phase = last.worker, last.attempts, last.log_path, last.phase
         super().__init__(
-            f"job {job!r} in {last.who} was killed when it took {used / 2**20:.0f} MB of memory, "
-            f"over its limit of {limit / 2**20:.0f} MB ({last.circumstances})",
+            f"job {job!r} in {last.who} was killed because it used {used / 2**20:.0f} MB of memory; "
+            f"its limit is {limit / 2**20:.0f} MB ({last.circumstances})",
             remedy=_see(last.log_path, "FXPOOL_JOB_MEMORY"),
         )
 
@@ -255,13 +260,13 @@ def signal_name(number: int) -> str:
 
 
 def _see(log_path: str | None, setting: str) -> str:
-    return (f"its output is in {log_path}; " if log_path else "") + f"{setting} sets the limit"
+    return (f"see its output in {log_path}; " if log_path else "") + f"set {setting} to change the limit"
 
 
 class QuarantinedError(PoolError):
     """The graph killed too many workers, in this process or an earlier one, and is not compiled again.
 
-    If it exceeded a `limit` (``timeout``, ``memory``), `value` is the largest that was tried (seconds, bytes).
+    If it exceeded a `limit` (``timeout``, ``memory``), `value` is the largest limit tried (seconds, bytes).
     """
 
     def __init__(
@@ -272,15 +277,16 @@ class QuarantinedError(PoolError):
         tried = {"timeout": f"{value:g} s", "memory": f"{value / 2**20:.0f} MB"}.get(limit)
         more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
         super().__init__(
-            f"{job} is in quarantine: {error}" + (f"; no more than {tried} was tried" if tried else ""),
-            remedy=(f"the worker's output is in {log_path}; " if log_path else "")
-            + (f"a larger {more} has it tried again, and " if more else "")
-            + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again",
+            f"{job} is in quarantine: {error}" + (f"; the largest limit tried is {tried}" if tried else ""),
+            remedy=(f"see the worker's output in {log_path}; " if log_path else "")
+            + "to compile it again, "
+            + (f"set {more} to a larger value or " if more else "")
+            + f"run `fxpool cache quarantine --release {key[:12]}`",
         )
 
 
 class JobCancelledError(PoolError):
-    """The caller withdrew the job, or the pool was closed while it waited."""
+    """The caller withdrew the job, or the pool was closed while the job waited."""
 
 
 class CompileError(FxpoolError):
@@ -288,34 +294,34 @@ class CompileError(FxpoolError):
 
 
 class CannotTravelError(CompileError):
-    """A graph can't be sent to a worker at this level; `reason` is the name it is counted under."""
+    """The graph cannot be sent to a worker at this level. `reason` is the counted reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
-        super().__init__(f"the graph can't travel ({reason})" + (f": {detail}" if detail else ""))
+        super().__init__(f"the graph cannot be sent to a worker ({reason})" + (f": {detail}" if detail else ""))
 
 
 class CannotReturnError(CompileError):
-    """A compiled graph can't be sent back from the worker; `reason` is the name it is counted under."""
+    """The compiled graph cannot be sent back from the worker. `reason` is the counted reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
-        super().__init__(f"the compiled graph can't be sent back ({reason})" + (f": {detail}" if detail else ""))
+        super().__init__(f"the compiled graph cannot be sent back ({reason})" + (f": {detail}" if detail else ""))
 
 
 class NotKeptError(CompileError):
-    """A graph can't be kept, where the program wants to be told; `reason` is the name it is counted under."""
+    """The compiled graph cannot be cached. Raised only if the program is strict. `reason` is the counted reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
         super().__init__(
-            f"the compiled graph can't be kept ({reason})" + (f": {detail}" if detail else ""),
-            remedy="without `strict` (FXPOOL_STRICT, or torch's strict_autograd_cache) every process compiles it",
+            f"the compiled graph cannot be cached ({reason})" + (f": {detail}" if detail else ""),
+            remedy="turn off `strict` (FXPOOL_STRICT, or torch's strict_autograd_cache) to compile it in each process",
         )
 
 
 class NoCompilerError(CompileError):
-    """There is no working C++ compiler; `tried` lists the candidates.
+    """No C++ compiler works. `tried` lists the candidates.
 
     `arguments`: a candidate may be a command with arguments (torch 2.14 and later).
     """
@@ -330,19 +336,21 @@ class NoCompilerError(CompileError):
 
 
 class NoHalideError(CompileError):
-    """Inductor is to generate Halide programs (``cpu_backend="halide"``), and there is no Halide to compile them."""
+    """Inductor is configured to generate Halide programs (``cpu_backend="halide"``), and Halide is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
-            "Halide is not installed, and Inductor's cpu_backend or cuda_backend is 'halide'",
-            remedy="pip install halide (21 was tried), or leave the option away",
+            "Inductor's cpu_backend or cuda_backend is 'halide', and Halide is not installed",
+            remedy="pip install halide (tested with 21), or leave out the option",
         )
 
 
-_INSTALL_COMPILER = "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to it"
+_INSTALL_COMPILER = (
+    "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
+)
 _NO_ARGUMENTS = (
-    "CXX is one program, without arguments: instead of 'ccache g++' a link to ccache that is called g++ "
-    "(Debian and Ubuntu have /usr/lib/ccache/g++), or a script that runs what you mean"
+    "set CXX to a program without arguments: instead of 'ccache g++', a link named g++ to ccache "
+    "(/usr/lib/ccache/g++ on Debian and Ubuntu), or a script that runs the command"
 )
 
 
@@ -353,18 +361,18 @@ def _is_command_line(tried: str) -> bool:
 
 
 class MeasurementBusyError(FxpoolError):
-    """Others measured on `device` for longer than `patience` seconds."""
+    """Other processes measured on `device` for longer than `patience` seconds."""
 
     def __init__(self, device: str, patience: float) -> None:
         self.device, self.patience = device, patience
         super().__init__(
-            f"other processes have measured on {device} for {patience:g} s",
-            remedy="wait longer (patience=...), or see `fxpool status` for who they are",
+            f"{device} is busy: other measurements ran on it for {patience:g} s",
+            remedy="wait longer (patience=...), or see `fxpool status` for the processes that measure",
         )
 
 
 class MissingExtraError(FxpoolError):
-    """`feature` needs `package`, which the optional dependencies `extra` install."""
+    """`feature` needs `package`, which is not installed. The optional dependencies `extra` contain it."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         self.feature, self.package, self.extra = feature, package, extra
@@ -372,15 +380,15 @@ class MissingExtraError(FxpoolError):
 
 
 class StoreError(FxpoolError):
-    """The cache directory can't be used for this operation."""
+    """The cache directory cannot be used for this operation."""
 
 
 class UnsafeDirectoryError(StoreError):
-    """The cache directory belongs to another user, or others can write to it: entries are code."""
+    """Another user owns the cache directory or can write to it. Refused, because its entries run as code."""
 
 
 class NoEntryError(StoreError):
-    """Nothing is kept under `key`, or it is the beginning of several keys."""
+    """No entry has the key `key`, or `key` is a prefix of several keys."""
 
     def __init__(self, key: str, why: str) -> None:
         self.key, self.why = key, why
@@ -388,36 +396,36 @@ class NoEntryError(StoreError):
 
 
 class CorruptEntryError(StoreError):
-    """Bytes on disk with a wrong digest. Never leaves the store: a lookup turns it into a miss."""
+    """Bytes on disk have a wrong digest. Never leaves the store: a lookup turns it into a miss."""
 
 
 class NotAuthenticError(StoreError):
-    """Bytes from a network or a file that no accepted key authenticates; `name` is what was asked for."""
+    """No accepted key authenticates bytes from a network or a file. `name` is the name they were requested by."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
         super().__init__(
             f"{name} is not authentic: {why}",
-            remedy="writers and readers need a key in common: see FXPOOL_REMOTE_KEY_FILE",
+            remedy="set FXPOOL_REMOTE_KEY_FILE to the same key for writers and readers",
         )
 
 
 _BUNDLE_REMEDIES = {
-    "damaged": "nothing of it was used; copy or export it again",
-    "other_version": "nothing of it was used; export it with the fxpool that is to import it",
-    "unsealed": "nothing of it was used; export it with FXPOOL_REMOTE_KEY_FILE or --key-file",
-    "untrusted": "a bundle is run as code: chown and chmod go-w it if you know what wrote it, seal it with a key file, "
-    "or give --trust",
-    "needs_earlier": "nothing of it was used; import the bundles it builds on first, or in the same call before it",
+    "damaged": "nothing was imported; copy or export the bundle again",
+    "other_version": "nothing was imported; export the bundle with the importing version of fxpool",
+    "unsealed": "nothing was imported; export the bundle with FXPOOL_REMOTE_KEY_FILE or --key-file",
+    "untrusted": "a bundle runs as code: if you know its origin, chown it and chmod go-w; or seal it with a key file, "
+    "or pass --trust",
+    "needs_earlier": "nothing was imported; import the bundles it builds on first, or list them before it",
 }
 
 
 class BundleError(StoreError):
-    """A bundle can't be used, and nothing of it was; `name` is its file, `reason` a word, `why` the details.
+    """A bundle cannot be used, and nothing in it was. `name` is its file, `reason` a word, `why` the details.
 
     Reasons: `damaged`, `other_version`, `unsealed`, `untrusted`, `needs_earlier`, `unreadable`, `gone`.
     """
 
     def __init__(self, name: str, reason: str, why: str) -> None:
         self.name, self.reason, self.why = name, reason, why
-        super().__init__(f"{name} can't be used as a bundle: {why}", remedy=_BUNDLE_REMEDIES.get(reason, ""))
+        super().__init__(f"cannot use {name} as a bundle: {why}", remedy=_BUNDLE_REMEDIES.get(reason, ""))

@@ -100,9 +100,10 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
     output = record.log or error.log_path
     more = {"timeout": "FXPOOL_JOB_TIMEOUT", "memory": "FXPOOL_JOB_MEMORY"}.get(limit)
     error.remedy = (
-        (f"the worker's output is in {output}; " if output else "")
-        + (f"a larger {more} has it tried again, and " if more else "")
-        + f"`fxpool cache quarantine --release {key[:12]}` lets it be compiled again"
+        (f"see the worker's output in {output}; " if output else "")
+        + "to compile it again, "
+        + (f"set {more} to a larger value or " if more else "")
+        + f"run `fxpool cache quarantine --release {key[:12]}`"
     )
     error.args = (f"{error.message}\n  {error.remedy}",)
 

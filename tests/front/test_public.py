@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 
 import pytest
@@ -43,3 +45,13 @@ def test_every_exported_name_exists_and_nothing_unbuilt_is_exported() -> None:
         assert name in dir(fxpool)
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         fxpool.nothing_of_ours  # noqa: B018
+
+
+def test_the_tree_of_errors_names_every_error() -> None:
+    import fxpool.errors
+
+    drawn = re.findall(r"^[ │├└─]*(\w+Error)\b", fxpool.errors.__doc__ or "", re.MULTILINE)
+    defined = [
+        one.__name__ for one in vars(fxpool.errors).values() if inspect.isclass(one) and issubclass(one, Exception)
+    ]
+    assert sorted(drawn) == sorted(defined)

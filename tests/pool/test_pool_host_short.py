@@ -155,7 +155,7 @@ def test_out_of_descriptors_for_good(client: PoolClient, who: str) -> None:
     error = caught.value
     assert isinstance(error, PoolUnavailableError)
     assert (error.job, error.code, error.attempts) == ("graph 7", "EMFILE", 8)
-    for said in ("graph 7", "8 times", "ulimit -n"):
+    for said in ("graph 7", "8 attempts", "ulimit -n"):
         assert said in str(error)
     assert echo(client).result(timeout=50) == b"x"
 
