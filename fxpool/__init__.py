@@ -191,7 +191,7 @@ def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessEx
 
         return keys.compare(a, b)
     if b is not None:
-        raise TypeError("explain() takes a second key only after a first")
+        raise TypeError("explain() takes a second key only together with a first")
     from fxpool.explanation import process
 
     return process.explain()

@@ -57,11 +57,11 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
     with _lock:
         if reason is None:
             if name in _tables:
-                raise ValueError(f"the counter {name!r} needs a reason")
+                raise ValueError(f"counter {name!r} needs a reason")
             _numbers[name] = _numbers.get(name, 0) + n
         else:
             if name in _numbers:
-                raise ValueError(f"the counter {name!r} takes no reason")
+                raise ValueError(f"counter {name!r} takes no reason")
             table = _tables.setdefault(name, {})
             table[reason] = table.get(reason, 0) + n
 

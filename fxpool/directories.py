@@ -37,7 +37,7 @@ def foreign_link(path: str) -> Danger | None:
         except OSError:
             continue
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
-            return Danger(link, f"is a symbolic link of {user_name(status.st_uid)}", "remove the link")
+            return Danger(link, f"is a symbolic link owned by {user_name(status.st_uid)}", "remove the link")
     return None
 
 

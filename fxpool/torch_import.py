@@ -22,4 +22,6 @@ def on_torch_import() -> None:
         except Exception as error:
             from fxpool import notices  # as said above
 
-            notices.logger(__name__).info("torch does not know fxpool's artifacts: %s: %s", type(error).__name__, error)
+            notices.logger(__name__).info(
+                "could not register fxpool's cache artifacts with torch: %s: %s", type(error).__name__, error
+            )

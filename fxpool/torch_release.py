@@ -31,8 +31,8 @@ def is_untested() -> bool:
     major, minor = versions.NEWEST
     notices.once(
         "untested_torch",
-        f"torch {torch.__version__} is newer than the newest that fxpool was tested with, {major}.{minor}: "
-        "what does not fit is compiled by Inductor, and counted in fxpool.stats()",
+        f"torch {torch.__version__} is newer than the newest release tested with fxpool, {major}.{minor}: "
+        "graphs that do not fit are compiled by stock Inductor and counted in fxpool.stats()",
     )
     return True
 

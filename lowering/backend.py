@@ -37,8 +37,10 @@ def fxpool_backend(
     """
     refusal = torch_release.current_refusal()
     if refusal is not None:
-        raise UnsupportedTorchError(refusal, remedy='use backend="inductor", or a version of torch in that range')
-    # Imported late: an unsupported torch may lack names that these need.
+        raise UnsupportedTorchError(
+            refusal, remedy='use backend="inductor", or install a version of torch in that range'
+        )
+    # Imported late: an unsupported torch may not have the names these need.
     if torch_release.is_untested():
         from fxpool.lowering import untested_torch  # as said above
 

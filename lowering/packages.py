@@ -46,9 +46,9 @@ def aot_compile(program: Any, path: str | os.PathLike[str], options: Mapping[str
     packages.graph_of(program)
     path = os.fspath(path)
     if not path.endswith(".pt2"):
-        raise ValueError(f"{path!r}: the file of a package ends in .pt2")
+        raise ValueError(f"{path!r}: the name of a package must end in .pt2")
     if program.example_inputs is None:
-        raise ValueError("the exported program has no example inputs, which AOTInductor needs")
+        raise ValueError("AOTInductor needs an exported program with example inputs")
     attempt = Attempt(f"package {next(_numbers)}", call_options.parse(None, options), level=PACKAGE)
     try:
         with attempt.timed("total"), chain.options_in_force(attempt.options):

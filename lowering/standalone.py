@@ -148,7 +148,7 @@ class StandaloneGraph:
             ValueError: another format than ``binary``, or a graph with its own parameters, which cannot be saved.
         """
         if format != "binary":
-            raise ValueError(f"format {format!r}: only 'binary' can be written; a graph's code is shown by "
+            raise ValueError(f"format {format!r} is not supported, only 'binary'; to see the code of a graph, use "
                              "`fxpool cache show`")  # fmt: skip
         self.wait()
         assert self._flat is not None

@@ -55,4 +55,6 @@ def attempted(step: Callable[[], object]) -> bool:
 
 def _count(error: Exception) -> None:
     counters.count("fallbacks", f"untested_torch:{type(error).__name__}")
-    log.warning("this torch has not what fxpool needs: %s: %s", type(error).__name__, error, exc_info=error)
+    log.warning(
+        "unsupported torch: it lacks something that fxpool needs: %s: %s", type(error).__name__, error, exc_info=error
+    )

@@ -51,7 +51,7 @@ def _submitted(entry: Entry, store: LocalStore, seed: int) -> Any:
     """Return the job, or the reason why it cannot be submitted."""
     data = store.read_blob(entry.blobs[REQUEST])
     if data is None:
-        return "its request is gone or damaged"
+        return "its request is missing or damaged"
     try:
         request = CompileRequest.load(data)
         kept = parts_of_entry(entry, store).inline()

@@ -48,7 +48,7 @@ class Keyring:
     def __init__(self, keys: Sequence[bytes]) -> None:
         """Raises ValueError: there is no key, or one has not `KEY_BYTES` bytes."""
         if not keys or any(len(key) != KEY_BYTES for key in keys):
-            raise ValueError(f"a keyring has at least one key of {KEY_BYTES} bytes")
+            raise ValueError(f"a keyring needs at least one key of {KEY_BYTES} bytes")
         self._keys = [(hashlib.sha256(key).digest()[:_KEY_NAME], key) for key in keys]
 
     @classmethod
@@ -62,24 +62,26 @@ class Keyring:
             data, status = read_private(name)
         except UnsafeFileError as error:
             raise ConfigurationError(
-                f"the key file can't be trusted: {error.message}", remedy=f"chown it to yourself and chmod 600 {name}"
+                f"the key file cannot be trusted: {error.message}", remedy=f"chown {name} to your user and chmod 600 it"
             ) from error
         except OSError as error:
             raise ConfigurationError(
-                f"the key file {name} can't be read: {error.strerror}", remedy="`fxpool cache key FILE` makes one"
+                f"cannot read the key file {name}: {error.strerror}", remedy="create one with `fxpool cache key FILE`"
             ) from error
         if status.st_mode & 0o077:
-            raise ConfigurationError(f"others can read the key file {name}", remedy=f"chmod 600 {name}")
+            raise ConfigurationError(f"other users can read the key file {name}", remedy=f"chmod 600 {name}")
         lines = [line.strip() for line in data.decode("ascii", "replace").splitlines()]
         lines = [line for line in lines if line and not line.startswith("#")]
         for number, line in enumerate(lines, 1):
             if not _LINE.fullmatch(line):  # the line itself may be a secret
                 raise ConfigurationError(
                     f"key {number} of {name} is not {2 * KEY_BYTES} hexadecimal digits",
-                    remedy="`fxpool cache key FILE` makes a key file",
+                    remedy="create a key file with `fxpool cache key FILE`",
                 )
         if not lines:
-            raise ConfigurationError(f"there is no key in {name}", remedy="`fxpool cache key FILE` makes a key file")
+            raise ConfigurationError(
+                f"the key file {name} holds no key", remedy="create a key file with `fxpool cache key FILE`"
+            )
         return cls([bytes.fromhex(line) for line in lines])
 
     def seal(self, name: str, data: bytes) -> bytes:
@@ -98,8 +100,8 @@ class Keyring:
             if hmac.compare_digest(known, key_name):
                 if hmac.compare_digest(mac, _mac(key, name, data)):
                     return data
-                raise NotAuthenticError(name, "its MAC does not hold")
-        raise NotAuthenticError(name, "its key is not one of those accepted")
+                raise NotAuthenticError(name, "its MAC is wrong")
+        raise NotAuthenticError(name, "it was signed with a key that is not accepted here")
 
 
 def _mac(key: bytes, name: str, data: bytes) -> bytes:

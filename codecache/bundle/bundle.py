@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-_EXPORT_REMEDY = "name another file, in a directory that can be written and has room"
+_EXPORT_REMEDY = "name a file in a writable directory with enough room"
 
 
 @dataclass
@@ -111,7 +111,7 @@ def export(
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise write_error(f"can't write the bundle {path}", error, _EXPORT_REMEDY) from error
+        raise write_error(f"cannot write the bundle {path}", error, _EXPORT_REMEDY) from error
     return written
 
 
@@ -162,7 +162,7 @@ def entry_as_bundle(entry: Entry, store: LocalStore) -> bytes:
     """Return a bundle of one entry with all its blobs. Raises BundleError: one is gone or damaged."""
     out = io.BytesIO()
     if not write(out, store, [entry]).entries:
-        raise BundleError(f"the entry {entry.key[:12]}", "gone", "one of its blobs is not in the cache any more")
+        raise BundleError(f"the entry {entry.key[:12]}", "gone", "one of its blobs is no longer in the cache")
     return out.getvalue()
 
 
@@ -181,7 +181,7 @@ def open_trusted(path: str, *, keyring: Keyring | None = None, trust: bool = Fal
         else:
             fd, _ = open_private(os.path.realpath(path), owners=(os.geteuid(), 0))
     except UnsafeFileError as error:
-        raise BundleError(path, "untrusted", f"others could have written to it: {error.message}") from error
+        raise BundleError(path, "untrusted", f"other users could have written to it: {error.message}") from error
     except OSError as error:
         raise BundleError(path, "unreadable", os.strerror(error.errno or 0)) from error
     try:
@@ -190,7 +190,7 @@ def open_trusted(path: str, *, keyring: Keyring | None = None, trust: bool = Fal
         raise BundleError(path, "unreadable", os.strerror(error.errno or 0)) from error
     with file:
         if not file.seekable():
-            raise BundleError(path, "unreadable", "it is no regular file")
+            raise BundleError(path, "unreadable", "it is not a regular file")
         yield file
 
 
@@ -200,7 +200,7 @@ def check_needs(bundles: Sequence[Contents], store: LocalStore) -> None:
     for contents in bundles:
         missing = sum(store.blob_path(ref) is None for ref in contents.needs - there)
         if missing:
-            raise BundleError(contents.name, "needs_earlier", f"{missing} blobs that it builds on are not here")
+            raise BundleError(contents.name, "needs_earlier", f"{missing} blobs that it builds on are missing here")
         there |= contents.blobs.keys()
 
 

@@ -162,7 +162,7 @@ class _Reader:
             raise self.damaged("it ends in the middle of a record")
         data = self._file.read(size)
         if len(data) != size:
-            raise self.damaged("it became shorter while it was read")
+            raise self.damaged("it was truncated while it was read")
         self.left -= size
         self.digest.update(data)
         return data
@@ -184,7 +184,7 @@ class _Reader:
         while self.left:
             self.read(min(self.left, _CHUNK))
         if self._file.read(_DIGEST + 1) != self.digest.digest():
-            raise self.damaged("its digest does not hold")
+            raise self.damaged("its digest is wrong")
 
 
 def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Contents:
@@ -218,19 +218,19 @@ def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Content
             offset = reader.at()
             ref = BlobRef(reader.hash(size), size)
             if ref in contents.blobs or ref in contents.needs:
-                raise reader.damaged(f"the blob {ref.name} is in it twice")
+                raise reader.damaged(f"it holds the blob {ref.name} twice")
             contents.blobs[ref] = offset
         elif kind == _ENTRY:
             _add_entry(reader, size, contents)
         elif size > _MAX_SMALL:
-            raise reader.damaged("a record at its end is too long")
+            raise reader.damaged("its last record is too long")
         elif kind == _TABLE:
             table = _decode_table(reader, reader.read(size))
         else:
             contents.sealed = True
             _check_seal(reader, reader.read(size), before, keyring)
     if table != Table(len(contents.entries), len(contents.blobs), len(contents.needs)):
-        raise reader.damaged("its table does not fit its records")
+        raise reader.damaged("its table does not match its records")
     reader.end()
     if keyring is not None and not contents.sealed:
         raise BundleError(name, "unsealed", "it has no MAC, and a key file is set")
@@ -246,7 +246,7 @@ def _check_digest(file: BinaryIO, name: str) -> None:
     match = _MAGIC.match(file.read(_MAGIC_SIZE))
     if match is not None and int(match[1]) != FORMAT_VERSION:
         raise BundleError(
-            name, "other_version", f"it has format {int(match[1])}, and this program reads {FORMAT_VERSION}"
+            name, "other_version", f"it has format {int(match[1])}, this version of fxpool reads {FORMAT_VERSION}"
         )
 
 
@@ -256,17 +256,17 @@ def _magic(file: BinaryIO, name: str) -> int:
     match = _MAGIC.match(file.read(_MAGIC_SIZE))
     file.seek(0)
     if match is None:
-        raise BundleError(name, "damaged", "it does not begin as a bundle does")
+        raise BundleError(name, "damaged", "it does not start like a bundle")
     return match.end()
 
 
 def _need(reader: _Reader, size: int, contents: Contents) -> BlobRef:
     if size != _DIGEST + 8:
-        raise reader.damaged("the name of a blob has another length")
+        raise reader.damaged("the name of a blob has the wrong length")
     data = reader.read(size)
     ref = BlobRef(data[:_DIGEST].hex(), int.from_bytes(data[_DIGEST:], "big"))
     if ref in contents.needs or BlobRef.from_name(ref.name) is None:
-        raise reader.damaged(f"the blob {ref.name} is named twice, or is none")
+        raise reader.damaged(f"the blob {ref.name} is listed twice, or its name is invalid")
     return ref
 
 
@@ -281,11 +281,11 @@ def _add_entry(reader: _Reader, size: int, contents: Contents) -> None:
     except CorruptEntryError as error:
         raise reader.damaged(error.message) from error
     if (entry.key, entry.name) in contents.entries:
-        raise reader.damaged(f"the entry {entry.key[:12]} is in it twice")
+        raise reader.damaged(f"it holds the entry {entry.key[:12]} twice")
     blobs = tuple(entry.blobs.values())
     for ref in blobs:
         if ref not in contents.blobs and ref not in contents.needs:
-            raise reader.damaged(f"a blob of the entry {entry.key[:12]} is not in it")
+            raise reader.damaged(f"it lacks a blob of the entry {entry.key[:12]}")
     contents.entries[entry.key, entry.name] = EntryRecord(offset, size, digest_of(data), blobs)
 
 
@@ -293,7 +293,7 @@ def _decode_table(reader: _Reader, data: bytes) -> Table:
     try:
         return msgspec.msgpack.decode(data, type=Table)
     except msgspec.DecodeError as error:
-        raise reader.damaged("its table does not decode") from error
+        raise reader.damaged("its table cannot be decoded") from error
 
 
 def _check_seal(reader: _Reader, seal: bytes, digest: bytes, keyring: Keyring | None) -> None:
@@ -326,4 +326,4 @@ def read_entry(file: BinaryIO, contents: Contents, record: EntryRecord) -> Entry
 
 
 def _changed(contents: Contents) -> BundleError:
-    return BundleError(contents.name, "damaged", "it was changed while it was read")
+    return BundleError(contents.name, "damaged", "it changed while it was read")

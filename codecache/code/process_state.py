@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["ENVIRONMENT", "is_environment", "reads", "variable_asked", "variable_read"]
 
 #: Description of an environment read whose variable is not a constant.
-ENVIRONMENT = "the environment, under a name that is computed"
+ENVIRONMENT = "the environment, under a computed name"
 
 _READERS = (os.getenv, os.environ, os.environ.get)
 # Instructions between a reader and the constant it is called with; they depend on the interpreter.

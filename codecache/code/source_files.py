@@ -41,7 +41,7 @@ def digest_module(module: types.ModuleType) -> str:
         try:
             content = digest_file(path)  # type: ignore[arg-type]
         except (OSError, TypeError) as error:
-            raise UndigestableError(f"the module {module.__name__}, which has no file to read") from error
+            raise UndigestableError(f"the module {module.__name__}, which has no source file") from error
     return hashlib.sha256(f"module {module.__name__} {content}".encode()).hexdigest()
 
 

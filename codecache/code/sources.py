@@ -67,5 +67,5 @@ def examine(value: Any, *, runs_later: bool = False, covered: dict[str, str] | N
     try:
         digester.add(value)
     except RecursionError:
-        raise UndigestableError(f"{describe(value)}: it refers to others too deeply") from None
+        raise UndigestableError(f"{describe(value)}: its references are nested too deeply") from None
     return Examined(digester.hexdigest(), digester.environment)

@@ -10,4 +10,4 @@ class UndigestableError(ValueError):
 
     def __init__(self, what: str) -> None:
         self.what = what
-        super().__init__(f"no digest of {what}")
+        super().__init__(f"cannot digest {what}")

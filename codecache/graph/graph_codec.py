@@ -136,7 +136,7 @@ class GraphEncoder:
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
         if gm.meta.get("nested_region_config") is not None:
-            raise CannotTravelError("region_options", "a nested_compile_region has options of its own")
+            raise CannotTravelError("region_options", "a nested_compile_region has its own options")
         codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
         if codegen is not torch.fx.graph.CodeGen:
             raise CannotTravelError("calling_convention", codegen.__name__)
@@ -207,7 +207,7 @@ class GraphEncoder:
             try:
                 self.groups[name] = process_groups.size(name)
             except LookupError as error:
-                raise CannotTravelError("process_group", f"there is no group {name} in this process") from error
+                raise CannotTravelError("process_group", f"this process has no group {name}") from error
         group = _Group(list(self.groups).index(name))
         if at < len(args):
             return (*args[:at], group, *args[at + 1 :]), kwargs

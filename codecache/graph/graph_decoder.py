@@ -117,7 +117,7 @@ class GraphDecoder:
                 raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
             if own_digest != digest:
                 raise CannotTravelError(
-                    "triton_kernel_differs", f"{description[0]}.{description[1]}, imported elsewhere"
+                    "triton_kernel_differs", f"{description[0]}.{description[1]} differs where it is imported"
                 )
             self._kernels[number] = user_kernels.add(function, description)
         return self._kernels[number]

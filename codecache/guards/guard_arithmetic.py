@@ -30,7 +30,7 @@ class UnknownGuardError(ValueError):
 def split(data: Any) -> tuple[str, list[Any]]:
     """Return kind and arguments of a node. Raises UnknownGuardError."""
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], str):
-        raise UnknownGuardError(f"{data!r:.80} is no node of a guard")
+        raise UnknownGuardError(f"{data!r:.80} is not a node of a guard")
     return data[0], list(data[1:])
 
 
@@ -43,7 +43,7 @@ def decode_int(data: Any) -> int:
             return int(data[1], 16)
         except ValueError:
             pass
-    raise UnknownGuardError(f"{data!r:.80} is no integer")
+    raise UnknownGuardError(f"{data!r:.80} is not an integer")
 
 
 def unknown(what: str) -> Any:
@@ -100,7 +100,7 @@ def float_value(args: list[Any], *, exact: bool = True) -> float:
         raise UnknownGuardError("a float out of range")
     value = math.ldexp(mantissa, exponent)
     if exact and Fraction(value) != mantissa * Fraction(2) ** exponent:
-        raise UnknownGuardError("a float of more than double precision")
+        raise UnknownGuardError("a float with more than double precision")
     return -value if sign else value
 
 
@@ -111,20 +111,20 @@ def _number(value: Value) -> Number:
 
 def _whole(value: Value) -> int:
     if not isinstance(value, int):
-        raise UnknownGuardError(f"{value!r} where a whole number belongs")
+        raise UnknownGuardError(f"expected an integer, got {value!r}")
     return int(value)
 
 
 def _truth(value: Value) -> bool:
     if not isinstance(value, bool):
-        raise UnknownGuardError(f"{value!r} where a truth value belongs")
+        raise UnknownGuardError(f"expected a bool, got {value!r}")
     return value
 
 
 def _double(value: Value) -> float:
     """Convert to float; refuse integers that are not representable: torch's functions and Python differ there."""
     if isinstance(value, int) and abs(value) > 1 << 53:
-        raise UnknownGuardError(f"{value} does not fit a float")
+        raise UnknownGuardError(f"{value} does not fit into a float")
     return float(value)
 
 
@@ -242,7 +242,7 @@ def _dense_indicator(*args: Value) -> int:
 def _order(left: Value, right: Value) -> int:
     """Return -1, 0 or 1. Refuses truth values with numbers, and values that are equal only after rounding."""
     if isinstance(left, bool) or isinstance(right, bool):
-        raise UnknownGuardError("a truth value compared with a number")
+        raise UnknownGuardError("a comparison of a bool with a number")
     order = (left > right) - (left < right)
     if order and isinstance(left, float) != isinstance(right, float) and float(left) == float(right):
         # sympy compares at the float's precision, Python exactly.

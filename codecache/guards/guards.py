@@ -93,7 +93,7 @@ def encode(expr: sympy.Basic) -> Any:
     except RecursionError:
         raise UnknownGuardError("the guard is nested too deeply") from None
     if not same:
-        raise UnknownGuardError(f"sympy does not rebuild {expr} as it is")
+        raise UnknownGuardError(f"sympy does not rebuild {expr} unchanged")
     return data
 
 
@@ -167,7 +167,7 @@ def _decode(data: Any, symbols: Mapping[str, sympy.Symbol] | None) -> Any:
         if symbols is None:
             return sympy.Symbol(args[0], **{word.lstrip("!"): not word.startswith("!") for word in args[1:]})
         if args[0] not in symbols:
-            raise UnknownGuardError(f"no symbol {args[0]} here")
+            raise UnknownGuardError(f"unknown symbol {args[0]}")
         return symbols[args[0]]
     if kind == "rational":
         return sympy.Rational(decode_int(args[0]), decode_int(args[1]))
@@ -333,7 +333,7 @@ def evaluate_expression(data: Any, values: Mapping[str, int | float | bool]) -> 
     except RecursionError:
         raise UnknownGuardError("the guard is nested too deeply") from None
     except (ArithmeticError, ValueError, TypeError, IndexError) as error:
-        raise UnknownGuardError(f"{_shown(data)} can't be evaluated: {error}") from error
+        raise UnknownGuardError(f"{_shown(data)} cannot be evaluated: {error}") from error
 
 
 def _shown(data: Any) -> str:

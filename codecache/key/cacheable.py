@@ -59,7 +59,7 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
     if not after_autograd and configs.autograd_cache_disabled():
         raise Bypass("autograd_cache_off", "enable_autograd_cache is off")
     if not after_autograd and tracing.real_inputs_expected(context):
-        raise Bypass("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+        raise Bypass("fakify_first_call", "DDPOptimizer traces the inputs of the first call again")
     check_graph(gm)
 
 

@@ -99,7 +99,7 @@ class _Look:
             return
         self._seen.add(called)
         if len(self._seen) > _MOST_FILES:
-            self.unknown = f"a script names more than {_MOST_FILES} files"
+            self.unknown = f"a script refers to more than {_MOST_FILES} files"
             return
         try:
             text = _text(real)
@@ -119,7 +119,7 @@ class _Look:
 
     def _script(self, path: str, real: str, text: str, places: tuple[str, ...]) -> None:
         if len(text) >= _LONGEST_TEXT:
-            self.unknown = f"{os.path.basename(path)} is too long to be read"
+            self.unknown = f"{os.path.basename(path)} is too long to read"
         text = _COMMENT.sub("", text)
         if _SHELL.match(text):
             text = _without_what_it_writes(text)

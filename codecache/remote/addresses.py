@@ -27,7 +27,7 @@ def connect(address: str, seconds: float) -> Client:
             remedy=f"pip install 'fxpool[{extra}]'",
         ) from error
     except ValueError as error:
-        raise ConfigurationError(f"{shown(address)} is no address of a remote cache: {error}") from error
+        raise ConfigurationError(f"{shown(address)} is not the address of a remote cache: {error}") from error
 
 
 def shown(address: str) -> str:

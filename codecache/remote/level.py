@@ -126,8 +126,8 @@ class RemoteLevel:
             counters.count("remote", "hits" if found is not None else "misses")
         if not asked:
             counters.count("remote", "left_alone")
-            why = reason if error is not None else "its values do not verify" if look.bad else "it is slow"
-            notices.once(f"remote:{why}", f"the remote cache is left alone for a while ({why}): {error or 'no error'}")
+            why = reason if error is not None else "its values fail verification" if look.bad else "it is slow"
+            notices.once(f"remote:{why}", f"pausing use of the remote cache ({why}): {error or 'no error'}")
 
     def client(self) -> Client:
         """Return a client for one thread; `give_back` keeps it for the next."""
@@ -194,7 +194,7 @@ class _Look:
         except BaseException as error:  # a client's own panic is none of the program's
             self.error = error
             if not isinstance(error, RemoteError):
-                log.debug("the remote cache could not be asked", exc_info=True)
+                log.debug("the remote cache could not be queried", exc_info=True)
             if client is not None:
                 client.close()
         finally:
@@ -221,7 +221,7 @@ class _Look:
         def decoded(content: bytes) -> Entry:
             entry = decode_entry(content)
             if (entry.key, entry.name) != (key, name):
-                raise CorruptEntryError(f"{full} holds another entry")
+                raise CorruptEntryError(f"{full} holds a different entry")
             return entry
 
         return self._checked(client, full, values.MOST_ENTRY_BYTES, decoded)
@@ -258,13 +258,13 @@ class _Look:
     def _is_bad(self, name: str, reason: str, error: StoreError) -> None:
         self.bad.append(name)
         self.reasons.append(reason)
-        log.info("a value of the remote cache is not used: %s", error.message)
+        log.info("ignoring a value of the remote cache: %s", error.message)
 
 
 def _blob_of(ref: BlobRef) -> Callable[[bytes], bytes]:
     def checked(content: bytes) -> bytes:
         if BlobRef.of(content) != ref:
-            raise CorruptEntryError(f"blob {ref.name} of the remote cache has another content")
+            raise CorruptEntryError(f"blob {ref.name} of the remote cache has different content")
         return content
 
     return checked

@@ -41,7 +41,7 @@ class _Limits:
     def received(self, size: int) -> None:
         self.bytes -= size
         if self.bytes < 0:
-            raise RemoteError("too_large", "the server sends more than was asked for")
+            raise RemoteError("too_large", "the server sent more than was requested")
 
 
 class _Bounded:
@@ -116,14 +116,14 @@ class RedisClient:
     def names(self, index: str, most: int, deadline: Deadline) -> list[str]:
         found = self._call(deadline, most * (_NAME + 16), "SRANDMEMBER", index, most)
         if not isinstance(found, list) or not all(isinstance(name, bytes) for name in found):
-            raise RemoteError("answer", "no list of names")
+            raise RemoteError("answer", "not a list of names")
         return [name.decode("ascii", "replace") for name in found[:most]]
 
     def get(self, name: str, most: int, deadline: Deadline) -> bytes | None:
         # One byte more than wanted tells that it is larger, and no server has to send all of it.
         value = self._call(deadline, most + _FRAME, "GETRANGE", name, 0, most)
         if not isinstance(value, bytes):
-            raise RemoteError("answer", "no bytes")
+            raise RemoteError("answer", "not bytes")
         if len(value) > most:
             raise RemoteError("too_large", name)
         return value or None

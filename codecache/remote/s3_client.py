@@ -80,7 +80,7 @@ class S3Client:
             except AlreadyExistsError:
                 return False
             except FileNotFoundError as error:
-                raise RemoteError("answer", "there is no such bucket") from error
+                raise RemoteError("answer", "the bucket does not exist") from error
             return True
 
         return bool(self._call(deadline, write))
@@ -95,7 +95,7 @@ class S3Client:
         global _used_by
         deadline.left()
         if _used_by not in (None, os.getpid()):
-            raise RemoteError("forked", "obstore can't be used in a child of a process that has used it")
+            raise RemoteError("forked", "obstore cannot be used in a child of a process that has used it")
         _used_by = os.getpid()
         try:
             return function()

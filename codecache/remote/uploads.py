@@ -148,7 +148,7 @@ class Uploads:
             while not self._closed and self._one():
                 pass
         except Exception:
-            log.warning("uploads to the remote cache have ended", exc_info=True)
+            log.warning("uploads to the remote cache stopped", exc_info=True)
         finally:
             with self._lock:
                 client, self._client = self._client, None
@@ -191,7 +191,7 @@ class Uploads:
             client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._delay))
             answered = True
         except Exception as error:
-            log.debug("the remote cache is still away: %s", error)
+            log.debug("the remote cache is still unavailable: %s", error)
             self._drop_client()
         finally:
             with self._breaker_lock:
@@ -207,7 +207,7 @@ class Uploads:
             self._failed(item, error)
             return
         except (StoreError, OSError) as error:
-            log.debug("%s is not uploaded: %s", key[:12], error)
+            log.debug("not uploading %s: %s", key[:12], error)
             written = 0
         if written:
             counters.count("remote", "writes")
@@ -220,7 +220,7 @@ class Uploads:
         if refused or self._tries[item] >= _TRIES:
             notices.once(
                 f"remote-write:{error}",
-                f"an entry was not uploaded: {error.message}\n  where only some may write, the others set "
+                f"an entry was not uploaded: {error.message}\n  on machines that may not write, set "
                 "FXPOOL_REMOTE_USE=read-only",
             )
             if refused:

@@ -82,9 +82,9 @@ def unpack(keyring: Keyring, name: str, sealed: bytes, most: int) -> bytes:
     if packing == _ZSTD:
         content = _unpacked(name, content, most)
     elif packing != _PLAIN:
-        raise CorruptEntryError(f"{name} is packed in an unknown way")
+        raise CorruptEntryError(f"{name} is compressed in an unknown format")
     if len(content) > most:
-        raise CorruptEntryError(f"{name} has {len(content)} bytes, more than the {most} it may have")
+        raise CorruptEntryError(f"{name} has {len(content)} bytes, over its maximum of {most}")
     return content
 
 
@@ -95,7 +95,7 @@ def _unpacked(name: str, packed: bytes, most: int) -> bytes:
         # The frame says how large its content is, and unpacking takes that much memory at once.
         claimed = zstandard.frame_content_size(packed)
         if not 0 <= claimed <= most:
-            raise CorruptEntryError(f"{name} claims to unpack to {claimed} bytes, more than the {most} it may have")
+            raise CorruptEntryError(f"{name} claims {claimed} bytes decompressed, over its maximum of {most}")
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=most)
     except zstandard.ZstdError as error:
-        raise CorruptEntryError(f"{name} does not unpack: {error}") from error
+        raise CorruptEntryError(f"{name} cannot be decompressed: {error}") from error

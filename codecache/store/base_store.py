@@ -30,7 +30,7 @@ class BaseStore(LocalStore):
         super().__init__(root)
         unreadable = _unreadable(self.root)
         if unreadable is not None:
-            raise StoreError(f"the cache base {self.root} can't be used: {unreadable}", remedy=_remedy(self.root))
+            raise StoreError(f"cannot use the cache base {self.root}: {unreadable}", remedy=_remedy(self.root))
 
     def check(self) -> None:
         """Raise UnsafeDirectoryError if anyone but root and the user could have written to the directory."""
@@ -61,7 +61,7 @@ class BaseStore(LocalStore):
         pass
 
     def _refusal(self) -> StoreError:
-        return StoreError(f"the cache base {self.root} is only read")
+        return StoreError(f"the cache base {self.root} is read-only")
 
 
 def _unreadable(root: str) -> str | None:
@@ -78,7 +78,7 @@ def _unreadable(root: str) -> str | None:
             except FileNotFoundError:
                 if top:
                     break  # no entry or blob has been kept yet
-                return f"there is no directory {root}"
+                return f"the directory {root} does not exist"
             except OSError as error:
                 return f"{path}: {error.strerror}"
             if not names:
@@ -88,4 +88,4 @@ def _unreadable(root: str) -> str | None:
 
 
 def _remedy(root: str) -> str:
-    return f"fill it and let others read it (chmod -R go+rX {root}), or take {_SETTING} away"
+    return f"fill it and make it readable (chmod -R go+rX {root}), or unset {_SETTING}"

@@ -54,7 +54,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises CorruptEntryError if the reference is not a digest and a size (it would name another place).
         """
         if _BLOB_NAME.match(self.name) is None:
-            raise CorruptEntryError(f"{self.name!r} is not a blob's name")
+            raise CorruptEntryError(f"{self.name!r} is not the name of a blob")
         return os.path.join("blobs", self.digest[:2], self.name)
 
     @classmethod
@@ -82,15 +82,15 @@ class StoreWriteError(StoreError):
 
 
 _REMEDIES = {
-    "ENOSPC": "free some space, or set FXPOOL_CACHE_DIR to another disk",
-    "EDQUOT": "the quota is used up: free some space, or set FXPOOL_CACHE_DIR to another disk",
-    "EROFS": "the disk is read-only: set FXPOOL_CACHE_DIR to a directory that can be written",
-    "EACCES": "set FXPOOL_CACHE_DIR to a directory that you can write to",
-    "EPERM": "set FXPOOL_CACHE_DIR to a directory that you can write to",
-    "EMFILE": "allow more open files (ulimit -n)",
-    "ENFILE": "the host has too many open files: allow more (fs.file-max)",
+    "ENOSPC": "free some space, or set FXPOOL_CACHE_DIR to a directory on another disk",
+    "EDQUOT": "the quota is used up: free some space, or set FXPOOL_CACHE_DIR to a directory on another disk",
+    "EROFS": "the disk is read-only: set FXPOOL_CACHE_DIR to a writable directory",
+    "EACCES": "set FXPOOL_CACHE_DIR to a directory that you may write to",
+    "EPERM": "set FXPOOL_CACHE_DIR to a directory that you may write to",
+    "EMFILE": "raise the limit of open files (ulimit -n)",
+    "ENFILE": "the host's table of open files is full: raise fs.file-max",
 }
-_REMEDY = "set FXPOOL_CACHE_DIR to a directory that can be written"
+_REMEDY = "set FXPOOL_CACHE_DIR to a writable directory"
 
 
 def write_error(what: str, error: OSError, remedy: str = "") -> StoreWriteError:
@@ -137,7 +137,7 @@ def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
             if error.errno in _VANISHED and make_parents and attempt + 1 < _ATTEMPTS:
                 time.sleep(0.0005 * attempt)
                 continue
-            raise write_error(f"can't write {path}", error) from error
+            raise write_error(f"cannot write {path}", error) from error
 
 
 def _write_once(directory: str, path: str, data: bytes) -> None:
@@ -194,7 +194,7 @@ def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafeFileError(f"{path} is no regular file")
+            raise UnsafeFileError(f"{path} is not a regular file")
         if not is_private(status, owners):
             raise UnsafeFileError(f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}")
     except BaseException:
@@ -236,8 +236,8 @@ def check_directory(
     link = directories.foreign_link(path)
     if link is not None:
         raise UnsafeDirectoryError(
-            f"{link.path}, on the way to the {what} {path}, {link.what}",
-            remedy=f"{link.mend}, or set {setting} to a directory of your own",
+            f"{link.path}, in the path of the {what} {path}, {link.what}",
+            remedy=f"{link.mend}, or set {setting} to a directory that you own",
         )
     real = os.path.realpath(path)
     try:
@@ -247,20 +247,20 @@ def check_directory(
     else:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         if not stat.S_ISDIR(status.st_mode):
-            raise UnsafeDirectoryError(f"the {what} {path} is no directory", remedy=f"set {setting}")
+            raise UnsafeDirectoryError(f"the {what} {path} is not a directory", remedy=f"set {setting} to a directory")
         if not is_private(status, owners):
             owner = directories.user_name(status.st_uid)
-            whose = "your own" if len(users) == 1 else "your own or root's"
+            whose = "you own" if len(users) == 1 else "you or root own"
             allowed = " or ".join(directories.user_name(user) for user in users)
             raise UnsafeDirectoryError(
-                f"the {what} {path} belongs to {owner} and has mode {mode}; entries in it are run as code, "
-                f"so it must belong to {allowed} and be writable by nobody else",
-                remedy=f"chmod go-w {real}" if status.st_uid in users else f"set {setting} to a directory of {whose}",
+                f"the {what} {path} belongs to {owner} and has mode {mode}; its entries run as code, "
+                f"so it must belong to {allowed} and not be writable by other users",
+                remedy=f"chmod go-w {real}" if status.st_uid in users else f"set {setting} to a directory that {whose}",
             )
     parent = directories.replaceable_parent(real)
     if parent is not None:
         raise UnsafeDirectoryError(
-            f"{parent.path}, above the {what} {path}, {parent.what}: others could put another directory in its place",
+            f"{parent.path}, above the {what} {path}, {parent.what}: other users could replace the directory",
             remedy=f"{parent.mend}, or set {setting} to another directory",
         )
 
@@ -279,7 +279,7 @@ def read_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> byt
     """Return a blob's content. Raises CorruptEntryError if size or digest is wrong, UnsafeFileError, OSError."""
     data, status = read_private(path, size=ref.size, owners=owners)
     if hashlib.sha256(data).hexdigest() != ref.digest:
-        raise CorruptEntryError(f"the digest of {path} does not hold")
+        raise CorruptEntryError(f"the digest of {path} is wrong")
     with _verified_lock:
         _verified[_identity(status)] = ref.digest
     return data

@@ -217,7 +217,7 @@ def _claim(root: str, every: float) -> float | None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return time.time()  # room is what is needed
-            raise write_error(f"can't evict from {root}", error) from error
+            raise write_error(f"cannot evict from {root}", error) from error
         with open(descriptor, "wb") as file:
             return os.fstat(file.fileno()).st_mtime
     return None

@@ -112,7 +112,7 @@ def clear(root: str) -> Cleared:
             _remove(os.path.join(root, name), spared=headers)
         after = measure(root)
     except OSError as error:
-        raise write_error(f"can't clear {root}", error) from error
+        raise write_error(f"cannot clear {root}", error) from error
     for kind, share in before.items():
         rest = after[kind]
         cleared.removed[kind] = Share(max(0, share.files - rest.files), max(0, share.bytes - rest.bytes))

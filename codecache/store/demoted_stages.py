@@ -35,6 +35,6 @@ def add(root: str, key: str, faster: str) -> None:
     """Record that `faster`'s graph is faster than `key`'s. Raises StoreError; ValueError for an invalid key."""
     for one in (key, faster):
         if not is_hex_digest(one):
-            raise ValueError(f"{one!r} is no key: a lower-case sha256 is")
+            raise ValueError(f"{one!r} is not a key: a key is a lower-case sha256")
     check_directory(root)
     write_private(os.path.join(root, _DIRECTORY, key), faster.encode("ascii"))

@@ -128,7 +128,7 @@ def encode_entry(entry: Entry) -> bytes:
     try:
         body = _encoder.encode(entry)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise StoreError(f"the entry {entry.metadata.label or entry.key} can't be written: {error}") from error
+        raise StoreError(f"the entry {entry.metadata.label or entry.key} cannot be written: {error}") from error
     packing = _PLAIN
     if len(body) > _COMPRESS_FROM:
         import zstandard
@@ -146,18 +146,18 @@ def decode_entry(data: bytes) -> Entry:
     """
     match = _MAGIC.match(data)
     if match is None:
-        raise CorruptEntryError("no entry: the magic line is missing")
+        raise CorruptEntryError("not an entry: the magic line is missing")
     magic, digest, rest = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
     if hashlib.sha256(magic + rest).digest() != digest:
-        raise CorruptEntryError("the digest of the entry does not hold")
+        raise CorruptEntryError("the digest of the entry is wrong")
     if int(match[1]) != FORMAT_VERSION:
-        raise OtherVersionError(f"entry of format {int(match[1])}, this program reads {FORMAT_VERSION}")
+        raise OtherVersionError(f"entry of format {int(match[1])}, this version of fxpool reads {FORMAT_VERSION}")
     try:
         entry = _decoder.decode(_unpack(rest))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CorruptEntryError(f"the entry does not decode: {error}") from error
+        raise CorruptEntryError(f"the entry cannot be decoded: {error}") from error
     if not is_hex_digest(entry.key):
-        raise CorruptEntryError("the entry's key is no digest")
+        raise CorruptEntryError("the entry's key is not a digest")
     for ref in entry.blobs.values():
         ref.relative_path()  # raises CorruptEntryError for an invalid reference
     return entry
@@ -165,7 +165,7 @@ def decode_entry(data: bytes) -> Entry:
 
 def _unpack(rest: bytes) -> bytes:
     if not rest or rest[0] not in (_PLAIN, _ZSTD):
-        raise CorruptEntryError("the entry is packed in an unknown way")
+        raise CorruptEntryError("the entry is compressed in an unknown format")
     if rest[0] == _PLAIN:
         return rest[1:]
     import zstandard
@@ -173,7 +173,7 @@ def _unpack(rest: bytes) -> bytes:
     try:
         # Frames carry their size; one that claims more than any real entry is not unpacked.
         if zstandard.frame_content_size(rest[1:]) > _MAX_BODY:
-            raise CorruptEntryError("the entry claims to be larger than any entry")
+            raise CorruptEntryError("the entry claims a size above the maximum")
         return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=_MAX_BODY)
     except zstandard.ZstdError as error:
-        raise CorruptEntryError(f"the entry does not unpack: {error}") from error
+        raise CorruptEntryError(f"the entry cannot be decompressed: {error}") from error

@@ -39,6 +39,6 @@ def find(root: str, key: str) -> str:
 def add(root: str, key: str, reason: str) -> None:
     """Record why a graph can't be compiled at a level. Raises StoreError; ValueError for an invalid key."""
     if not is_hex_digest(key):
-        raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+        raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
     check_directory(root)
     write_private(os.path.join(root, _DIRECTORY, key), reason[:_LONGEST].encode())

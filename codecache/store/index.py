@@ -190,8 +190,8 @@ class Index:
                     return use(connection)
             except (*_TROUBLE, sqlite3.Error, sqlite3.Warning) as error:
                 if attempt or "disk is full" in str(error):
-                    raise IndexUnusableError(f"the index in {self._directory} can't be used: {error}") from error
-                log.info("the index in %s is begun anew: %s", self._directory, error)
+                    raise IndexUnusableError(f"cannot use the index in {self._directory}: {error}") from error
+                log.info("rebuilding the index in %s: %s", self._directory, error)
                 self._put_away()
         raise AssertionError("returned or raised above")
 

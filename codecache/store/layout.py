@@ -95,7 +95,7 @@ def unlink(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise write_error(f"can't remove {path}", error) from error
+        raise write_error(f"cannot remove {path}", error) from error
     return True
 
 

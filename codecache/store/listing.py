@@ -135,7 +135,7 @@ class Listing:
 def load(root: str, key: str, name: str) -> Entry | None:
     """Return an entry whole; None if it is not there or can't be read. Raises ValueError for invalid names."""
     if not is_hex_digest(key) or not is_hex_digest(name):
-        raise ValueError("keys and names of entries are lower-case sha256")
+        raise ValueError("keys and names of entries must be lower-case sha256")
     try:
         entry = decode_entry(read_private(os.path.join(root, "entries", key[:2], key, name + _SUFFIX))[0])
     except (OSError, CorruptEntryError, UnsafeFileError, OtherVersionError):

@@ -102,5 +102,5 @@ def release(root: str, key: str) -> bool:
 
 def _path(root: str, key: str, kind: str) -> str:
     if not is_hex_digest(key):
-        raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+        raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
     return os.path.join(root, _DIRECTORY, f"{key}.{kind}")

@@ -111,7 +111,7 @@ class LocalStore:
         ValueError for an invalid key.
         """
         if not is_hex_digest(entry.key):
-            raise ValueError(f"{entry.key!r} is no key: a lower-case sha256 is")
+            raise ValueError(f"{entry.key!r} is not a key: a key is a lower-case sha256")
         try:
             self._prepare_root()
             references = {role: self._put_blob(content) for role, content in blobs.items()}
@@ -139,7 +139,7 @@ class LocalStore:
             collected = collector.after_publication(self.root, entry, bounds)
         except (OSError, StoreError) as error:
             self._count("eviction_failed")
-            log.info("%s is not kept within its bounds for now: %s", self.root, error)
+            log.info("could not evict from %s: %s", self.root, error)
             return
         if collected is not None:
             with self._lock:
@@ -184,7 +184,7 @@ class LocalStore:
         Neither its guards nor its blobs are checked. Damaged files are set aside and counted.
         """
         if not is_hex_digest(key):
-            raise ValueError(f"{key!r} is no key: a lower-case sha256 is")
+            raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
         if not self._root_is_safe():
             return []
         directory = layout.key_directory(self.root, key)
@@ -204,7 +204,7 @@ class LocalStore:
             data, status = read_private(path, owners=self.owners)
             entry = decode_entry(data)
             if entry.key != key or entry.name + ENTRY_SUFFIX != os.path.basename(path):
-                raise CorruptEntryError(f"{path} holds the entry of another key or other guards")
+                raise CorruptEntryError(f"{path} holds an entry of another key or with other guards")
             return status.st_mtime_ns, entry
 
         try:
@@ -339,7 +339,7 @@ class LocalStore:
         Raises StoreError; ValueError for an invalid key or name.
         """
         if not is_hex_digest(key) or not (name is None or is_hex_digest(name)):
-            raise ValueError("keys and names of entries are lower-case sha256")
+            raise ValueError("keys and names of entries must be lower-case sha256")
         directory = layout.key_directory(self.root, key)
         names = [entry for entry in layout.names(directory) if entry.endswith(ENTRY_SUFFIX)]
         removed = sum(
@@ -362,7 +362,7 @@ class LocalStore:
         self._check_root()
         failures = [error for part in _CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
         if failures:
-            raise write_error(f"can't clear {self.root}", failures[0])
+            raise write_error(f"cannot clear {self.root}", failures[0])
 
     def _sweep_now_and_then(self) -> None:
         """Remove temporary files of dead writers, at most once an hour for all processes together."""
@@ -404,11 +404,11 @@ class LocalStore:
 
     def _prepare_root(self) -> None:
         if self.is_over():
-            raise StoreError(f"the scratch directory above {self.root} is gone")
+            raise StoreError(f"{self.root} is in a scratch directory that was removed")
         try:
             make_private_directory(self.root)
         except OSError as error:
-            raise write_error(f"can't create {self.root}", error) from error
+            raise write_error(f"cannot create {self.root}", error) from error
         self._check_root()
 
     def _root_is_safe(self) -> bool:

@@ -225,7 +225,7 @@ def _said(what: str) -> Any:
     try:
         yield
     except Exception as error:
-        log.warning("%s could not be looked at: %r", what, error)
+        log.warning("could not read %s: %r", what, error)
 
 
 def _trimmed(server: dict[str, Any]) -> dict[str, Any]:

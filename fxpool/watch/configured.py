@@ -48,7 +48,7 @@ def attach() -> None:
         try:
             watcher.close()
         except Exception as error:
-            log.warning("%s could not be closed: %s", watcher.what, error)
+            log.warning("could not close %s: %s", watcher.what, error)
 
 
 def _made_for(settings: config.Settings) -> list[_Watcher]:
@@ -63,5 +63,5 @@ def _made_for(settings: config.Settings) -> list[_Watcher]:
         try:
             made.append(display(None if settings.progress == "on" else settings.progress))
         except Exception as error:
-            log.warning("FXPOOL_PROGRESS: no progress is shown: %s", error)
+            log.warning("FXPOOL_PROGRESS: cannot show progress: %s", error)
     return made

@@ -144,7 +144,7 @@ class Terminal:
             self._say(last=True)
         except Exception as error:
             self._over.set()
-            notices.log.warning("%s ends here: %s", self.what, error)
+            notices.log.warning("%s stopped: %s", self.what, error)
 
     def _say(self, *, last: bool) -> None:
         with self._lock:

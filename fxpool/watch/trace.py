@@ -80,7 +80,7 @@ class TraceFile:
                 self._write(text)
             except OSError as error:
                 self._broken = True
-                log.warning("FXPOOL_TRACE: no trace is written from here on: %s", error)
+                log.warning("FXPOOL_TRACE: the trace stopped: %s", error)
 
     def _write(self, text: bytes) -> None:
         # Opened each time, so that a program's children inherit no descriptor.
@@ -102,6 +102,6 @@ class TraceFile:
         head = file.read(len(_HEAD))
         file.seek(max(0, size - len(_TAIL)))
         if (head, file.read()) != (_HEAD, _TAIL):
-            raise OSError(f"{self.path} is there and is no trace of fxpool's")
+            raise OSError(f"{self.path} exists and is not a trace of fxpool")
         file.seek(size - len(_TAIL))
         file.write(b",\n" + text + _TAIL)

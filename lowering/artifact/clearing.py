@@ -34,9 +34,9 @@ def cleared(cache: str) -> None:
         else:
             _clear_before_autograd(store)
     except StoreError as error:
-        notices.warn(f"could not clear its cache as {cache}.clear() asks for, and serves what is left: {error}")
+        notices.warn(f"{cache}.clear() could not clear fxpool's cache, remaining entries are still served: {error}")
     else:
-        log.info("%s.clear(): entries of %s were removed", cache, store.root)
+        log.info("%s.clear(): removed entries of %s", cache, store.root)
 
 
 def _clear_before_autograd(store: LocalStore) -> None:

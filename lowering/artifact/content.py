@@ -46,7 +46,7 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 rows.append((asked, "not timed"))
             else:
                 count, best, milliseconds = answer
-                took = f"{milliseconds:.4f} ms" if milliseconds is not None else "none runs"
+                took = f"{milliseconds:.4f} ms" if milliseconds is not None else "no candidate runs"
                 rows.append((asked, f"{took}, {best}, of {count}" if best else took))
         return {f"decided {number}, {asked}": answer for number, (asked, answer) in enumerate(rows, 1)}
 

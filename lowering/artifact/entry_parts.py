@@ -38,8 +38,8 @@ TRITON = "triton"
 REQUEST = "request"
 #: Prefix, followed by a number from 0.
 BUILT = "built."
-#: The value of `Artifact.unkept` if another compiler than the key's compiled the C++.
-COMPILER_CHANGED = "the C++ compiler was changed meanwhile"
+#: `Artifact.unkept` where C++ was compiled by another compiler than the key says
+COMPILER_CHANGED = "the C++ compiler changed during the compile"
 
 
 class Artifact(msgspec.Struct, kw_only=True):
@@ -142,7 +142,7 @@ class Parts:
     def library(self) -> Any:
         """Return the loaded library. Raises CorruptEntryError if there is no library; else as `Library.load`."""
         if self._library is None:
-            raise CorruptEntryError("the entry has no kernel library, and its wrapper asks for one")
+            raise CorruptEntryError("the entry lacks the kernel library that its wrapper needs")
         return self._library.load()
 
     def built(self) -> BuiltLibraries:
@@ -153,14 +153,14 @@ class Parts:
         """Return the library of Triton kernels, shared by all graphs of the entry. Raises CorruptEntryError."""
         if self._loaded_triton is None:
             if self._triton is None:
-                raise CorruptEntryError("the entry has no Triton kernels, and its wrapper asks for some")
+                raise CorruptEntryError("the entry lacks the Triton kernels that its wrapper needs")
             self._loaded_triton = self._triton()
         return self._loaded_triton
 
     def inline(self) -> Artifact:
         """Return all parts as one message. Raises CorruptEntryError: a part is gone or damaged."""
         if self._inline is None:
-            raise CorruptEntryError("the graph was changed since it was read, and has no other form")
+            raise CorruptEntryError("the graph was changed after it was read, and the entry has no other copy")
         return self._inline()
 
     def missed(self, what: str) -> None:
@@ -179,7 +179,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     def read(name: str) -> bytes:
         data = store.read_blob(entry.blobs[name])
         if data is None:
-            raise CorruptEntryError(f"part {name} of entry {entry.key[:12]} is gone or damaged")
+            raise CorruptEntryError(f"part {name} of entry {entry.key[:12]} is missing or damaged")
         return data
 
     def result() -> bytes:
@@ -200,7 +200,7 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
     def file_of(blob: BlobRef) -> contextlib.AbstractContextManager[str]:
         path = store.blob_path(blob)
         if path is None:
-            raise CorruptEntryError(f"a library of entry {entry.key[:12]} is gone or damaged")
+            raise CorruptEntryError(f"a library of entry {entry.key[:12]} is missing or damaged")
         return contextlib.nullcontext(path)
 
     def file(blob: BlobRef) -> LibraryFile:
@@ -231,7 +231,7 @@ def _triton_library(data: bytes, choices: Choices, keep: Callable[[Choices], Non
     try:
         return triton_library.TritonLibrary(triton_kernels.decode(data), choices, keep)
     except (msgspec.DecodeError, SyntaxError) as error:
-        raise CorruptEntryError(f"the Triton kernels do not decode: {error}") from error
+        raise CorruptEntryError(f"the Triton kernels cannot be decoded: {error}") from error
 
 
 def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
@@ -241,7 +241,7 @@ def _keep_choices(entry: Entry, store: LocalStore, choices: Choices) -> None:
         store.publish(msgspec.structs.replace(entry, content=content), {})
     except StoreError as error:
         counters.count("bypasses", "choices_not_kept")
-        log.info("the choice of Triton kernels is not kept: %s", error)
+        log.info("could not store the choice of Triton kernels: %s", error)
 
 
 def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
@@ -258,7 +258,7 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
     try:
         graphs = aot.graphs_of(aot.load_result(data)) if content_of(entry).level == AOT else [inner.load(data)]
     except (ImportError, AttributeError, EOFError, TypeError) as error:
-        raise CorruptEntryError(f"entry {entry.key[:12]} can't be read by this torch: {error}") from error
+        raise CorruptEntryError(f"this torch cannot read entry {entry.key[:12]}: {error}") from error
     return [(output_code.name_of(graph), graph.source_code) for graph in graphs]
 
 

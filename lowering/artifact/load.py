@@ -35,7 +35,7 @@ def load_aot(
     """
     if late:
         if parts.effects.restart:
-            raise GuardsDoNotHold("a pass asked Dynamo to trace this graph again")
+            raise GuardsDoNotHold("a pass requested that Dynamo trace this graph again")
     else:
         if not _add_guards(parts, captured):
             raise GuardsDoNotHold
@@ -49,7 +49,7 @@ def load_aot(
     except output_code.ElsewhereError as error:
         raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError) as error:
-        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
+        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error
     call = _unboxed(of_list, captured.lifted)
     written: Sequence[int] = parts.effects.mutated_inputs
     if late and parts.effects.aot_guards:
@@ -117,4 +117,4 @@ def load_inner(parts: Parts, captured: Captured, arguments: dict[str, Any]) -> A
     except output_code.ElsewhereError as error:
         raise CannotReturnError("device_index", str(error)) from error
     except (OSError, ImportError, EOFError, AttributeError, SyntaxError, RuntimeError) as error:
-        raise CorruptEntryError(f"the entry does not load: {type(error).__name__}: {error}") from error
+        raise CorruptEntryError(f"the entry cannot be loaded: {type(error).__name__}: {error}") from error

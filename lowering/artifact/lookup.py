@@ -124,7 +124,7 @@ def load_entry(entry: Entry, store: LocalStore, load: Callable[[Parts], T]) -> T
         return None
     except (CorruptEntryError, KeyError, TypeError) as error:
         counters.count("corrupt_entries")
-        log.warning("entry %s of the cache is of no use and is compiled anew: %s", entry.key[:12], error)
+        log.warning("entry %s of the cache could not be loaded; recompiling: %s", entry.key[:12], error)
         return None
 
 

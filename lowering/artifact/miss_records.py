@@ -68,7 +68,7 @@ def remember(
         runtime.part(_Misses).add(miss)
         _tell(miss, stores)
     except Exception:
-        log.debug("%s: why it is a miss can't be told", captured.request.label, exc_info=True)
+        log.debug("%s: could not explain the miss", captured.request.label, exc_info=True)
 
 
 def _miss(captured: Captured, tried: Sequence[tuple[LocalStore, Entry]], newly_damaged: bool) -> Miss:

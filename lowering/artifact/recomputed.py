@@ -57,7 +57,7 @@ def _parts(artifact: Artifact) -> list[str]:
 def diff_of(kept: str, made: str) -> str:
     """Return the differing lines of two texts with one line of context; empty if only irrelevant comments differ."""
     ours, theirs = (_PASSING.sub("", text).splitlines() for text in (kept, made))
-    lines = list(difflib.unified_diff(ours, theirs, "in the cache", "compiled again", lineterm="", n=1))
+    lines = list(difflib.unified_diff(ours, theirs, "cached", "recompiled", lineterm="", n=1))
     if len(lines) > _LINES:
         lines = [*lines[:_LINES], f"... and {len(lines) - _LINES} more lines"]
     return "\n".join(lines)

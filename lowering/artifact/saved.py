@@ -48,11 +48,11 @@ def read(recorded: _Recorded) -> bytes:
         entry = next((entry for entry in entries if entry.name == recorded.name), None)
         if entry is not None:
             return bundle.entry_as_bundle(entry, recorded.store)
-        why: object = f"the entry {recorded.key[:12]} is not in {recorded.root} any more"
+        why: object = f"the entry {recorded.key[:12]} is no longer in {recorded.root}"
     except (StoreError, OSError) as error:
         why = error
     counters.count("bypasses", "artifact_not_saved")
-    log.warning("save_cache_artifacts() does without a graph: %s", why)
+    log.warning("save_cache_artifacts() leaves out a graph: %s", why)
     return b""
 
 
@@ -68,4 +68,4 @@ def restore(key: str, data: bytes) -> None:
             bundle.restore_bytes(data, f"the artifact {key[:12]}", store)
     except (FxpoolError, OSError) as error:
         counters.count("bypasses", "artifact_not_loaded")
-        notices.warn(f"load_cache_artifacts() did not bring a graph into the cache: {error}")
+        notices.warn(f"load_cache_artifacts() could not add a graph to the cache: {error}")

@@ -55,7 +55,7 @@ class _Shared:
                 except ConfigurationError as error:
                     self._refusal = error
         if self._refusal is not None:
-            notices.switched_off("remote_refused", f"does without its remote cache: {self._refusal}", about=place)
+            notices.switched_off("remote_refused", f"running without the remote cache: {self._refusal}", about=place)
         return self._level
 
     def present(self) -> RemoteLevel | None:
@@ -79,8 +79,8 @@ def _new_level(place: str, settings: config.Settings) -> RemoteLevel:
 
     if settings.remote_key_file is None:
         raise ConfigurationError(
-            f"without a key nothing of the remote cache {addresses.shown(place)} can be trusted",
-            remedy="make one with `fxpool cache key FILE` on one machine, copy it to the others, and set "
+            f"the remote cache {addresses.shown(place)} cannot be trusted without a key",
+            remedy="create a key with `fxpool cache key FILE` on one machine, copy it to the others, and set "
             "FXPOOL_REMOTE_KEY_FILE=FILE",
         )
     return RemoteLevel(

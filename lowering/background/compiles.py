@@ -300,14 +300,14 @@ def _failed(swap: Swap, stage: Stage, attempt: Attempt, error: BaseException) ->
     counters.count("fallbacks", reason)
     attempt.reasons.append(reason)
     attempt.report("failed", type(error).__name__)
-    stays = "stays eager" if eager else "stays at the stage before"
-    text = f"{attempt.label} {stays}, its compile in the background failed: {type(error).__name__}: {error}"
+    stays = "stays eager" if eager else "stays at its previous stage"
+    text = f"{attempt.label} {stays}: its background compile failed: {type(error).__name__}: {error}"
     trace = getattr(error, "worker_traceback", "")
     log.info("%s", text, exc_info=error)
     if attempt.options.strict or (isinstance(error, QuarantinedError) and not eager):
-        return  # the next call raises it; a dead worker was reported when it died
-    if isinstance(error, PoolUnavailableError):  # not the graph's fault: the next graph would fail in the same way
-        switched_off.say_without_pool(error, "graphs stay as they are")
+        return  # said at the next call; was said when it died
+    if isinstance(error, PoolUnavailableError):  # no graph's doing: the next would say the same
+        switched_off.say_without_pool(error, "graphs keep running as they are")
     else:
         notices.warn(text + (f"\n{trace}" if trace else ""))
 

@@ -56,12 +56,14 @@ def _known_to_be_slower(captured: Captured, before: Sequence[str], store: LocalS
 
 def _marker(captured: Captured, before: Sequence[str], store: LocalStore | None) -> Any:
     def mark(new: float, old: float) -> None:
-        log.info("a stage of %s is not kept: %.3g s a call, before %.3g s", captured.request.label, new, old)
+        log.info(
+            "dropping a stage of %s: %.3g s per call, the previous stage takes %.3g s", captured.request.label, new, old
+        )
         if store is None or captured.key is None or not before:
             return
         try:
             demoted_stages.add(store.root, captured.key.digest, before[0])
         except StoreError as error:
-            log.warning("the next process will time it again: %s", error)
+            log.warning("could not record the dropped stage, the next process will time it again: %s", error)
 
     return mark

@@ -100,7 +100,7 @@ class Attempt:
             raise error
         counters.count("fallbacks", reason)
         self._note(reason, str(error))
-        log.info("%s: step down (%s): %s", self.label, reason, error)
+        log.info("%s: falling back to the next level (%s): %s", self.label, reason, error)
 
     def store(self) -> LocalStore | None:
         """Return the store for its results; None if the options or the directory rule it out."""

@@ -153,7 +153,7 @@ class Runtime:
                     self._ahead = first
                 started.start()
         except FxpoolError as error:
-            log.debug("no pool ahead of the first graph: %s", error)
+            log.debug("could not start the pool ahead of the first graph: %s", error)
 
     def end_start_ahead(self) -> None:
         """End a pool that was started ahead and not used since, because graphs are not compiled by workers."""
@@ -197,7 +197,7 @@ class Runtime:
                 except (StoreError, OSError) as error:
                     self._stores[root] = None
                     counters.count("bypasses", "cache_directory_refused")
-                    notices.switched_off("cache_directory_refused", f"compiles without a cache: {error}", about=root)
+                    notices.switched_off("cache_directory_refused", f"running without a cache: {error}", about=root)
             elif self._stores[root] is None:
                 counters.count("bypasses", "cache_directory_refused")
             return self._stores[root]
@@ -216,7 +216,7 @@ class Runtime:
                     self._bases[root] = BaseStore(root)
                 except (StoreError, OSError) as error:
                     self._bases[root] = None
-                    notices.switched_off("cache_base_refused", f"does without its cache base: {error}", about=root)
+                    notices.switched_off("cache_base_refused", f"running without the cache base: {error}", about=root)
             return self._bases[root]
 
     def leave_base(self) -> None:
@@ -294,8 +294,8 @@ def _check_name(root: str) -> None:
     """Check that a directory's name can be sent to a worker and written to a record. Raises StoreError."""
     if not pool_environment.is_text(root):
         raise StoreError(
-            f"the name of the cache directory is no UTF-8: {os.fsencode(root)!r}",
-            remedy="set FXPOOL_CACHE_DIR to a directory whose name is",
+            f"the name of the cache directory is not UTF-8: {os.fsencode(root)!r}",
+            remedy="set FXPOOL_CACHE_DIR to a directory with a UTF-8 name",
         )
 
 

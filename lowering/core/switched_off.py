@@ -12,7 +12,7 @@ def say_not_kept(why: object) -> None:
     """Warn once that compiled graphs cannot be cached, with the reason (and the remedy, if there is one)."""
     notices.switched_off(
         "cache_not_written",
-        f"can't keep what it compiles in {config.current().cache_dir}; each process compiles it again: {why}",
+        f"cannot store compiled graphs in {config.current().cache_dir}, so each process compiles them again: {why}",
     )
 
 
@@ -20,9 +20,9 @@ def say_compiler_changed() -> None:
     """Warn once that a result is not cached because the C++ compiler changed during the compile."""
     notices.switched_off(
         "compiler_changed",
-        "did not keep what it compiled: the C++ compiler, or a file that a script in its place names, was changed "
-        "while a graph was compiled. If that is so every time, such a script writes to a file that it names in another "
-        "way than by > and >>: set CXX to the compiler itself",
+        "a compiled graph was not stored: the C++ compiler, or a file that a wrapper script of it names, changed "
+        "during the compile. If this happens every time, the wrapper script writes to a file that it names by other "
+        "means than > and >>: set CXX to the compiler itself",
     )
 
 
@@ -30,7 +30,7 @@ def say_without_remote(switch: str) -> None:
     """Warn once that a program enables a remote cache without giving an address."""
     notices.switched_off(
         "no_remote_cache",
-        f"has no address of a remote cache, and does nothing about {switch}: set FXPOOL_REMOTE_CACHE, or "
+        f"{switch} has no effect without the address of a remote cache: set FXPOOL_REMOTE_CACHE, or "
         "TORCHINDUCTOR_REDIS_URL or TORCHINDUCTOR_REDIS_HOST and _PORT, and FXPOOL_REMOTE_KEY_FILE",
     )
 
@@ -43,6 +43,6 @@ def counted_as(error: PoolError) -> str:
 def say_without_pool(error: PoolError, instead: str = "graphs are compiled in this process") -> None:
     """Warn once that the pool cannot be used, why, and what happens `instead`. Silent if the pool is disabled."""
     if isinstance(error, (PoolUnavailableError, ProtocolError)) and config.current().pool != "off":
-        more = "\n  `fxpool status` names the server's log; FXPOOL_POOL=off does without a pool"
+        more = "\n  `fxpool status` names the server's log; set FXPOOL_POOL=off to run without a pool"
         more = "" if "FXPOOL_" in str(error) else more
-        notices.switched_off(counted_as(error), f"does without its workers, {instead}: {error}{more}")
+        notices.switched_off(counted_as(error), f"running without workers, {instead}: {error}{more}")

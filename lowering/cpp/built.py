@@ -101,7 +101,7 @@ class BuiltLibraries:
         if letter not in _OPENED or not number.isdecimal():
             raise AttributeError(name)
         if int(number) >= len(self._libraries):
-            raise CorruptEntryError(f"the entry has no library {name}, and its code asks for one")
+            raise CorruptEntryError(f"the entry lacks the library {name} that its code needs")
         digest, file = self._libraries[int(number)]
         if letter == _HALIDE:
             self._load_runtimes()

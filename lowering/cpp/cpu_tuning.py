@@ -79,8 +79,8 @@ class CpuTimes:
             try:
                 root = job.runtime_root if job is not None else None
                 stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
-            except (FxpoolError, OSError) as error:  # another measurement takes long
-                log.warning("%s is timed while others may measure: %s", asked.operation, error)
+            except (FxpoolError, OSError) as error:  # somebody measures for long
+                log.warning("timing %s while other processes may be measuring: %s", asked.operation, error)
             yield
 
     def keep(self, asked: Asked, times: dict[str, float]) -> None:
@@ -91,7 +91,7 @@ class CpuTimes:
         try:
             blobs.write_private(self._path(asked), msgspec.msgpack.encode({**self._kept(asked), **times}))
         except StoreError as error:
-            log.warning("the next process will time %s again: %s", asked.operation, error)
+            log.warning("could not store a timing, the next process will time %s again: %s", asked.operation, error)
 
     def _kept(self, asked: Asked) -> dict[str, float]:
         if self._tools is None:

@@ -35,7 +35,7 @@ def loadable(path: str) -> Iterator[str]:
     if not is_forbidden(path):
         yield path
         return
-    log.info("%s is on a file system mounted noexec: it is loaded from memory", path)
+    log.info("%s is on a file system mounted noexec: loading it from memory", path)
     with contextlib.ExitStack() as stack:
         try:
             copy = os.memfd_create(os.path.basename(path)[:200], os.MFD_CLOEXEC)
@@ -43,7 +43,7 @@ def loadable(path: str) -> Iterator[str]:
             with open(path, "rb") as file, open(copy, "wb", closefd=False) as written:
                 shutil.copyfileobj(file, written, 1 << 20)
         except OSError as error:
-            log.info("no copy of %s can be made in memory: %s", path, error)
+            log.info("cannot copy %s into memory: %s", path, error)
             yield path
         else:
             yield f"/proc/self/fd/{_another_way(next(_numbers))}{copy}"

@@ -81,7 +81,7 @@ def find(toolchain_dir: str | None) -> list[InstructionSet] | None:
         if usable is None:
             usable = _probe(toolchain_dir)
             if usable is None:
-                log.info("Inductor's own probes decide which instruction sets can be used")
+                log.info("using Inductor's own probes of instruction sets")
                 usable = instruction_sets.usable_instruction_sets()
             if path is not None:
                 with contextlib.suppress(StoreError, OSError):  # on failure, the next process probes again
@@ -98,8 +98,8 @@ def _alone(toolchain_dir: str | None) -> Iterator[None]:
                 stack.enter_context(
                     filelock.FileLock(os.path.join(toolchain_dir, "probe.lock"), timeout=_PATIENCE, mode=0o600)
                 )
-            except (OSError, filelock.Timeout) as error:  # probe without the lock, then
-                log.info("instruction sets are probed without a lock: %s", error)
+            except (OSError, filelock.Timeout) as error:  # together, then
+                log.info("probing instruction sets without a lock: %s", error)
         yield
 
 
@@ -121,7 +121,7 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
             with executable.loadable(library) as path:
                 ctypes.CDLL(path)
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:
-            log.info("one build for all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
+            log.info("building a probe of all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
             return None
     instruction_sets.enable_tiles()
     return claimed

@@ -100,7 +100,7 @@ def _find_or_build(directory: str, wanted: commands.Command, facts: dict[str, st
                 _build(header, _content(), wanted)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
-        log.warning("kernels compile without a precompiled header, which takes longer: %s\n%s", error, said)
+        log.warning("compiling kernels without a precompiled header, which takes longer: %s\n%s", error, said)
         if isinstance(error, subprocess.CalledProcessError):
             with contextlib.suppress(OSError, StoreError):
                 blobs.write_private(_failure(header), said.encode(errors="replace"))
@@ -154,7 +154,7 @@ def _build(header: str, content: str, wanted: commands.Command) -> None:
         with open(listed, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
             read = {path: _state(path) for path in prerequisites(file.read())}
         if any(modified >= started for _, modified in read.values()):
-            raise StoreError("a header was changed while it was compiled")
+            raise StoreError("a header changed during its compile")
         os.replace(made, f"{header}.gch")
         read[f"{header}.gch"] = _state(f"{header}.gch")
     blobs.write_private(f"{header[:-2]}.json", json.dumps(read).encode())

@@ -74,7 +74,7 @@ class StoredBuilds:
         try:
             self._store.publish(entry, {ROLE: library})
         except StoreError as error:
-            log.warning("the next graph will have a %s source built again: %s", kind, error)
+            log.warning("could not store a built %s source, the next graph will build it again: %s", kind, error)
 
 
 def kept_in(store: str | None, toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
@@ -84,6 +84,6 @@ def kept_in(store: str | None, toolchain_dir: str | None) -> contextlib.Abstract
     try:
         builds = StoredBuilds(LocalStore(store), toolchain_dir)
     except StoreError as error:
-        log.warning("sources are built without a store: %s", error)
+        log.warning("building sources without a store: %s", error)
         return contextlib.nullcontext()
     return source_compilers.kept(builds, time.perf_counter)

@@ -140,7 +140,7 @@ class Tuning:
                     left = left[1:]
                 continue
             if not answer.device:
-                log.warning("templates are not timed: the pool's workers see no device %s", self._devices)
+                log.warning("not timing templates: the pool's workers see no device %s", self._devices)
                 self._devices = None
                 return None
             for number, milliseconds in zip(some, answer.milliseconds, strict=True):

@@ -102,7 +102,7 @@ def measure(
             answer = _kept(toolchain_dir, facts, question)
             if answer is None:
                 answer = padding.measure(question, index)
-                log.info("padding %s is %s", question, "faster" if answer else "no faster")
+                log.info("padding %s is %s", question, "faster" if answer else "not faster")
                 keep(toolchain_dir, facts, question, _BYTES[answer])
             answers.append((question, answer))
     return answers
@@ -118,8 +118,8 @@ def alone_on(index: int, root: str | None = None) -> Iterator[None]:
             device = torch.device("cuda", index)
             turn = exclusive.measuring(device, patience=_PATIENCE, pause=False, runtime_dir=root)
             stack.enter_context(turn)
-        except (FxpoolError, RuntimeError, AssertionError) as error:  # a long measurement, or no such device
-            log.warning("measured while others may be: %s", error)
+        except (FxpoolError, RuntimeError, AssertionError) as error:  # somebody measures for long, or no such device
+            log.warning("measuring while other processes may be measuring: %s", error)
         yield
 
 
@@ -146,7 +146,7 @@ def keep(toolchain_dir: str | None, facts: DeviceFacts, asked: Any, answer: byte
     try:
         blobs.write_private(_path(toolchain_dir, facts, asked), answer)
     except StoreError as error:
-        log.warning("the next process will measure again: %s", error)
+        log.warning("could not store a measurement, the next process will measure again: %s", error)
 
 
 def _kept(toolchain_dir: str | None, facts: DeviceFacts, question: PaddingQuestion) -> bool | None:

@@ -100,9 +100,9 @@ def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
                 return _kept(directory, name) or _made(directory, name, begun)
-        except (OSError, StoreError) as error:  # a full or read-only disk, or a lock held too long
-            log.warning("the library that stands for GPUs is not kept: %s", error)
-    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's directory
+        except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
+            log.warning("could not store the library that stands in for GPUs: %s", error)
+    return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
 
 
 def library_ahead(toolchain_dir: str | None) -> None:
@@ -130,8 +130,8 @@ def library_ahead(toolchain_dir: str | None) -> None:
         try:
             if toolchain.find_compiler(toolchain_dir) is not None:
                 _library(toolchain_dir, begun)
-        except Exception as error:  # a worker that needs it reports the error
-            log.debug("no library ahead of the first graph: %s", error)
+        except Exception as error:  # who needs it says what is wrong
+            log.debug("could not build the library ahead of the first graph: %s", error)
 
     def end() -> None:
         """Kill the compiler: a process that exits does not wait for it."""
@@ -175,7 +175,9 @@ def _made(directory: str, name: str, begun: Begun | None = None) -> str:
             from fxpool.torch_compat.cuda.device_answers import UnansweredError  # as in `_answering`
 
             said = f"{' '.join(command)}\n{complaint[-4000:]}"
-            raise UnansweredError(f"torch's C++ for devices, and what would answer does not compile:\n{said}")
+            raise UnansweredError(
+                f"torch's C++ for devices, and the library that would answer does not compile:\n{said}"
+            )
         with open(made, "rb") as library:
             data = library.read()
     blobs.write_private(path, data)

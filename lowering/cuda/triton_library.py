@@ -104,15 +104,15 @@ class LaunchedKernel:
             try:
                 loaded[number] = _LoadedCandidate(candidate, self._kernel.parameters, device)
             except RuntimeError as error:
-                log.info("candidate %s of %s does not load: %s", candidate.told, self._kernel.name, error)
+                log.info("cannot load candidate %s of %s: %s", candidate.told, self._kernel.name, error)
         return loaded
 
     def _compiled_here(self) -> Callable[..., Any]:
         source = self._library.source_of(self._kernel.name)
         if source is None:
             raise RuntimeError(
-                f"none of the {len(self._kernel.candidates)} binaries of Triton kernel {self._kernel.name} can be "
-                "loaded on this device, and its text is not known; clear the cache"
+                f"none of the {len(self._kernel.candidates)} binaries of Triton kernel {self._kernel.name} can "
+                "be loaded on this device, and its source is not stored; clear the cache"
             )
         counters.count("fallbacks", "loader:triton_binary")
         return triton_launch.compile_here(self._kernel.name, source).run

@@ -104,7 +104,7 @@ def _travel(
     frame: frames.Frame | None,
 ) -> Any:
     if part.options.mode == "normal":
-        raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled where they are made")
+        raise CannotTravelError("mode_normal", "AOTAutograd's graphs are compiled in the process that traces them")
     captured = capture.capture_inner(
         graph, inputs, inner.plain_arguments(arguments), label=part.label, into=part.destination(), frame=frame
     )

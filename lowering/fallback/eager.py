@@ -57,7 +57,7 @@ def check(store: LocalStore | None, key: str | None, label: str) -> None:
         raise QuarantinedError(
             label, key=key, error=record.error, log_path=record.log, limit=record.limit, value=record.value
         )
-    log.info("%s is tried again under a larger limit: %s", label, record.error)
+    log.info("compiling %s again under a larger limit: %s", label, record.error)
     counters.count("quarantine_retries", record.limit)
     runtime.part(_Quarantined).on_trial.add(key)
 
@@ -70,7 +70,7 @@ def passed(store: LocalStore | None, key: str | None) -> None:
     try:
         quarantine.release(store.root, key)
     except OSError as error:
-        log.warning("the quarantine of a graph that compiles could not be ended: %s", error)
+        log.warning("could not release a graph that compiles from quarantine: %s", error)
 
 
 def add(store: LocalStore | None, key: str | None, label: str, error: PoolError) -> None:
@@ -93,7 +93,7 @@ def add(store: LocalStore | None, key: str | None, label: str, error: PoolError)
         )
     except StoreError as refused:
         counters.count("bypasses", "quarantine_not_kept")
-        log.warning("%s will be compiled by the next process, too: %s", label, refused)
+        log.warning("could not quarantine %s, the next process will compile it again: %s", label, refused)
         return
     counters.count("quarantined")
     # The server's log is removed with the server; the copy remains.

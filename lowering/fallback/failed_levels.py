@@ -26,7 +26,7 @@ def refuse(captured: Captured, store: LocalStore | None) -> None:
     if store is None or captured.key is None:
         return
     if reason := failed.find(store.root, captured.key.digest):
-        raise CannotReturnError(reason, "an earlier process has tried")
+        raise CannotReturnError(reason, "it failed in an earlier process")
 
 
 def remember(attempt: Attempt, error: BaseException) -> None:
@@ -39,4 +39,8 @@ def remember(attempt: Attempt, error: BaseException) -> None:
     try:
         failed.add(store.root, attempt.key, reason)
     except StoreError as refused:
-        log.info("%s will be tried at this level again: %s", attempt.label, refused)
+        log.info(
+            "could not record that %s failed at this level, the next process will try it again: %s",
+            attempt.label,
+            refused,
+        )

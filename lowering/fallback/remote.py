@@ -219,7 +219,7 @@ def _measure(captured: Captured, questions: Sequence[PaddingQuestion]) -> None:
 
 
 def _retry_with_visible_devices(captured: Captured, asked: str) -> None:
-    log.warning("%s is compiled by a worker that sees its devices: one was asked %s", captured.request.label, asked)
+    log.warning("compiling %s in a worker that sees its devices, which it needs for: %s", captured.request.label, asked)
     counters.count("fallbacks", "device_needed:unanswered")
     captured.show_devices()
 
@@ -234,7 +234,7 @@ def _submit(captured: Captured, request: CompileRequest, attempt: Attempt, fligh
         try:
             return _submit_once(captured, request, payload, attempt, flight)
         except ServerLostError as error:
-            log.warning("%s is asked for again: %s", attempt.label, error)
+            log.warning("submitting %s again: %s", attempt.label, error)
     return _submit_once(captured, request, payload, attempt, flight)
 
 
@@ -278,7 +278,7 @@ def _prepare_host(request: CompileRequest, payload: bytes) -> None:
     facts = repr((toolchain_dir, sorted(toolchain.toolchain_facts(toolchain_dir).items()), sorted(flags.items())))
     spec = dataclasses.replace(
         spec_of(request),
-        label="this host's tool chain",
+        label="this host's toolchain",
         timeout=None,
         memory=None,
         retries=0,

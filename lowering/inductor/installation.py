@@ -14,8 +14,10 @@ def install() -> None:
     """Implement `fxpool.install`."""
     refusal = torch_release.current_refusal()
     if refusal is not None:
-        raise UnsupportedTorchError(refusal, remedy="leave fxpool.install() out, or use a torch in that range")
-    config.current()  # report invalid settings here, not during a compile
+        raise UnsupportedTorchError(
+            refusal, remedy="remove fxpool.install(), or install a version of torch in that range"
+        )
+    config.current()  # what does not parse is said here, not in the middle of a compile
     if torch_release.is_untested():
         from fxpool.lowering import untested_torch  # as below
 

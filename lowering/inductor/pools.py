@@ -98,10 +98,10 @@ def _step_down(error: FxpoolError, *, otherwise: str = "is compiled in this proc
     counters.count("fallbacks", counted)
     why = error.detail if isinstance(error, CannotTravelError) and error.detail else error.message
     if isinstance(error, (PoolUnavailableError, ProtocolError)):
-        switched_off.say_without_pool(error, f"what Inductor sends {otherwise}")
+        switched_off.say_without_pool(error, f"code from Inductor {otherwise}")
     else:
         notices.once(
-            counted, f"no worker compiles this, it {otherwise} (said once, counted as {counted!r}): {_line(why)}"
+            counted, f"not compiled by a worker: it {otherwise} (reported once, counted as {counted!r}): {_line(why)}"
         )
     log.info("%s (%s): %s", otherwise, counted, error)
 
@@ -186,7 +186,7 @@ class KernelPool:
             if config.current().pool != "off":
                 runtime.pool().start()
         except FxpoolError as error:
-            log.debug("no pool ahead of the first kernel: %s", error)
+            log.debug("could not start the pool ahead of the first kernel: %s", error)
 
     def quiesce(self) -> None:
         """Do nothing: there are no idle workers."""
@@ -225,13 +225,13 @@ class GraphPool:
         def without_pool(error: FxpoolError) -> None:
             try:
                 if not runtime.part(Interpreter).ending.is_set():
-                    _step_down(error, otherwise="stays as it is")
+                    _step_down(error, otherwise="keeps running as it is")
             except FxpoolError as refused:
                 if config.current().strict:
                     future.set_exception(refused)
                 else:  # running jobs continue
                     counters.count("fallbacks", f"borrowed:{type(refused).__name__}")
-                    log.warning("a graph is not compiled: %s", refused)
+                    log.warning("not compiling a graph: %s", refused)
 
         def take(sent: Sent) -> None:
             try:

@@ -56,7 +56,7 @@ class InPieces:
         counters.count("regions", "graphs")
         counters.count("regions", "pieces", len(self._cut.pieces))
         counters.count("regions", "distinct", len(distinct))
-        log.info("%s in %d pieces, %d distinct", attempt.label, len(self._cut.pieces), len(distinct))
+        log.info("compiling %s in %d pieces, %d distinct", attempt.label, len(self._cut.pieces), len(distinct))
         self._attempt = attempt
         # Numbers of pieces that run eagerly, although an equal piece was compiled.
         self._not_shared: set[int] = set()
@@ -149,7 +149,7 @@ def _refuse_whole() -> None:
     """Raise UncuttableError if the current state rules out pieces."""
     context = tracing.current_context()
     if context is None or tracing.real_inputs_expected(context):
-        raise UncuttableError("fakify_first_call", "DDPOptimizer has cut the graph already")
+        raise UncuttableError("fakify_first_call", "DDPOptimizer has already cut the graph")
     if configs.cudagraphs():
         raise UncuttableError("cudagraphs", "a piece's parameters differ from call to call")
     if code := configs.code_values():

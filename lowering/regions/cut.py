@@ -82,7 +82,7 @@ class Cut:
                 self._identities[call] = identity(piece, _constraints(piece))
                 self._found[call] = piece
             except UncuttableError as error:
-                log.info("%s is not cut out: %s", call.name, error)
+                log.info("not cutting out %s: %s", call.name, error)
                 counters.count("regions", f"refused:{error.reason}")
                 self._identities[call] = None
         known = self._identities[call]

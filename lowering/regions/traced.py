@@ -137,7 +137,7 @@ class TracedGraph:
                 value = self.value(written)
                 storages = list(node_effects.storages_of(value))
                 if not storages and value is None:
-                    raise UncuttableError("write", f"{node.name} writes to {written.name}, which nothing is known of")
+                    raise UncuttableError("write", f"{node.name} writes to {written.name}, of unknown origin")
                 for storage in storages:
                     writes.setdefault(storage, []).append(position)
         return writes
@@ -203,7 +203,7 @@ class TracedGraph:
     def check(self, interval: Interval) -> None:
         """Raise UncuttableError if the interval cannot be a separate graph."""
         if not (self._closed[interval.first] and self._closed[interval.end]):
-            raise UncuttableError("open_context", "autocast, or gradients switched off, reaches over the border")
+            raise UncuttableError("open_context", "autocast or disabled gradients extend across the cut")
         for node in (*interval.inputs, *interval.outputs):
             if (reason := self.why_not_across(node)) is not None:
                 raise UncuttableError(reason, node.name)

@@ -75,7 +75,7 @@ def capture(*, before_autograd: bool, toolchain_dir: str | None = None) -> Ambie
     if (tied := thread_state.tied_to_thread(before_autograd=before_autograd)) is not None:
         raise CannotTravelError(*tied)
     if before_autograd and thread_state.saved_tensor_hooks_compiled():
-        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors are part of the graph")
+        raise CannotTravelError("saved_tensor_hooks", "default hooks for saved tensors would be part of the graph")
     configuration, code = configs.captured()
     environment = _environment(toolchain_dir)
     if (library := libdevice.asked_for()) is not None:

@@ -130,7 +130,7 @@ class Captured:
             frame = self.frame._asdict() if self.frame is not None else {}
             return Origin(**frame, part=part, inputs=inputs, parameters=parameters + len(self.lifted))
         except Exception:
-            log.debug("%s: what it is of can't be told", self.request.label, exc_info=True)
+            log.debug("%s: could not name its origin", self.request.label, exc_info=True)
             return None
 
     def values(self) -> dict[str, Any]:
@@ -185,11 +185,11 @@ def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into
     if context is None or fake_mode is None:
         raise CannotTravelError("no_tracing_context", "the backend was called outside Dynamo")
     if tracing.real_inputs_expected(context):
-        raise CannotTravelError("fakify_first_call", "the first call's inputs are traced again (DDPOptimizer)")
+        raise CannotTravelError("fakify_first_call", "DDPOptimizer traces the inputs of the first call again")
     if aot.asks_other_ranks():
-        raise CannotTravelError("cross_rank_decisions", "AOTAutograd asks the other ranks while it compiles")
+        raise CannotTravelError("cross_rank_decisions", "AOTAutograd consults the other ranks during the compile")
     if configs.freezing() and not torch.is_grad_enabled():
-        raise CannotTravelError("freezing", "parameters' values are folded after AOTAutograd has run")
+        raise CannotTravelError("freezing", "freezing folds the values of parameters after AOTAutograd")
     env = fake_mode.shape_env
     if shape_env.translation_validation(env):
         raise CannotTravelError("translation_validation")
@@ -364,7 +364,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     )
     try:
         if not into.keep:
-            raise cacheable.Bypass("cache_off", "options said so, or there is no usable cache directory")
+            raise cacheable.Bypass("cache_off", "switched off by an option, or no cache directory can be used")
         check()
         if unproven is not None or code is None:
             raise unproven or cacheable.Bypass("source")

@@ -46,7 +46,7 @@ def needed(dependencies: Mapping[str, Any]) -> Needed:
                 defined.append(definition)
                 continue
         if not imported:
-            detail = f"{registration.name} is of the main script or of a function, with what has no form elsewhere"
+            detail = f"{registration.name} is defined in the main script or a function, with values that cannot be sent"
             return Needed(stays=CannotTravelError("operator_in_main", detail))
         compiled.update(registration.libraries)
         for path, module in zip(registration.files, of_files, strict=True):

@@ -69,7 +69,7 @@ def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str 
 def require_movable(encoded: EncodedGraph) -> None:
     """Raise CannotTravelError if a worker's result for the graph would not run in another process."""
     if through_cpp(encoded) and (torch.version.hip or configs.kernels_on_first_call()):
-        raise CannotTravelError("gpu_cpp_wrapper", "its kernels are compiled, or found, by the process that calls it")
+        raise CannotTravelError("gpu_cpp_wrapper", "the calling process compiles its kernels or looks them up")
 
 
 def through_cpp(encoded: EncodedGraph) -> bool:

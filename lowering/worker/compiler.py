@@ -60,7 +60,7 @@ def compile_request(
         CannotReturnError: the result, a guard or another effect cannot be sent to another process.
         Exception: any error of AOTAutograd, Inductor or the C++ compiler.
     """
-    phase("loading what it needs")
+    phase("loading code")
     others = load_code(request.modules, request.libraries, request.code)
     if request.level == PACKAGE:
         from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
@@ -69,7 +69,7 @@ def compile_request(
     try:
         return _compile(request, kernel_jobs, phase, others)
     except _NotAsClaimed:
-        log.info("%s is compiled again, the tool chain asked what it can do", request.label, exc_info=True)
+        log.info("compiling %s again, torch asked what the tool chain can do", request.label, exc_info=True)
         return _compile(request, dataclasses.replace(kernel_jobs, patient=True), phase, others)
 
 
@@ -188,10 +188,10 @@ def unless_met(others: Sequence[Otherwise]) -> Iterator[None]:
             yield
         except Exception as error:
             if what := met():
-                raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}") from error
+                raise CannotTravelError(CODE_DIFFERS, f"the graph uses {what}") from error
             raise
         if what := met():
-            raise CannotTravelError(CODE_DIFFERS, f"the graph comes to {what}")
+            raise CannotTravelError(CODE_DIFFERS, f"the graph uses {what}")
 
 
 def compare_configured(code: SentCode | None) -> None:
@@ -248,7 +248,7 @@ class _Result:
         """
         result = self._result
         if result is None:
-            raise CannotReturnError("no_result", "AOTAutograd made nothing that can be kept")
+            raise CannotReturnError("no_result", "AOTAutograd returned no result that can be stored")
         for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
             if not output_code.is_compiled_graph(graph):
                 raise CannotReturnError("output_code", type(graph).__name__)
@@ -288,8 +288,8 @@ def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
     output_code.compiled_for(graph, indices)
     try:
         linked = wrapper.link(graph.source_code, name, names.kernels, names.triton.names, indices, names.built)
-    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it; counted when it is loaded
-        log.warning("the wrapper of %s is not linked: %s", name, error)
+    except (SyntaxError, ValueError, RecursionError) as error:  # torch's loader takes it, counted where it is loaded
+        log.warning("not linking the wrapper of %s: %s", name, error)
     else:
         output_code.link(graph, linked)
 

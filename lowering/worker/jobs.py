@@ -50,7 +50,7 @@ def compile_job(payload: bytes) -> bytes:
     preload.settle_assembler()
     times = compile_times.CompileTimes()
     if request.devices:
-        job.phase("standing in for devices")
+        job.phase("building stand-ins for devices")
     try:
         with (
             scratch_directory(),
@@ -70,7 +70,7 @@ def compile_job(payload: bytes) -> bytes:
         return encode_reply(CompileReply(questions=error.questions))
     except Exception as error:
         if request.devices and (asked := device_answers.unanswered(error)):
-            log.info("%s is not compiled without a device: it was asked %s", request.label, asked, exc_info=True)
+            log.info("cannot compile %s without a device, which it needs for: %s", request.label, asked, exc_info=True)
             return encode_reply(CompileReply(unanswered=asked))
         raise
     artifact.decisions = Decisions(

@@ -34,7 +34,7 @@ def _real(fake: Any, generator: torch.Generator, memory: dict[int, torch.Tensor]
     if fake.device.type != "cpu":
         raise NoInputsError(f"it runs on {fake.device.type}")
     if fake.layout is not torch.strided or fake.is_conj() or fake.is_neg() or fake.is_quantized:
-        raise NoInputsError("it takes a tensor that is no plain block of memory")
+        raise NoInputsError("it takes a tensor that is not a plain block of memory")
     size, stride = [_number(n) for n in fake.shape], [_number(n) for n in fake.stride()]
     offset = _number(fake.storage_offset())
     storage = fake.untyped_storage()
@@ -45,7 +45,7 @@ def _real(fake: Any, generator: torch.Generator, memory: dict[int, torch.Tensor]
         memory[place] = _random(max(length, needed), fake.dtype, generator)
     block = memory[place]
     if block.dtype != fake.dtype or block.numel() < needed:
-        raise NoInputsError("its inputs share memory that they see as different types")
+        raise NoInputsError("its inputs share memory under different types")
     made = block.as_strided(size, stride, offset)
     return made.requires_grad_() if fake.requires_grad else made
 
@@ -56,7 +56,7 @@ def _number(value: Any) -> Any:
         return value
     hint = value.node.hint
     if hint is None:
-        raise NoInputsError("it takes sizes that are known only while it runs")
+        raise NoInputsError("it takes sizes that are only known at run time")
     return hint if isinstance(hint, (bool, int, float)) else int(hint)
 
 

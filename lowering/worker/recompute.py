@@ -52,8 +52,8 @@ def recompute_job(payload: bytes) -> bytes:
     reply = decode_reply(jobs.compile_job(request.dump()))
     made = reply.artifact
     if made is None:
-        asked = reply.unanswered or "how long products take on it"
-        raise CannotReturnError("device_needed", f"compiling it again asks a device {asked}")
+        asked = reply.unanswered or "timing products"
+        raise CannotReturnError("device_needed", f"recompiling it needs a device for: {asked}")
     answer = Recomputed(differences=recomputed.differences(question.kept, made))
     answer.differences |= _code_differences(question.kept, made)
     try:
@@ -76,13 +76,13 @@ def _code_differences(kept: Artifact, made: Artifact) -> dict[str, str]:
     found = {}
     ours, theirs = _graphs(kept), _graphs(made)
     if len(ours) != len(theirs):
-        found["graphs"] = f"{len(ours)} in the cache, {len(theirs)} compiled again"
+        found["graphs"] = f"{len(ours)} in the cache, {len(theirs)} recompiled"
     for ours_one, theirs_one in zip(ours, theirs, strict=False):
         name = output_code.name_of(theirs_one)
         if difference := recomputed.diff_of(ours_one.source_code, theirs_one.source_code):
             found[f"code of {name}"] = difference
         elif _wrapper_code(ours_one) != _wrapper_code(theirs_one):
-            found[f"wrapper of {name}"] = "what is run is not what its source says"
+            found[f"wrapper of {name}"] = "its compiled form does not match its source"
     return found
 
 
@@ -93,11 +93,11 @@ def _wrapper_code(graph: Any) -> Any:
 def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int) -> str:
     """Return how outputs differ, empty if they are equal. Raises NoInputsError: they cannot be compared."""
     if not made.result or not kept.result:
-        raise NoInputsError("it has no code: Dynamo is told to trace it again")
+        raise NoInputsError("it has no code: its compile made Dynamo trace again")
     if request.devices or request.visible is not None or made.triton is not None:
         raise NoInputsError("it runs on a GPU")
     if request.group_sizes:
-        raise NoInputsError("it talks to other ranks")
+        raise NoInputsError("it communicates with other ranks")
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
     fake_mode = tensors.new_fake_mode(env)
     with ambient.entered(request.ambient), tracing.worker_context(fake_mode, request.compile_id):
@@ -111,17 +111,17 @@ def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int
         made_call = load(request, made, fakes)
         try:
             kept_call = load(request, kept, fakes)
-        except Exception as error:  # untrusted code may raise anything
-            return f"what is in the cache does not load: {type(error).__name__}: {error}"
+        except Exception as error:  # code that nobody can vouch for
+            return f"the cached code does not load: {type(error).__name__}: {error}"
     with ambient.entered(request.ambient):
         try:
             expected = _outputs(made_call, real_inputs(fakes, seed), seed)
         except RuntimeError as error:
-            raise NoInputsError(f"random inputs do not suit it: {error}") from error
+            raise NoInputsError(f"it rejects random inputs: {error}") from error
         try:
             found = _outputs(kept_call, real_inputs(fakes, seed), seed)
         except Exception as error:  # as above
-            return f"what is in the cache does not run: {type(error).__name__}: {error}"
+            return f"the cached code does not run: {type(error).__name__}: {error}"
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
     except AssertionError as error:

@@ -89,11 +89,11 @@ class PoolClient:
         if not wait:
             return
         if not session.zygote_known.wait(self.config.start_timeout):
-            raise PoolUnavailableError(f"the zygote is not ready after {self.config.start_timeout:g} s")
+            raise PoolUnavailableError(f"the zygote was not ready within {self.config.start_timeout:g} s")
         if session.error is not None:
             raise again(session.error)
         if session.zygote is not None and session.zygote.state == "broken":
-            raise PoolUnavailableError(f"the pool can't run jobs: {session.zygote.reason}")
+            raise PoolUnavailableError(f"the pool cannot run jobs: {session.zygote.reason}")
 
     def submit(
         self,
@@ -147,7 +147,7 @@ class PoolClient:
             )
             if job is not None:
                 return job
-        raise PoolUnavailableError("the server ended as often as it was started")
+        raise PoolUnavailableError("the server ended after each start")
 
     def status(self, timeout: float = 10.0) -> dict[str, Any]:
         """Return plain data about the server: pids, slots, running and queued jobs, zygote, counters.

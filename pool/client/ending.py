@@ -53,16 +53,14 @@ def end(link: Path, patience: float = PATIENCE) -> Ended:
     try:
         process = os.pidfd_open(pid)
     except OSError as error:
-        return Ended("failed", pid, f"server {pid} does not answer, and is out of reach: {error.strerror}")
+        return Ended("failed", pid, f"server {pid} does not answer and cannot be signalled: {error.strerror}")
     try:
         if runtime_dir.holder(directory) != pid or not predecessor.is_server_of(pid, directory):
-            said = (
-                f"the server of {directory} does not answer, and may run in another container: process {pid} is not it"
-            )
+            said = f"the server of {directory} does not answer; it may run in another container (not process {pid})"
             return Ended("failed", pid, said)
         return _by_signals(link, directory, pid, process, patience)
     except OSError as error:
-        return Ended("failed", pid, f"server {pid} does not answer, and can't be ended: {error.strerror}")
+        return Ended("failed", pid, f"server {pid} does not answer and cannot be ended: {error.strerror}")
     finally:
         os.close(process)
 
@@ -78,12 +76,12 @@ def _by_signals(link: Path, directory: Path, pid: int, process: int, patience: f
 
     if _until(lambda: is_gone() or (directory / predecessor.LEAVING).exists(), patience):
         was = "was stopped" if stopped else "did not answer"
-        return Ended("told", pid, f"server {pid} {was}; it took SIGTERM, and ends when what it was asked for is done")
+        return Ended("told", pid, f"server {pid} {was}; it received SIGTERM and ends once its jobs are done")
     signal.pidfd_send_signal(process, signal.SIGKILL)
     if not _until(is_gone, patience):
-        return Ended("failed", pid, f"server {pid} does not answer, and the kernel has not ended it since SIGKILL")
+        return Ended("failed", pid, f"server {pid} does not answer and is still there after SIGKILL")
     _of_nobody(link, directory)
-    return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed, with its workers")
+    return Ended("killed", pid, f"server {pid} did not answer for {patience:g} s and was killed with its workers")
 
 
 def _of_nobody(link: Path, directory: Path) -> Ended:

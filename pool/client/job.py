@@ -71,7 +71,7 @@ class Job:
             self.cancel()
             raise
         if not over:
-            raise TimeoutError(f"job {self.label!r} is not done after {timeout:g} s")
+            raise TimeoutError(f"job {self.label!r} did not finish within {timeout:g} s")
         with self._lock:
             records, self._records = self._records, []
         raised = logs.replay(records)
@@ -104,8 +104,8 @@ class Job:
         """Record the worker and the attempt, and log a retry with its reason."""
         self.worker_pid, self.attempts = message.worker, message.attempt
         if message.reason:
-            text = f"job {self.label!r} runs again in worker {message.worker} (attempt {message.attempt}): "
-            text += f"{message.reason} in the attempt before"
+            text = f"retrying job {self.label!r} in worker {message.worker} (attempt {message.attempt}): "
+            text += f"in the previous attempt {message.reason}"
             self.add(
                 m.LogRecord(
                     job=0,
@@ -128,7 +128,7 @@ class Job:
             try:
                 self.on_event(message)
             except Exception:
-                log.exception("who watches %r raised", self)
+                log.exception("a progress callback of %r raised", self)
 
     def answer(self, question: bytes) -> bytes | None:
         """Return the answer of `on_ask` to a worker's question, or None. Exceptions of `on_ask` are logged."""
@@ -137,7 +137,7 @@ class Job:
         try:
             return self.on_ask(question)
         except Exception:
-            log.exception("a question of %r has no answer", self)
+            log.exception("could not answer a worker's question for %r", self)
             return None
 
     def add(self, record: m.LogRecord | m.WarningRecord) -> None:
@@ -174,8 +174,10 @@ class Job:
 
     def _wait(self, timeout: float | None) -> bool:
         if self._pid != os.getpid():
-            raise PoolUnavailableError(f"job {self.label!r} belongs to process {self._pid}, which forked this one")
-        # Not threading.Event: a KeyboardInterrupt at the wrong line of its Python code leaves its lock held forever.
+            raise PoolUnavailableError(
+                f"job {self.label!r} belongs to process {self._pid}, the parent of this forked process"
+            )
+        # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held forever.
         waiter = threading.Lock()
         waiter.acquire()
         with self._lock:

@@ -46,4 +46,4 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:
-            raise ValueError(f"a limit of {self.timeout} s")
+            raise ValueError(f"a job's timeout must be above 0 s, got {self.timeout}")

@@ -82,7 +82,7 @@ def find_or_start(config: PoolConfig) -> Found:
             if before is not None:
                 _remove_if_dead(before)
             return started
-    raise PoolUnavailableError("the host's server ended as often as it was found")
+    raise PoolUnavailableError("each server found on this host ended before it could be used")
 
 
 def _find(link: Path, config: PoolConfig) -> Found | None:
@@ -145,8 +145,8 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
         while not _locked(descriptor):
             if time.monotonic() > deadline:
                 raise PoolUnavailableError(
-                    f"another process has been starting the host's server for {config.start_timeout:g} s",
-                    remedy=f"see who holds {path}",
+                    f"another process has been starting this host's server for {config.start_timeout:g} s",
+                    remedy=f"find the process that holds {path} (`fuser {path}`)",
                 )
             time.sleep(0.01)
         yield

@@ -36,7 +36,7 @@ class Pause:
         _ours.discard(self)
         for channel in self._channels:
             if _has_gone_on(channel):
-                self.remarks.append("the pause was over before the measurement: what compiles went on")
+                self.remarks.append("the pause ended before the measurement did; compile jobs were running again")
             _close(channel)
         self._channels = []
 

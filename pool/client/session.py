@@ -257,7 +257,7 @@ class Session:
                     timeout = self._deadline - time.monotonic()
                     if timeout <= 0:
                         limit = self.config.start_timeout
-                        return PoolUnavailableError(f"the server did not answer within {limit:g} s of its start")
+                        return PoolUnavailableError(f"the server did not answer within {limit:g} s after its start")
                 elif not self._asleep or self.jobs:
                     timeout = _PING_SECONDS
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
@@ -268,7 +268,7 @@ class Session:
                 elif self._welcome is not None and not self.jobs:
                     self._asleep = True  # `submit` checks this after it has added to `jobs`
                 elif self._welcome is not None and self._is_silent():
-                    return PoolUnavailableError(f"the server has said nothing for {_SILENCE_SECONDS:g} s")
+                    return PoolUnavailableError(f"the server has not answered for {_SILENCE_SECONDS:g} s")
                 for key, mask in ready:
                     if key.fd == self._wake:
                         os.eventfd_read(self._wake)
@@ -333,7 +333,7 @@ class Session:
                 job.failed(message, payload)
         elif isinstance(message, m.Welcome):
             if (message.protocol, message.fxpool) != (PROTOCOL_VERSION, __version__):
-                raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process {__version__}")
+                raise ProtocolError(f"the server runs fxpool {message.fxpool}, this process runs {__version__}")
             self._welcome = message
             if self.shared and self.process is not None:
                 self.process.wait()  # it only started the server, which runs now
@@ -354,7 +354,7 @@ class Session:
                 reply.facts = message.facts
                 reply.event.set()
         else:
-            raise ProtocolError(f"the server sent {type(message).__name__}, which answers nothing that was asked")
+            raise ProtocolError(f"the server sent {type(message).__name__}, which matches no pending request")
 
     def _answer(self, number: int, job: Job | None, question: bytes) -> None:
         """Answer a worker's question in a new thread, because that may take seconds."""
@@ -364,7 +364,7 @@ class Session:
             try:
                 self.send(m.Answer(number=number, ok=answered is not None), answered or b"")
             except ProtocolError as error:
-                log.warning("the answer to a question of %r is lost: %s", job, error)
+                log.warning("could not send the answer to a question of %r: %s", job, error)
                 self.send(m.Answer(number=number, ok=False))
 
         try:

@@ -155,8 +155,8 @@ def advice(host: Host) -> str:
     """Return a message about short memory: how much is left, and what to do."""
     room, rule = host.room()
     return (
-        f"memory is short: {room >> 20} MB are left of {host.total()[0] >> 20} MB ({rule}), and workers take "
-        f"{(_POOL + _JOB) >> 20} MB beside the program; give it more, or set FXPOOL_POOL=off to do without them"
+        f"not enough memory for workers: {room >> 20} MB of {host.total()[0] >> 20} MB are free ({rule}), workers need "
+        f"{(_POOL + _JOB) >> 20} MB; free or add memory, or set FXPOOL_POOL=off to run without workers"
     )
 
 

@@ -57,7 +57,7 @@ def _kill(directory: Path) -> bool:
         # The pid may have been reused, or belong to another container that shares the directory.
         if runtime_dir.holder(directory) != pid or not is_server_of(pid, directory):
             return False
-        log.warning("killed server %d, which hung for %g s after it was replaced", pid, _PATIENCE_SECONDS)
+        log.warning("killed server %d, which had not ended %g s after it was replaced", pid, _PATIENCE_SECONDS)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         return False

@@ -89,8 +89,8 @@ def _stand_in(root: Path) -> Path:
             except PoolUnavailableError as error:  # another user has taken the name, or `place` is not writable
                 refused.append(error)
     raise PoolUnavailableError(
-        f"no socket can lie under {os.fsencode(root)!r}: its name has more than {_ROOT_MAX} bytes or is no UTF-8, and "
-        f"none of {', '.join(_SHORT)} can be used in its place" + (f" ({refused[0].message})" if refused else ""),
+        f"cannot place a socket under {os.fsencode(root)!r}: the name exceeds {_ROOT_MAX} bytes or is not UTF-8, and "
+        f"none of {', '.join(_SHORT)} can be used instead" + (f" ({refused[0].message})" if refused else ""),
         remedy="set FXPOOL_RUNTIME_DIR to a directory with a short name",
     )
 
@@ -100,14 +100,14 @@ def make_private(root: Path) -> Path:
     length = len(os.fsencode(root))
     if length > _ROOT_MAX:
         raise PoolUnavailableError(
-            f"a socket under {root} would have a path of {length - _ROOT_MAX + _SOCKET_PATH_MAX} bytes, over the limit "
-            f"of {_SOCKET_PATH_MAX}",
+            f"a socket under {root} would have a path of {length - _ROOT_MAX + _SOCKET_PATH_MAX} bytes; the limit "
+            f"is {_SOCKET_PATH_MAX}",
             remedy="set FXPOOL_RUNTIME_DIR to a shorter path",
         )
     try:
         return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
     except OSError as error:
-        raise PoolUnavailableError(f"no directory can be made in {root}: {error}") from error
+        raise PoolUnavailableError(f"cannot create a directory in {root}: {error}") from error
 
 
 def hold(directory: Path) -> int:
@@ -220,25 +220,25 @@ def _secure(root: Path, *, private: bool) -> Path:
             os.makedirs(root, 0o700, exist_ok=True)
         facts = os.lstat(root)
     except OSError as error:
-        raise PoolUnavailableError(f"the runtime directory {root} can't be made: {error}") from error
-    remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory of your own"
+        raise PoolUnavailableError(f"cannot create the runtime directory {root}: {error}") from error
+    remedy = "remove it, or set FXPOOL_RUNTIME_DIR to a directory that you own"
     if not stat.S_ISDIR(facts.st_mode):
         raise UnsafeRuntimeDirectoryError(
-            f"the runtime directory {root} is no directory (links are refused)", remedy=remedy
+            f"the runtime directory {root} is not a directory (links are refused)", remedy=remedy
         )
     if facts.st_uid != os.getuid():
         raise UnsafeRuntimeDirectoryError(f"the runtime directory {root} belongs to user {facts.st_uid}", remedy=remedy)
     if facts.st_mode & (0o077 if private else 0o022):
         mode = stat.S_IMODE(facts.st_mode)
         raise UnsafeRuntimeDirectoryError(
-            f"others have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
+            f"other users have access to the runtime directory {root} (mode {mode:o})", remedy=remedy
         )
     # A user who can replace the directory can put another server's socket there.
     danger = directories.danger_above(str(root))
     if danger is not None:
         raise UnsafeRuntimeDirectoryError(
-            f"{danger.path}, on the way to the runtime directory {root}, {danger.what}: others could put another "
-            "runtime directory in its place",
+            f"{danger.path}, in the path of the runtime directory {root}, {danger.what}: other users could replace the "
+            "runtime directory",
             remedy=f"{danger.mend}, or set FXPOOL_RUNTIME_DIR to another directory",
         )
     return root

@@ -39,7 +39,7 @@ def device_name(device: str) -> str:
     """
     name = device.replace(":", "-")
     if not re.fullmatch(r"[\w-]{1,64}", name):
-        raise ValueError(f"{device!r} names no device")
+        raise ValueError(f"{device!r} is not the name of a device")
     return name
 
 
@@ -63,7 +63,7 @@ class Turn:
                 self._take_number()
         except OSError as error:
             self.end()
-            raise PoolUnavailableError(f"no turn to measure can be taken in {self._folder}: {error}") from error
+            raise PoolUnavailableError(f"cannot take the measuring lock in {self._folder}: {error}") from error
 
     def _take_number(self) -> None:
         new = self._folder / _NEW  # an existing file is left from a dead process

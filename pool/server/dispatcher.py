@@ -97,9 +97,9 @@ class Dispatcher:
     def submit(self, client: Client, ask: m.Submit, payload: memoryview) -> None:
         """Queue a client's job. Raises ProtocolError if its number is in use or its timeout is invalid."""
         if ask.job in client.keys:
-            raise ProtocolError(f"job number {ask.job} is in use")
+            raise ProtocolError(f"job number {ask.job} is already in use")
         if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
-            raise ProtocolError(f"a limit of {ask.timeout} s")
+            raise ProtocolError(f"invalid time limit: {ask.timeout} s")
         ask.label = ask.label[:_SHOWN]
         self.counters["jobs"] += 1
         self.watch.before_a_job()
@@ -119,7 +119,7 @@ class Dispatcher:
     def cancel(self, client: Client, job: int) -> None:
         """Withdraw a client's job by the client's number for it. No-op if it has ended."""
         if job in client.keys:
-            self.do(self.scheduler.cancel(client.keys[job], "by its asker"))
+            self.do(self.scheduler.cancel(client.keys[job], "by its caller"))
             self._bounds.keep(self._workers.values())
 
     def answer(self, client: Client, message: m.Answer, payload: memoryview) -> None:
@@ -326,13 +326,13 @@ class Dispatcher:
         try:
             encode(run)
         except ProtocolError as error:
-            self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
+            self.loop.call_soon(self._refuse, worker, f"cannot send this job to a worker: {error}")
             return
         try:
             self._logs.make()
             ours, theirs = socket.socketpair()
         except OSError as error:
-            worker.unable = outcomes.unable("the server can't begin a worker", error)
+            worker.unable = outcomes.unable("the server cannot start a worker", error)
             self.loop.call_soon(
                 self.on_exited,
                 m.Exited(worker=action.worker, exit_code=None, signal=None, failure=worker.unable.reason),
@@ -370,8 +370,8 @@ class Dispatcher:
         self._begin(worker)
         try:
             self._send(worker, outcomes.order(worker, self.slots), worker.work.payload)
-        except ProtocolError as error:  # it is over the cap of a frame
-            self.loop.call_soon(self._refuse, worker, f"no worker can be given this job: {error}")
+        except ProtocolError as error:  # longer than a frame may be
+            self.loop.call_soon(self._refuse, worker, f"cannot send this job to a worker: {error}")
 
     # ------------------------------------------------------------ messages of workers
 
@@ -399,7 +399,7 @@ class Dispatcher:
             self._sub_job(worker, message, payload)
         elif isinstance(message, m.Cancel):
             if message.job in worker.keys:
-                self.do(self.scheduler.cancel(worker.keys[message.job], "by its asker"))
+                self.do(self.scheduler.cancel(worker.keys[message.job], "by its caller"))
         elif isinstance(message, m.Waiting):
             self.do(self.scheduler.waiting(worker.number))
         elif isinstance(message, m.Resume):
@@ -412,7 +412,7 @@ class Dispatcher:
 
     def _sub_job(self, worker: Worker, message: m.Submit, payload: memoryview) -> None:
         if message.job in worker.keys:
-            raise ProtocolError(f"sub-job number {message.job} is in use")
+            raise ProtocolError(f"sub-job number {message.job} is already in use")
         ask = outcomes.as_part(message, worker.work.ask)
         ask.label = ask.label[:_SHOWN]
         self.counters["sub_jobs"] += 1
@@ -434,8 +434,8 @@ class Dispatcher:
             log.warning("worker %s: %s", worker.pid, error)
             if isinstance(error, ProtocolError):
                 worker.broken = str(error)
-            else:  # not the worker's fault: the server has no memory for its message
-                worker.unable = outcomes.unable("the server can't read from it", error)
+            else:  # not the worker's fault: the server has no memory for what it sent
+                worker.unable = outcomes.unable("the server cannot read from the worker", error)
                 self.do(self.scheduler.failed(worker.number))
                 worker.reached = None
             self._kill(worker)
@@ -516,7 +516,7 @@ class Dispatcher:
         if worker.stopped:
             worker.timers.append(self.loop.call_later(BEGIN_SECONDS, self._never_began, worker))
         elif worker.reached is None and self.scheduler.asks_of(worker.job):
-            worker.unable = m.Unable(reason=f"it was not at its job {BEGIN_SECONDS:g} s after it was forked")
+            worker.unable = m.Unable(reason=f"the worker had not started its job {BEGIN_SECONDS:g} s after the fork")
             self._kill(worker)
 
     def on_exited(self, message: m.Exited) -> None:
@@ -541,7 +541,9 @@ class Dispatcher:
             worker.paused = True
             self.counters["not_begun"] += 1
             log.warning(
-                "job %r got no worker: %s", worker.work.ask.label, outcomes.why_unable(worker.exited, worker)[0]
+                "could not start a worker for job %r: %s",
+                worker.work.ask.label,
+                outcomes.why_unable(worker.exited, worker)[0],
             )
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** self.scheduler.missed(worker.job))
             worker.timers.append(self.loop.call_later(pause, self._worker_gone, worker))

@@ -240,16 +240,16 @@ def describe(how: object) -> str:
     """Return a sentence that says how a worker ended."""
     if isinstance(how, Exceeded):
         limit = f"{how.limit:g} s" if how.kind == "timeout" else f"{how.limit / 2**20:.0f} MB of memory"
-        return f"it was killed at its limit of {limit}"
+        return f"the worker was killed at its limit of {limit}"
     if not isinstance(how, m.Exited):
         return str(how)
     if how.failure:
         return how.failure
     if how.signal is not None:
-        return f"it was killed by {signal_name(how.signal)}"
+        return f"the worker was killed by {signal_name(how.signal)}"
     if how.exit_code is None:
-        return "it ended before it answered"
-    return f"it exited with code {how.exit_code} before it answered"
+        return "the worker ended before it answered"
+    return f"the worker exited with code {how.exit_code} before it answered"
 
 
 def tail(path: Path) -> str:

@@ -85,7 +85,7 @@ class Pauses:
             pause.client.connection.send(m.Paused(workers=self._dispatcher.stopped))
 
     def _over(self, client: Client) -> None:
-        log.warning("process %d still measures: jobs go on", client.pid)
+        log.warning("resuming jobs, although process %d is still measuring", client.pid)
         client.connection.send(m.GoneOn())
         self.end(client)
 

@@ -27,7 +27,9 @@ class Records:
         assert work.client is not None
         if work.client.connection.full:
             if not work.dropped:
-                log.warning("process %d does not read: what %r logs is dropped", work.client.pid, work.ask.label)
+                log.warning(
+                    "dropping log records of %r: client %d is not reading its socket", work.ask.label, work.client.pid
+                )
             work.dropped += 1
             self._counters["dropped_records"] += 1
             return
@@ -38,8 +40,10 @@ class Records:
     def end(self, work: Work) -> None:
         """Report how many records of `work` were dropped. Called when the client reads again, and when the job ends."""
         if work.dropped and work.client is not None:
-            text = f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped, as this process did "
-            text += "not read what came before them"
+            text = (
+                f"{work.dropped} records and warnings of job {work.ask.label!r} were dropped because this process did "
+            )
+            text += "not read earlier ones"
             work.dropped = 0
             record = m.LogRecord(
                 job=work.ask.job,

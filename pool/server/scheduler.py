@@ -176,7 +176,7 @@ class Scheduler:
         if parent is not None:
             asker = self._workers.get(parent)
             if asker is None or asker.job is None:
-                return [Deliver(job, Cancelled("the worker that asked for it is gone"), 0, None)]
+                return [Deliver(job, Cancelled("the worker that submitted it ended"), 0, None)]
             asker.children[job] = None
             owner, flight = None, None  # it ends exactly when the worker does
         elif flight is not None and flight in self._flights:
@@ -208,7 +208,7 @@ class Scheduler:
         actions: list[Action] = []
         top = [job for job in self._jobs.values() if job.parent is None]
         for ask in [ask for job in top for ask, whose in job.asks.items() if whose == owner]:
-            self._withdraw(ask, "its asker is gone", actions)
+            self._withdraw(ask, "its caller is gone", actions)
         self._dispatch(actions)
         return actions
 
@@ -365,7 +365,7 @@ class Scheduler:
             if job is not None and known.reached:
                 job.losses += 1
                 if job.losses >= self._zygote_losses:
-                    self._finish(job, Unavailable(f"{reason}, for the {job.losses}. time while it ran"), actions)
+                    self._finish(job, Unavailable(f"{reason} while running this job, {job.losses} times"), actions)
             known.reached = False
             self._remove(known.worker, how, actions, missed=False)
         if self._losses >= self._zygote_losses:
@@ -502,7 +502,7 @@ class Scheduler:
         if worker.slot is Slot.WANTED:
             self._release(worker)
         for child in list(worker.children):
-            self._abort(child, Cancelled("the job that asked for it ended"), actions)
+            self._abort(child, Cancelled("the job that submitted it ended"), actions)
 
     def _withdraw(self, ask: int, reason: str, actions: list[Action]) -> None:
         job = self._jobs.get(self._asks.get(ask, -1))

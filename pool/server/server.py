@@ -126,8 +126,8 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as error:
-            # For example, out of descriptors. The listener stays readable, so stop watching it for a moment.
-            log.error("can't accept a connection: %s", error)
+            # Out of descriptors, say: the listener stays readable, so stop watching it for a moment.
+            log.error("cannot accept a connection: %s", error)
             self.loop.remove_reader(self.listener.fileno())
             self.loop.call_later(0.5, self._listen)
             return
@@ -150,7 +150,7 @@ class Server:
         connection = Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP, outbox_cap=_OUTBOX_CAP)
         client = Client(connection, number, pid)
         self.clients[number] = client
-        client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not say hello")
+        client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not send a Hello")
 
     def _from_client(self, client: Client, message: m.ToServer, payload: memoryview) -> None:
         if not client.greeted:
@@ -254,10 +254,10 @@ class Server:
         if not self.config.link or self._draining:
             self.end.set()
         else:
-            self._drain("it was asked to end")
+            self._drain("the server was asked to end")
 
     def _drain(self, reason: str) -> None:
-        log.info("no new clients: %s", reason)
+        log.info("accepting no new clients: %s", reason)
         self._draining = True
         with contextlib.suppress(OSError):  # the directory was removed, so no client can find this server
             (self.directory / predecessor.LEAVING).touch(mode=0o600)
@@ -279,7 +279,7 @@ class Server:
             await asyncio.sleep(predecessor.LINK_SECONDS)
             if not self._link_is_ours():
                 if not self._draining:
-                    self._drain("another server has taken its place")
+                    self._drain("another server replaced this one")
                 return
 
     async def _see_off(self) -> None:
@@ -475,7 +475,7 @@ class Server:
     async def _sweep(self) -> None:
         await asyncio.sleep(1.0)  # not during the start, for which a client waits
         for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
-            log.info("removed %s, whose server is gone", directory)
+            log.info("removed %s of a server that ended", directory)
 
     def _spawn(self, coroutine: Any) -> None:
         task = self.loop.create_task(coroutine)
@@ -500,11 +500,11 @@ class Server:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="fxpool.pool.server.server", description="The pool's server; clients start it."
+    parser = argparse.ArgumentParser(prog="fxpool.pool.server", description="The pool's server. Started by clients.")
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="the server's private directory, with its configuration"
     )
-    parser.add_argument("--directory", type=Path, required=True, help="its private directory, with the configuration")
-    parser.add_argument("--listen", type=int, required=True, help="descriptor of the listening socket")
+    parser.add_argument("--listen", type=int, required=True, help="file descriptor of the listening socket")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     start = time.perf_counter()

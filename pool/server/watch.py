@@ -124,7 +124,12 @@ class Watch:
         used, of = self.limits.host.used()
         pressed = used > self.limits.host_mark
         if pressed != self.pressed:
-            log.warning("%.0f %% of %s are in use: %s", 100 * used, of, "no job is begun" if pressed else "going on")
+            log.warning(
+                "%.0f %% of %s are in use: %s",
+                100 * used,
+                of,
+                "not starting jobs" if pressed else "starting jobs again",
+            )
             self._pressed_since = now
         self.pressed = pressed
         patient = now - self._pressed_since < _PATIENCE_SECONDS

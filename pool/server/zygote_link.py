@@ -212,7 +212,7 @@ class ZygoteLink:
         if self.late:
             how = "did not finish its preload in time and was killed"
         elif self.silent:
-            how = "did not do what it was told, and was killed"
+            how = "did not carry out an order in time and was killed"
         elif code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
         else:

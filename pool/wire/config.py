@@ -51,7 +51,7 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ConfigurationError(f"a pool needs at least one worker, not {self.workers}")
+            raise ConfigurationError(f"the pool needs at least one worker, got {self.workers}")
 
 
 class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -122,7 +122,9 @@ class Connection(Generic[M]):
             return
         size, self._unread = self._outbox.size, None
         self._outbox.clear()
-        self._end(PeerNotReadingError(f"it has read nothing for {self._patience:g} s, and {size} bytes wait for it"))
+        self._end(
+            PeerNotReadingError(f"the peer has read nothing for {self._patience:g} s while {size} bytes are pending")
+        )
 
     def _stop_looking(self) -> None:
         if self._unread is not None:

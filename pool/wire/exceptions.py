@@ -139,7 +139,7 @@ def error_of(failed: m.Failed, payload: bytes | bytearray | memoryview, label: s
         return JobCancelledError(f"job {label!r} was cancelled: {failed.reason}")
     if failed.kind == "no_worker":
         return NoWorkerError(label, failed.reason, last, code=failed.code)
-    return PoolUnavailableError(f"the pool can't run job {label!r}: {failed.reason}")
+    return PoolUnavailableError(f"the pool cannot run job {label!r}: {failed.reason}")
 
 
 def _annotate(error: Exception, failed: m.Failed, label: str) -> None:
@@ -161,7 +161,7 @@ def _message(error: BaseException) -> str:
     try:
         return _text(str(error))
     except Exception:
-        return "<its message could not be made>"
+        return "<message not available>"
 
 
 def _format(error: BaseException, trace: TracebackType | None) -> str:
@@ -184,9 +184,9 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
         # Many exceptions can be pickled but not unpickled, because the parameters of __init__ differ from `args`.
         copy = pickle.loads(data)
     except BaseException as refused:
-        return None, f"it can't be pickled: {_text(repr(refused))[:500]}"
+        return None, f"it cannot be pickled: {_text(repr(refused))[:500]}"
     if type(copy) is not type(error):
-        return None, "it is another type after pickling"
+        return None, "pickling changes its type"
     return data, ""
 
 
@@ -197,9 +197,9 @@ def _build(link: _Link) -> Exception:
         try:
             error = pickle.loads(link.pickled)
         except BaseException as broken:
-            reason = f"it can't be unpickled here: {broken!r}"
+            reason = f"it cannot be unpickled here: {broken!r}"
         if error is not None and not isinstance(error, Exception):
-            error, reason = None, "it is no exception after unpickling"
+            error, reason = None, "unpickling does not return an exception"
     if error is None:
         error = RemoteError(link.type_name, link.message, link.text, reason)
     error.__traceback__ = _traceback(link.frames)

@@ -69,7 +69,7 @@ class Forwarder:
         try:
             text = record.getMessage()
         except Exception as error:
-            text = f"{record.msg!r} (could not be formatted: {error!r})"
+            text = f"{record.msg!r} (not formatted: {error!r})"
         exc_text = record.exc_text
         if exc_text is None and record.exc_info:
             exc_text = logging.Formatter().formatException(record.exc_info)
@@ -116,7 +116,7 @@ class Forwarder:
         if self._left < 0:
             return
         if not self._left:
-            text = f"more than {_RECORDS_KEPT} records and warnings in one job: the rest is dropped"
+            text = f"dropping further records and warnings of this job, after {_RECORDS_KEPT}"
             record = m.LogRecord(
                 job=0,
                 name=__name__,

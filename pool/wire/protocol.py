@@ -65,7 +65,9 @@ def encode(message: msgspec.Struct, payload: Buffer = b"") -> list[Buffer]:
     meta = _encoder.encode(message)
     size = len(payload)
     if len(meta) > META_CAP or size > PAYLOAD_CAP:
-        raise ProtocolError(f"a {type(message).__name__} of {len(meta)} + {size} bytes is over the cap of a frame")
+        raise ProtocolError(
+            f"a {type(message).__name__} of {len(meta)} + {size} bytes exceeds the maximum size of a frame"
+        )
     head = HEADER.pack(MAGIC, PROTOCOL_VERSION, 0, 0, len(meta), size) + meta
     return [head, payload] if size else [head]
 
@@ -118,7 +120,7 @@ class FrameDecoder(Generic[M]):
             return self._decoder.decode(body[:split]), body[split:]
         # UnicodeDecodeError: some versions of msgspec raise it for text that is not UTF-8.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"a frame does not hold a known message: {error}") from None
+            raise ProtocolError(f"a frame holds no known message: {error}") from None
 
     def feed(self, data: Buffer) -> list[tuple[M, memoryview]]:
         """Decode bytes that were received elsewhere; return all frames that they complete."""
@@ -137,17 +139,17 @@ class FrameDecoder(Generic[M]):
     def _open_body(self) -> None:
         magic, version, flags, reserved, meta, payload = HEADER.unpack(self._header)
         if magic != MAGIC:
-            raise ProtocolError(f"not a frame of fxpool: it begins with {magic!r}")
+            raise ProtocolError(f"not a frame of fxpool's pool: it starts with {magic!r}")
         if version != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"the peer speaks version {version} of the pool's protocol, this process version {PROTOCOL_VERSION}",
-                remedy="client and server must run the same version of fxpool: stop the server, it starts again",
+                f"the peer uses protocol version {version}, this process version {PROTOCOL_VERSION}",
+                remedy="run one version of fxpool, and end the old server with `fxpool stop`",
             )
         if flags or reserved or not meta:
             raise ProtocolError(f"a frame's header has flags {flags}, reserved {reserved}, {meta} bytes of message")
         over = payload > self.cap if self.cap >= PAYLOAD_CAP else meta + payload > self.cap
         if meta > META_CAP or over:
-            raise ProtocolError(f"a frame of {meta} + {payload} bytes is over the cap of {self.cap}")
+            raise ProtocolError(f"a frame of {meta} + {payload} bytes exceeds the maximum of {self.cap}")
         self._meta_length = meta
         size = meta + payload
         # A peer that only announces a long frame costs no memory: the pages of a mapping exist once they are written.

@@ -68,7 +68,7 @@ class _Link:
         if self.left:
             if isinstance(message, (m.LogRecord, m.WarningRecord)):
                 return print(message.message, file=sys.stderr)
-            raise PoolUnavailableError("a process that a job forked can't speak for the job")
+            raise PoolUnavailableError("a process that a job forked cannot use the job's connection")
         try:
             self.channel.send(message, payload)
         except ProtocolError:
@@ -290,7 +290,7 @@ def main(sock: socket.socket) -> None:
                 os._exit(EXIT_LOST if first else 0)
             run, payload = frame
             if not isinstance(run, m.Run):
-                raise ProtocolError(f"a worker is given Run, not {type(run).__name__}")
+                raise ProtocolError(f"a worker expects Run, not {type(run).__name__}")
             try:
                 if first:
                     _settle(run)
@@ -332,7 +332,7 @@ def _run(run: m.Run, payload: memoryview, link: _Link, *, first: bool) -> tuple[
         payload.release()
         result = _resolve(run.function)(data)
         if type(result) is not bytes:
-            raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job returns bytes")
+            raise TypeError(f"{run.function} returned {type(result).__qualname__}; a job must return bytes")
         return m.Returned(ok=True, seconds=time.perf_counter() - start, pid=os.getpid()), result
     except BaseException as error:
         seconds = time.perf_counter() - start
@@ -378,7 +378,7 @@ def _settle(run: m.Run) -> None:
         try:
             os.makedirs(run.scratch, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise _UnableError("no directory for temporary files can be made", error) from error
+            raise _UnableError("cannot create a directory for temporary files", error) from error
         os.environ["TMPDIR"] = run.scratch
         tempfile.tempdir = None
     if run.sys_path:
@@ -393,7 +393,7 @@ def _settle(run: m.Run) -> None:
 def _resolve(function: str) -> Callable[[bytes], Any]:
     module, colon, qualname = function.partition(":")
     if not colon:
-        raise ValueError(f"{function!r} does not name a function as package.module:qualname")
+        raise ValueError(f"{function!r} is not of the form package.module:qualname")
     resolved: Any = importlib.import_module(module)
     for part in qualname.split("."):
         resolved = getattr(resolved, part)

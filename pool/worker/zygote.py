@@ -84,7 +84,7 @@ class Zygote:
         if not failure and threads != 1:
             failure = (
                 f"the preload modules ({', '.join(order.preload)}) started {threads - 1} threads, which makes it "
-                "unsafe to fork; with numpy among them, OPENBLAS_NUM_THREADS=1 belongs into the environment"
+                "unsafe to fork; if numpy is among them, set OPENBLAS_NUM_THREADS=1"
             )
         # Workers keep the descriptors that preloaded modules opened, and close all others of the zygote.
         self.foreign = _descriptors() - before
@@ -113,7 +113,7 @@ class Zygote:
         """
         name = self.idle.pop(0)
         if not memory.warm_up_fits(memory.Host.look()):
-            print(f"zygote {self.pid}: {name} is left out, as memory is short", file=sys.stderr, flush=True)
+            print(f"zygote {self.pid}: not preloading {name}, memory is short", file=sys.stderr, flush=True)
             return
         start = time.perf_counter()
         module, _, function = name.partition(":")
@@ -128,7 +128,7 @@ class Zygote:
         finally:
             tempfile.tempdir = None
         if (threads := self.process.num_threads()) != 1:
-            print(f"{name} started {threads - 1} threads: this zygote can't be forked any more", file=sys.stderr)
+            print(f"{name} started {threads - 1} threads, so this zygote can no longer be forked", file=sys.stderr)
             self.end()
             sys.stderr.flush()
             os._exit(m.EXIT_IDLE + self.all_idle.index(name))
@@ -176,8 +176,8 @@ class Zygote:
                 if number == order.worker:
                     processes.signal_group(pid, _SIGNALS[type(order)])
         elif isinstance(order, m.Fork):
-            if not descriptors:  # the kernel drops attached descriptors if this process has reached its limit
-                self.refuse(order, "the zygote has no descriptor left for the worker's socket", errno.EMFILE)
+            if not descriptors:  # the kernel drops descriptors that this process has no number left for
+                self.refuse(order, "the zygote has no file descriptor left for the worker's socket", errno.EMFILE)
                 return None
             return self.fork(order, descriptors[0])
         elif isinstance(order, m.WarmUp):
@@ -195,7 +195,7 @@ class Zygote:
             threads = self.process.num_threads()
             if threads != 1:
                 os.close(descriptor)
-                self.refuse(order, f"the zygote has {threads} threads, forking it is unsafe")
+                self.refuse(order, f"the zygote has {threads} threads, so forking it is unsafe")
                 return None
             pid = os.fork()
         except OSError as error:
@@ -307,9 +307,7 @@ def _limits_in_force() -> str:
     size, _ = resource.getrlimit(resource.RLIMIT_AS)
     if size == resource.RLIM_INFINITY:
         return ""
-    return (
-        f"a limit of {size >> 20} MB on its address space is in force: raise it (`ulimit -v`), or set FXPOOL_POOL=off"
-    )
+    return f"its address space is limited to {size >> 20} MB: raise the limit (`ulimit -v`), or set FXPOOL_POOL=off"
 
 
 def _descriptors() -> set[int]:
@@ -330,7 +328,7 @@ def _is_open(number: int) -> bool:
 def main(arguments: list[str]) -> int:
     control_fd, server, version = (int(word) for word in arguments)
     if version != PROTOCOL_VERSION:
-        print(f"the server speaks version {version}, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
+        print(f"the server uses version {version} of the protocol, this zygote {PROTOCOL_VERSION}", file=sys.stderr)
         return 2
     descriptors.drop_unwritable()  # for its workers too
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -47,7 +47,7 @@ def test_keys_are_rotated_one_after_another() -> None:
     old, both, new = Keyring([ONE]), Keyring([TWO, ONE]), Keyring([TWO])
     assert both.open("n", old.seal("n", b"x")) == b"x"
     assert new.open("n", both.seal("n", b"x")) == b"x"
-    with pytest.raises(NotAuthenticError, match="not one of those accepted"):
+    with pytest.raises(NotAuthenticError, match="not accepted here"):
         new.open("n", old.seal("n", b"x"))
 
 
@@ -70,9 +70,9 @@ def test_key_files_that_are_refused(tmp_path: Path) -> None:
     for mode in (0o640, 0o604, 0o660, 0o602):
         with pytest.raises(ConfigurationError, match="chmod 600"):
             Keyring.load(key_file(tmp_path / f"open-{mode:o}", key, mode=mode))
-    with pytest.raises(ConfigurationError, match="can't be read: No such file"):
+    with pytest.raises(ConfigurationError, match="cannot read the key file"):
         Keyring.load(tmp_path / "absent")
-    with pytest.raises(ConfigurationError, match="there is no key"):
+    with pytest.raises(ConfigurationError, match="holds no key"):
         Keyring.load(key_file(tmp_path / "empty", "# nothing"))
     with pytest.raises(ConfigurationError, match="key 2 of") as refused:
         Keyring.load(key_file(tmp_path / "short", key, key[:-2]))

@@ -50,7 +50,7 @@ def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert "torch does not know fxpool's artifacts" in found.stdout and "2.0" in found.stdout
+    assert "could not register fxpool's cache artifacts" in found.stdout and "2.0" in found.stdout
     assert "fxpool" not in found.stderr
 
 

@@ -48,7 +48,7 @@ def test_a_compile_is_seen_in_parent_server_and_worker(
         begin, end = part["ts"], part["ts"] + part["dur"]
         return bool(whole["ts"] <= begin + 1 and end <= whole["ts"] + whole["dur"] + 1)  # microseconds, rounded
 
-    for phase in ("loading what it needs", "lowering", "kernels", "publishing"):
+    for phase in ("loading code", "lowering", "kernels", "publishing"):
         assert inside(spans[phase, worker], job), phase
     assert inside(job, compile_) and compile_["ts"] + compile_["dur"] <= load["ts"] + 1
     (kernels,) = [row for (name, pid), row in spans.items() if pid not in (parent, worker)]

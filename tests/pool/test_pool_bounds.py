@@ -165,7 +165,7 @@ def test_what_is_left_of_a_group_and_whom_the_kernel_killed(tmp_path: Path, name
     host = memory.Host((group(tmp_path, 1200 * MB, 700 * MB, 100 * MB, "inactive_file"),))
     assert host.room() == (600 * MB, f"the memory limit in {tmp_path / 'memory.max'}")
     assert memory.too_little(host) and not memory.warm_up_fits(host)
-    assert "600 MB are left of 1200 MB" in memory.advice(host) and "FXPOOL_POOL=off" in memory.advice(host)
+    assert "600 MB of 1200 MB are free" in memory.advice(host) and "FXPOOL_POOL=off" in memory.advice(host)
     assert host.killed() == 0
     (tmp_path / name).write_text("low 0\noom 9\noom_kill 3\n")
     assert host.killed() == 3

@@ -406,7 +406,7 @@ def test_a_server_among_mutants(client: PoolClient, sessions: dict[str, bytes], 
             thread.join()
         assert not failures, failures[0]
     assert "not a frame of fxpool" in watch.log()
-    assert "over the cap" in watch.log()
+    assert "exceeds the max" in watch.log()
 
 
 def test_lengths_on_the_socket(client: PoolClient, sessions: dict[str, bytes], place: Place) -> None:
@@ -501,8 +501,8 @@ def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     yield b"HTTP/1.1 200 OK and more\r\n", "not a frame of fxpool"
     yield b"\0" * 5000, "not a frame of fxpool"
     yield resized(answer, meta=0), "0 bytes of message"
-    yield resized(answer, meta=META_CAP + 1), "over the cap"
-    yield resized(answer, payload=1 << 62), "over the cap"
+    yield resized(answer, meta=META_CAP + 1), "exceeds the max"
+    yield resized(answer, payload=1 << 62), "exceeds the max"
     yield resized(answer, meta=size - 1), "known message"
     yield resized(answer, payload=100_000), "inside a frame"
     yield answer[: HEADER.size - 1], "not a frame of fxpool"  # the rest of the header is that of the real answer

@@ -114,7 +114,7 @@ def test_a_pause_lasts_only_so_long(client: PoolClient, place: Place) -> None:
     paused = pausing.pause(place.runtime, 0.5, 20.0)
     assert count.goes_on
     paused.end()
-    assert any("was over before" in remark for remark in paused.remarks)
+    assert any("pause ended before" in remark for remark in paused.remarks)
     assert count.result() == b"counted"
 
 

@@ -54,10 +54,10 @@ def test_links_files_and_open_directories_are_refused(place: Place) -> None:
     with pytest.raises(PoolUnavailableError, match="links are refused"):
         runtime_dir.runtime_root(str(link))
     (place.files / "mark-file").touch()
-    with pytest.raises(PoolUnavailableError, match="no directory"):
+    with pytest.raises(PoolUnavailableError, match="is not a directory"):
         runtime_dir.runtime_root(str(place.files / "mark-file"))
     target.chmod(0o770)
-    with pytest.raises(PoolUnavailableError, match="others have access") as caught:
+    with pytest.raises(PoolUnavailableError, match="other users have access") as caught:
         runtime_dir.runtime_root(str(target))
     assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy
 
@@ -114,7 +114,7 @@ def test_a_directory_in_which_others_can_rename_is_refused_unless_sticky(
     above.chmod(mode)
     monkeypatch.setattr(directories, "_is_private_group", lambda gid: False)
     for name in (str(above / "runtime"), str(above / "deep" / "er")):
-        with pytest.raises(PoolUnavailableError, match="others could put another") as caught:
+        with pytest.raises(PoolUnavailableError, match="other users could replace") as caught:
             runtime_dir.runtime_root(name)
         assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy and str(above) in str(caught.value)
     above.chmod(mode | stat.S_ISVTX)
@@ -129,7 +129,7 @@ def test_a_link_of_somebody_else_s_on_the_way_is_refused(place: Place) -> None:
     link.symlink_to(target)
     assert runtime_dir.runtime_root(str(link / "runtime"))
     os.lchown(link, 12345, 12345)
-    with pytest.raises(PoolUnavailableError, match="is a symbolic link of"):
+    with pytest.raises(PoolUnavailableError, match="is a symbolic link owned by"):
         runtime_dir.runtime_root(str(link / "runtime"))
 
 
@@ -194,6 +194,6 @@ def test_a_stand_in_that_somebody_made_is_not_used(place: Place, short: tuple[Pa
     assert runtime_dir.runtime_root(root) == short[1] / found.name
     (short[1] / found.name).rmdir()
     (short[1] / found.name).touch()
-    with pytest.raises(PoolUnavailableError, match="can be used in its place") as caught:
+    with pytest.raises(PoolUnavailableError, match="can be used instead") as caught:
         runtime_dir.runtime_root(root)
     assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy

@@ -143,7 +143,7 @@ def test_nobody_is_blamed_for_the_zygote_but_one_that_is_always_there() -> None:
         assert isinstance(fork, Fork)
         assert (fork.job, fork.attempt) == (1, 1)
         scheduler.reached(worker := fork.worker)
-    often = Unavailable("the zygote died, for the 3. time while it ran")
+    often = Unavailable("the zygote died while running this job, 3 times")
     assert scheduler.zygote_lost("gone") == [Deliver(1, often, 1, worker)]
 
 
@@ -300,7 +300,7 @@ def test_a_job_goes_on_while_somebody_wants_it() -> None:
     worker = start(scheduler, 1, flight="f")
     scheduler.submit(2, Wishes(flight="f"), owner="b")
     scheduler.submit(3, Wishes(flight="f"), owner="b")
-    assert scheduler.owner_left("a") == [Deliver(1, Cancelled("its asker is gone"), 1, None)]
+    assert scheduler.owner_left("a") == [Deliver(1, Cancelled("its caller is gone"), 1, None)]
     assert scheduler.cancel(2, "no") == [Deliver(2, Cancelled("no"), 1, None)]
     assert scheduler.cancel(2, "no") == []
     assert scheduler.asks_of(1) == [3]

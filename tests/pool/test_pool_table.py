@@ -402,7 +402,7 @@ def test_the_server_dies(cell: tuple[str, str], table_of_servers: Table) -> None
         _kill_server(table, kind, server)
         how = "exited with code 0" if kind == "exit" else f"killed by signal {SIGNALS[kind]:d}"
         if kind == "hang":
-            how = "said nothing for 3 s"
+            how = "not answered for 3 s"
         for lost in (job, *(near for near, _ in running)):
             with pytest.raises(ServerLostError, match=how) as caught:
                 lost.result(timeout=SECONDS)

@@ -151,12 +151,12 @@ def test_other_processes_turns_can_be_waited_for(place: Place, children: list[Ch
 
 def test_what_is_no_device_is_refused(place: Place) -> None:
     for device in ("", "../x", "cuda:0/..", "a" * 65):
-        with pytest.raises(ValueError, match="names no device"):
+        with pytest.raises(ValueError, match="not the name of a device"):
             Turn(place.runtime, device)
 
 
 def test_where_no_file_can_be_made_there_is_an_error(place: Place) -> None:
     (place.runtime / "measuring").write_text("")
-    with pytest.raises(PoolUnavailableError, match="no turn to measure"):
+    with pytest.raises(PoolUnavailableError, match="cannot take the measuring lock"):
         Turn(place.runtime, "cpu")
     (place.runtime / "measuring").unlink()

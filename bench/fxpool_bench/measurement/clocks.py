@@ -81,7 +81,7 @@ class ProfilerClock:
         times = [_kernel_time(event) if on_gpu else _operator_time(event) for event in seen.events() or ()]
         taken = [one for one in times if one is not None]
         if not taken:
-            what = "kernel of the function's on the GPU" if on_gpu else "operator that the function calls"
+            what = "GPU kernel of the function" if on_gpu else "operator that the function calls"
             raise RuntimeError(f"torch's profiler saw no {what}")
         return float(sum(taken)) / 1e6
 
@@ -106,7 +106,7 @@ def device_of(device: Any) -> torch.device:
     """
     found = torch.device("cpu" if device is None else device)
     if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"there is no clock for {found}: it has to be the CPU or a CUDA device")
+        raise ValueError(f"cannot time code on {found}, only on the CPU or a CUDA device")
     if found.type == "cpu":
         return torch.device("cpu")
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
@@ -124,7 +124,7 @@ def clock_of(device: torch.device, timer: Timer = "clock") -> Clock:
     if timer == "profiler":
         return ProfilerClock(device)
     if timer != "clock":
-        raise ValueError(f"timer={timer!r} is neither 'clock' nor 'profiler'")
+        raise ValueError(f"timer must be 'clock' or 'profiler', got {timer!r}")
     return CpuClock() if device.type == "cpu" else CudaClock(device)
 
 

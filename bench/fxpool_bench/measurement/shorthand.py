@@ -37,7 +37,7 @@ def timed(fn: Callable[..., object], *arguments: Any, calls: int = 1, device: An
     The first call and its compile are included. `device` is that of `measure`. Raises ValueError for `calls` below 1.
     """
     if calls < 1:
-        raise ValueError(f"calls={calls}")
+        raise ValueError(f"calls must be at least 1, got {calls}")
     where = clocks.device_of(timing.device_among(arguments) if device is None else device)
     return clocks.clock_of(where).seconds(functools.partial(fn, *arguments), calls)
 

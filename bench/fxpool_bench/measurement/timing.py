@@ -89,9 +89,9 @@ def measure(
         remarks += [remark for remark in turn.remarks if remark not in remarks]
     estimate = samples.estimate(taken)
     if not alone:
-        remarks.insert(0, "others may have measured or compiled meanwhile")
+        remarks.insert(0, "other processes may have been measuring or compiling")
     if not samples.enough(taken, precision, least):
-        remarks.append(f"the median is known to {estimate.precision:.1%} only, not to {precision:.1%}")
+        remarks.append(f"the median's precision is {estimate.precision:.1%}, not the requested {precision:.1%}")
     if drift := samples.drifts(taken):
         remarks.append(f"later calls took {drift:+.1%}")
     return Measurement(

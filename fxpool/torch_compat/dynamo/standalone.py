@@ -39,7 +39,9 @@ def context_and_inputs(
     if dynamic_shapes == "from_tracing_context":
         context = TracingContext.try_get()
         if context is None or context.fake_mode is None:
-            raise ValueError('dynamic_shapes="from_tracing_context" outside of a back end that torch.compile calls')
+            raise ValueError(
+                'dynamic_shapes="from_tracing_context" is only valid in a back end that torch.compile calls'
+            )
         return context, inputs
     if dynamic_shapes == "from_graph":
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -52,7 +54,8 @@ def context_and_inputs(
             return TracingContext(mode), inputs
     elif dynamic_shapes != "from_example_inputs":
         raise ValueError(
-            f"dynamic_shapes={dynamic_shapes!r}: 'from_graph', 'from_tracing_context' or 'from_example_inputs'"
+            "dynamic_shapes must be 'from_graph', 'from_tracing_context' or 'from_example_inputs', "
+            f"got {dynamic_shapes!r}"
         )
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fixed = [
@@ -82,6 +85,6 @@ def save(call: Callable[..., Any], path: str, label: str) -> None:
     from torch._inductor.standalone_compile import AOTCompiledArtifact
 
     if getattr(call, "serialize", None) is None:
-        raise ValueError(f"{label} can't be saved: it was compiled with parameters of its own, or runs eagerly; "
-                         "make parameters inputs of the graph")  # fmt: skip
+        raise ValueError(f"{label} cannot be saved: it holds its own parameters, or runs eagerly; "
+                         "make the parameters inputs of the graph")  # fmt: skip
     AOTCompiledArtifact(call).save(path=path)

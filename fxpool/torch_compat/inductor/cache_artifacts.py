@@ -40,8 +40,8 @@ def register(read: Callable[[Any], bytes], restore: Callable[[str, bytes], None]
         if TYPE not in known:
             module.CacheArtifactFactory.register(_made(module.CacheArtifact, read, restore))
         return TYPE in known
-    except Exception as error:  # another thread registered it, or an untested torch differs
-        log.debug("torch's cache artifacts are without fxpool's: %s: %s", type(error).__name__, error)
+    except Exception as error:  # another thread did it, or an untested torch is built otherwise
+        log.debug("could not add fxpool's entries to torch's cache artifacts: %s: %s", type(error).__name__, error)
         return False
 
 
@@ -97,8 +97,8 @@ def record(key: str, reference: Hashable) -> bool:
             table[TYPE] = [*_saved_before(manager, kind), artifact]
             manager._new_cache_artifacts = table
         manager._seen_artifacts.add(artifact)
-    except Exception as error:  # an untested torch differs
-        log.debug("an entry is not among torch's cache artifacts: %s: %s", type(error).__name__, error)
+    except Exception as error:  # an untested torch is built otherwise
+        log.debug("could not add an entry to torch's cache artifacts: %s: %s", type(error).__name__, error)
         return False
     return True
 

@@ -15,7 +15,7 @@ __all__ = ["build", "graph_of", "inputs_of", "interface", "read", "tensors_of", 
 def graph_of(program: Any) -> torch.fx.GraphModule:
     """Return the graph of an exported program. Raises TypeError for anything else."""
     if not isinstance(program, torch.export.ExportedProgram):
-        raise TypeError(f"an ExportedProgram of torch.export is needed, not {type(program).__name__}")
+        raise TypeError(f"expected an ExportedProgram of torch.export, got {type(program).__name__}")
     gm: torch.fx.GraphModule = program.graph_module
     return gm
 

@@ -217,7 +217,7 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
             try:
                 entry: _Entry = _loaded(data)
             except NotBroughtError as error:
-                log.info("a registration is left out: %s", error)
+                log.info("leaving out a registration: %s", error)
                 continue
             table = getattr(importlib.import_module(entry.module), entry.table)
             _settled[data] = table, entry.key, table.get(entry.key, _ABSENT)

@@ -101,7 +101,7 @@ def _first_frame(op: OpOverload, key: str) -> tuple[types.FunctionType, dict[str
     if isinstance(reached, Exception):
         raise NotFoundError(f"the kernel of {op.name()} for {key}: {reached}")
     if reached is None:
-        raise NotFoundError(f"the kernel of {op.name()} for {key}, which has no Python code")
+        raise NotFoundError(f"the kernel of {op.name()} for {key}, which is not Python code")
     return _function_of(reached)
 
 

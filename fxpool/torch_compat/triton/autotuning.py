@@ -169,7 +169,7 @@ def measuring(measure: Measure) -> Iterator[None]:
         try:
             mod.precompile()
         except Exception as error:  # like torch: a kernel that does not compile is not fused
-            log.info("a fused candidate does not compile: %s", error)
+            log.info("a fused candidate failed to compile: %s", error)
             return math.inf, mod.__file__
         times = measure.times(Fused(mod.source, n_spills_threshold))
         return (times[0] if times is not None else 1.0), mod.__file__
@@ -213,7 +213,7 @@ class _Precompile:
             try:
                 compiling.result()
             except Exception as error:  # one candidate of many
-                log.info("candidate %s does not compile: %s", choice.name, error)
+                log.info("candidate %s failed to compile: %s", choice.name, error)
                 choice.mark_failed()
         return {}
 

@@ -63,7 +63,7 @@ def times(question: TimingQuestion) -> Times:
             except (AttributeError, TypeError):
                 raise
             except Exception as error:  # any error of one candidate among many
-                log.info("%s: a candidate does not run: %s", question.describe(), error)
+                log.info("%s: a candidate failed to run: %s", question.describe(), error)
                 milliseconds.append(math.inf)
             try:
                 torch.cuda.synchronize()

@@ -425,7 +425,7 @@ def test_a_missing_package_is_named(address: str, extra: str, monkeypatch: pytes
 def test_an_address_that_the_client_does_not_take(address: str) -> None:
     from fxpool.errors import ConfigurationError
 
-    with pytest.raises(ConfigurationError, match="no address of a remote cache"):
+    with pytest.raises(ConfigurationError, match="not the address of a remote cache"):
         addresses.connect(address, 1.0)
 
 

@@ -44,7 +44,7 @@ def test_a_value_in_the_place_of_another_does_not_pass() -> None:
 
 def test_content_that_is_larger_than_it_may_be_is_refused() -> None:
     for content in (b"x" * 101, os.urandom(101)):
-        with pytest.raises(CorruptEntryError, match="more than the 100"):
+        with pytest.raises(CorruptEntryError, match="maximum of 100"):
             values.unpack(RING, "name", values.pack(RING, "name", content), 100)
 
 

@@ -74,7 +74,7 @@ def dashboard(place: Place, *arguments: str) -> Iterator[str]:
         yield address
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=30)
-        assert child.returncode == 0 and "Traceback" not in errors and "could not be looked at" not in errors, errors
+        assert child.returncode == 0 and "Traceback" not in errors and "could not read" not in errors, errors
     finally:
         if child.poll() is None:
             child.kill()

@@ -133,7 +133,7 @@ def test_what_can_not_be_written_is_said_once_and_left_behind_nowhere(
         for _ in range(3):
             events.state("g", "queued")
     file.close()  # nothing of ours is in its buffer: that would raise
-    assert len(caplog.records) == 1 and "ends here" in caplog.text
+    assert len(caplog.records) == 1 and "stopped" in caplog.text
 
 
 # --- what is told on a terminal, and when ------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_a_file_that_is_no_trace_is_left_alone(tmp_path: Path, content: str, cap
     for _ in range(3):
         trace.on_span(Span("x", 0, 1, 1, 1))
     assert path.read_text() == content
-    assert len(caplog.records) == 1 and "no trace of fxpool's" in caplog.text
+    assert len(caplog.records) == 1 and "not a trace of fxpool" in caplog.text
 
 
 def test_a_trace_that_can_not_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -172,7 +172,7 @@ def test_a_log_that_can_not_be_opened_is_said_once(tmp_path: Path, caplog: pytes
         configured.attach()
         events.state("g", "queued")
     (record,) = caplog.records
-    assert record.getMessage().startswith("fxpool: FXPOOL_PROGRESS: no progress is shown: ")
+    assert record.getMessage().startswith("fxpool: FXPOOL_PROGRESS: cannot show progress: ")
     assert [row["name"] for row in rows(tmp_path / "run.json") if row["ph"] == "i"] == ["g queued"] * 3
 
 
@@ -199,7 +199,7 @@ def test_one_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixture) -> No
         events.unlisten(first)
         events.unlisten(last)
     assert len(first.states) == len(last.spans) == 3 and len(raises.states) == 1
-    assert [record.getMessage() for record in caplog.records] == ["fxpool: a display ends here: not today"]
+    assert [record.getMessage() for record in caplog.records] == ["fxpool: a display stopped: not today"]
 
 
 def test_threads_that_start_at_once_are_all_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_it_serves_where_the_users_own_may_not_be_used(
     compiled_total()
     own = switch_over(base, monkeypatch)
     own.chmod(0o777)
-    with pytest.warns(RuntimeWarning, match="compiles without a cache"):
+    with pytest.warns(RuntimeWarning, match="running without a cache"):
         compiled_total(6, 200)
     compiled_total(6, 200, lambda x: total(x) * 2)
     stats = counters.snapshot()  # without the size of a store that may not be used

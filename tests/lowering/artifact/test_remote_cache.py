@@ -256,7 +256,7 @@ def test_without_a_key_nothing_is_looked_at(redis_url: str, machine: Callable[[s
     open_to_all = _key_file(tmp_path / "open")
     open_to_all.chmod(0o644)
     fxpool.configure(remote_key_file=open_to_all)
-    with pytest.warns(RuntimeWarning, match=r"others can read the key file"):
+    with pytest.warns(RuntimeWarning, match=r"other users can read the key file"):
         assert compiled(machine("three")) == (1, 0)
     assert counted() == {}
 

@@ -157,7 +157,7 @@ def test_damaged_bytes_bring_nothing(
     for number, content in enumerate((whole[:-1], whole[: len(whole) // 2], b"\0" + whole[1:], b"nothing"), 1):
         CacheArtifactManager.clear()
         CacheArtifactManager.record_artifact(cache_artifacts.TYPE, entry.key, content)
-        with pytest.warns(RuntimeWarning, match="did not bring a graph into the cache"):
+        with pytest.warns(RuntimeWarning, match="could not add a graph to the cache"):
             load_into(elsewhere, saved()[0], monkeypatch)
         assert fxpool.stats()["bypasses"] == {"artifact_not_loaded": number}
     assert not os.path.exists(elsewhere)

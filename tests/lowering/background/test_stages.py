@@ -212,7 +212,7 @@ def test_a_stage_that_fails_leaves_the_one_before(shared_pool: Path, cache: Path
 
     run = in_stages(fragile, stages=[PLAIN, UNROLLED, SEPARATE])
     expected = (X.sin() + 1).cos()
-    with pytest.warns(RuntimeWarning, match="stays at the stage before") as warned:
+    with pytest.warns(RuntimeWarning, match="stays at its previous stage") as warned:
         run(X)
         found = only()
     assert len(warned) == 1

@@ -130,7 +130,7 @@ def test_names_that_are_no_text_keep_nobody_from_compiling(tmp_path: Path, reque
     warned, compiles, off, fallbacks = json.loads(run_python(["-c", NO_TEXT], **places).splitlines()[-1])
     run_python(["-m", "fxpool", "stop"], **places)
     (about_the_cache,) = warned
-    assert "is no UTF-8" in about_the_cache and "FXPOOL_CACHE_DIR" in about_the_cache
+    assert "is not UTF-8" in about_the_cache and "FXPOOL_CACHE_DIR" in about_the_cache
     assert set(off) == {"cache_directory_refused"}
     assert (compiles, fallbacks) == ({"worker": 1, "in_process": 0}, {})
 

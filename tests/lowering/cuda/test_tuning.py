@@ -299,7 +299,7 @@ def test_an_entry_tells_people_what_was_decided_by_time() -> None:
     assert Decisions(measured=measured, tuned=tuned).described() == {
         "decided 1, padding mm 4095x4095 4095x8": "pays",
         "decided 2, mm 4x4 4x4 bfloat16": "0.2500 ms, triton_mm-c1, of 3",
-        "decided 3, a fused kernel": "none runs",
+        "decided 3, a fused kernel": "no candidate runs",
         "decided 4, bmm 2x4x4": "not timed",
     }
     assert Decisions().described() == {}

@@ -98,7 +98,7 @@ def test_other_code_under_a_key_is_found(kept: LocalStore) -> None:
     graph._fxpool_wrapper = msgspec.structs.replace(graph._fxpool_wrapper, code=code)
     kept.publish(ours, {RESULT: aot.dump_result(changed)})
     found = verify("--recompute", "2")
-    assert found.exit_code == 1 and "what is run is not what its source says" in found.output
+    assert found.exit_code == 1 and "its compiled form does not match its source" in found.output
     assert "outputs" in found.output
 
 
