@@ -140,7 +140,7 @@ def main() -> int:
                 measured.append(measure(row, machines, chosen.pairs, chosen.size, console, chosen.backend))
             except ChildError as error:
                 failed = True
-                console.print(f"{row.name}: {error.message}; the last of its output:", markup=False)
+                console.print(f"{row.name}: {error.message}; the end of its output:", markup=False)
                 console.print(error.output, markup=False, highlight=False)
     if measured:
         console.print(table(measured))

@@ -47,12 +47,14 @@ class Case:
         if unknown or not self.modes or not self.backends:
             raise ConfigurationError(
                 f"case {self.name!r} has modes {list(self.modes)} and backends {list(self.backends)}",
-                remedy=f"modes are {', '.join(MODES)}; at least one of each is needed",
+                remedy=f"choose at least one of each; modes are {', '.join(MODES)}",
             )
         if not self.name or "/" in self.name or self.name != self.name.strip():
-            raise ConfigurationError(f"{self.name!r} is no name of a case", remedy="it may hold anything but a slash")
+            raise ConfigurationError(
+                f"{self.name!r} is not a valid name of a case", remedy="use a name without a slash"
+            )
         if min(self.seconds, self.precision, self.tolerance, self.timeout) <= 0:
-            raise ConfigurationError(f"case {self.name!r}: seconds, precision, tolerance and timeout are above 0")
+            raise ConfigurationError(f"case {self.name!r}: seconds, precision, tolerance and timeout must be above 0")
 
 
 @dataclass(frozen=True)

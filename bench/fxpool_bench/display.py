@@ -29,7 +29,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._done:
-            self._console.print(f"{self._done} of {self._total} are there already", highlight=False)
+            self._console.print(f"{self._done} of {self._total} are already done", highlight=False)
         if self._live is not None:
             self._live.start()
         return self
@@ -60,6 +60,6 @@ class Display:
         for heading in ("run", "phase", "seconds", "memory"):
             shown.add_column(heading, justify="right" if heading in ("seconds", "memory") else "left")
         for live in runner.live:
-            phase = f"{live.phase}, stopped" if live.stopped_since is not None else live.phase
+            phase = f"{live.phase}, paused" if live.stopped_since is not None else live.phase
             shown.add_row(live.run.id, phase, f"{live.seconds:.0f}", f"{live.bytes >> 20} MB")
         return shown

@@ -15,7 +15,7 @@ from fxpool.bench.results import Record
 
 __all__ = ["page"]
 
-_NO_FIT = "its outputs have other shapes than eager's, or are NaN where those are not"
+_NO_FIT = "its outputs differ from eager's in shape or in NaNs"
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 

@@ -110,7 +110,7 @@ def _speedups(figure: Any, lines: Sequence[Line]) -> None:
 def _first_calls(figure: Any, lines: Sequence[Line]) -> None:
     lines = _grouped(lines)
     warm = any(line.warm_call for line in lines)
-    title = "First call, compiling included" + ("; dark: in a second process" if warm else "")
+    title = "First call, including the compile" + ("; dark: in a second process" if warm else "")
     axes, bars, colours = _axes(figure, lines, title, "seconds")
     for place, line in zip(bars, lines, strict=True):
         axes.barh(place, line.first_call, height=0.85, color=colours[line.backend], alpha=0.5 if warm else 1.0)

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_MARKER = "fxpool_measure(device=None): runs while nothing else on this host measures, and fxpool compiles nothing"
+_MARKER = (
+    "fxpool_measure(device=None): run the test while nothing else on this host measures and fxpool compiles nothing"
+)
 _COUNTS = ("hits", "joined", "seconds_saved")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fxpool")
-    group.addoption("--fxpool-cache", metavar="DIR", help="keep compiled graphs in DIR, for all test processes")
+    group.addoption("--fxpool-cache", metavar="DIR", help="store compiled graphs in DIR, for all test processes")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -161,7 +161,7 @@ def table(records: Mapping[Run, Record]) -> Table:
 
 def change_table(found: Iterable[Change]) -> Table:
     """Return the table of `changes`."""
-    shown = Table(title="against the other results: new by old, with its 95 % interval")
+    shown = Table(title="compared with the other results: new / old, with its 95 % interval")
     for heading in ("case", "mode", "backend", "old", "new", "ratio", "verdict"):
         shown.add_column(heading, justify="right" if heading in ("old", "new", "ratio") else "left")
     for one in found:

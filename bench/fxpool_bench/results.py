@@ -70,8 +70,8 @@ class Results:
             head, self.there = read(path)
             if head.get("digest") != suite.digest:
                 raise ConfigurationError(
-                    f"{path} has results of another suite, or of {suite.name} before it was changed",
-                    remedy="--fresh begins anew, --out names another place",
+                    f"{path} has results of another suite, or of an earlier version of {suite.name}",
+                    remedy="discard them with --fresh, or name another directory with --out",
                 )
         self._file = open(path, "w" if fresh or not self.there else "a", encoding="utf-8")  # noqa: SIM115 (`close`)
         if not self.there:
@@ -108,10 +108,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Run, Record]]:
     try:
         lines = list(_lines(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} can't be read: {error}") from error
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
     if not lines or lines[0].get("format") != FORMAT:
         raise ConfigurationError(
-            f"{path} holds no results of fxpool bench", remedy="name a results.jsonl that it wrote"
+            f"{path} holds no results of fxpool bench", remedy="name a results.jsonl written by fxpool bench"
         )
     found: dict[Run, Record] = {}
     for line in lines[1:]:

@@ -296,13 +296,13 @@ class Runner:
         """Kill runs that are over their time or memory limit. Memory is not checked during an exclusive measurement."""
         for live in self.live:
             if live.seconds > live.case.timeout:
-                self._end(live, f"timeout: it took longer than {live.case.timeout:g} s, and was {live.phase}")
+                self._end(live, f"timeout: it took longer than {live.case.timeout:g} s (while {live.phase})")
             elif not self._measuring or not self._settings.exclusive:
                 live.bytes = _bytes(live.process.pid)
                 live.peak = max(live.peak, live.bytes)
                 limit = live.case.memory or psutil.virtual_memory().total // 2
                 if live.bytes > limit:
-                    self._end(live, f"memory: it took {live.bytes >> 20} MB of {limit >> 20}, and was {live.phase}")
+                    self._end(live, f"memory: it took {live.bytes >> 20} MB of {limit >> 20} (while {live.phase})")
 
     def _end(self, live: Live, why: str) -> None:
         if not live.ended_by:
@@ -319,7 +319,7 @@ def _record(live: Live) -> Record:
     elif state == "killed":
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         at = max(live.phases, key=lambda name: list(live.phases).index(name))
-        reason = f"its process ended while it was {at}: {how}"
+        reason = f"its process ended while {at}: {how}"
     if state not in ("done", "wrong"):
         reason = "\n".join(filter(None, [reason, facts.get("traceback", ""), _last_output(live.output)]))
     return Record(

@@ -73,18 +73,20 @@ def load(name: str) -> Suite:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"there is no suite {name}: {error.strerror}",
-            remedy=f"name a .py or .toml file, or one of those that ship: {', '.join(shipped())}",
+            f"suite {name} not found: {error.strerror}",
+            remedy=f"name a .py or .toml file, or a built-in suite: {', '.join(shipped())}",
         ) from None
     if path.suffix == ".toml":
         cases = _of_toml(path, content)
     elif path.suffix == ".py":
         cases = _of_python(path)
     else:
-        raise ConfigurationError(f"{path} is no suite", remedy="a suite is a .py or .toml file")
+        raise ConfigurationError(f"{path} is not a suite", remedy="name a .py or .toml file")
     names = [case.name for case in cases]
     if not names or len(set(names)) != len(names):
-        raise ConfigurationError(f"suite {path} has no cases" if not names else f"suite {path} has two cases of a name")
+        raise ConfigurationError(
+            f"suite {path} has no cases" if not names else f"suite {path} has several cases with one name"
+        )
     return Suite(path.stem, path, hashlib.sha256(content).hexdigest(), tuple(cases))
 
 
@@ -112,11 +114,11 @@ def maker(case: Case, suite: Path) -> Callable[..., tuple[Callable[..., Any], tu
             made = getattr(made, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"case {case.name!r}: {case.make!r} can't be imported: {error}", remedy="make is 'module:function'"
+            f"case {case.name!r}: cannot import {case.make!r}: {error}", remedy="make must be 'module:function'"
         ) from error
     if not callable(made):
         raise ConfigurationError(
-            f"case {case.name!r}: {case.make!r} is no function", remedy="make is 'module:function'"
+            f"case {case.name!r}: {case.make!r} is not a function", remedy="make must be 'module:function'"
         )
     return made
 
@@ -128,12 +130,12 @@ def _of_python(path: Path) -> list[Case]:
         cases = space["cases"]() if "cases" in space else space.get("CASES", ())
         cases = list(cases)
     except Exception as error:
-        raise ConfigurationError(f"suite {path} can't be read: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"cannot read suite {path}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     wrong = [case for case in cases if not isinstance(case, Case)]
     if wrong:
-        raise ConfigurationError(f"suite {path} has {wrong[0]!r} among its cases, which is no Case")
+        raise ConfigurationError(f"suite {path} lists {wrong[0]!r} as a case, which is not a Case")
     return cases
 
 
@@ -144,13 +146,13 @@ def _of_toml(path: Path, content: bytes) -> list[Case]:
         tables = data.pop("case", [])
         defaults = data.pop("defaults", {})
         if data:
-            raise ValueError(f"it has {', '.join(data)}, and may have defaults and case")
+            raise ValueError(f"it has the tables {', '.join(data)}, allowed are defaults and case")
         cases = []
         for table in tables:
             settings = {**defaults, **table}
             if unknown := set(settings) - known:
-                raise ValueError(f"{', '.join(sorted(unknown))} is no setting of a case")
+                raise ValueError(f"unknown settings of a case: {', '.join(sorted(unknown))}")
             cases.append(Case(**settings))
         return cases
     except (ValueError, TypeError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ConfigurationError(f"suite {path} can't be read: {error}") from error
+        raise ConfigurationError(f"cannot read suite {path}: {error}") from error

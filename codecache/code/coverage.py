@@ -1,6 +1,6 @@
-"""Names what the digest of a program's code covers: functions, the values they refer to, environment variables.
+"""Names the items covered by the digest of a program's code: functions, values they refer to, environment variables.
 
-Collected for people only, when a graph was a miss: two digests tell that something differs, these tell what.
+Collected for explanations only, after a miss: two digests show that something differs, these items show what.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def name_of(function: types.FunctionType) -> str:
 
 
 def note(covered: dict[str, str], name: str, value: str) -> None:
-    """Add what a name stands for; functions of one name (made in a loop) are listed together."""
+    """Add the value of a name; functions with the same name (created in a loop) are listed together."""
     if name in covered and covered[name] != value:
         value = f"{covered[name]}, {value}"
     covered[name] = value
 
 
 def shown(value: Any) -> str | None:
-    """Return a value that may be shown: no text, as it may be a secret; None for those that have a digest only."""
+    """Return a value as text if it may be shown, else None: strings may be secret and only get a digest."""
     return repr(value) if value is None or isinstance(value, (bool, int, float, complex)) else None
 
 
@@ -43,7 +43,7 @@ def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def values_of(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what a function refers to and what is no code: that is noted by itself."""
+    """Yield (name, value) of all non-code that a function refers to; code is noted separately."""
     if function.__defaults__:
         yield "defaults", function.__defaults__
     if function.__kwdefaults__:

@@ -1,9 +1,9 @@
-"""Compares two keys: which component differs, down to the node, the input, the option, the function.
+"""Compares two keys and names each node, input, option and function that differs.
 
     differences(a, b) ──▶ Difference(component, item, before, after), ...
 
-A pure function of what the two entries keep (`key_detail`). Equal keys give nothing, different ones at least one
-difference, and `differences(b, a)` is the same with before and after exchanged.
+A pure function of the key details that entries store (`key_detail`). Equal keys give no difference, unequal keys at
+least one, and `differences(b, a)` is the same with before and after exchanged.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fxpool.codecache.store.entry import Component
 
 __all__ = ["Described", "Difference", "differences", "equal_components", "lines"]
 
-_SHOWN = 20  # differences of one component that are listed for people
+_SHOWN = 20  # differences listed per component
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One item that differs. `before` and `after` are its values for people, None where it is not there.
+    """One item that differs. `before` and `after` are its values as text, None on the side without the item.
 
-    `component` is one of the key's (`codecache.key.key`), `item` a node, an input, an option, a function, or empty
-    where nothing more is known than that the component differs. `position` is that of a node in its graph.
+    `component` is a component of the key (`codecache.key`), `item` a node, input, option or function; empty if only
+    the digests of the component are known to differ. `position` is the position of a node in its graph.
     """
 
     component: str
@@ -45,13 +45,13 @@ class Difference:
         if self.before is None:
             return f"{what}: added: {self.after}"
         if self.after is None:
-            return f"{what}: gone: {self.before}"
+            return f"{what}: removed: {self.before}"
         return f"{what}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True)
 class Described:
-    """The components of a key by name, as digests, and what is known of each (`key_detail.unpacked`)."""
+    """The components of a key by name, as digests, and their details (`key_detail.unpacked`)."""
 
     digests: Mapping[str, str]
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Described:
 
 
 def equal_components(a: Described, b: Described) -> list[str]:
-    """Return the names of the components that are the same in both."""
+    """Return the names of the components that are equal in both."""
     return [name for name, digest in a.digests.items() if b.digests.get(name) == digest]
 
 
 def differences(a: Described, b: Described) -> tuple[Difference, ...]:
-    """Return all items in which two keys differ, by component, in the order of `a`'s components."""
+    """Return all items in which two keys differ, by component, in the order of the key's components."""
     if sorted(b.digests.items()) < sorted(a.digests.items()):
         return tuple(one.mirrored() for one in differences(b, a))
     found: list[Difference] = []
@@ -93,7 +93,7 @@ def _items(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change
     try:
         return _COMPARE[name](a, b)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, guards.UnknownGuardError, RecursionError):
-        return []  # of a version that writes it otherwise
+        return []  # written by another version of fxpool
 
 
 # ---------------------------------------------------------------- by component
@@ -116,14 +116,14 @@ def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     if a["layout"] != b["layout"]:
         found.append(Change.of("overlapping inputs", (_overlaps(one) for one in (a, b))))
     if a["constraints"] != b["constraints"]:
-        found.append(Change.of("marks of dynamic sizes", (_shown(one["constraints"]) for one in (a, b))))
+        found.append(Change.of("dynamic-size marks", (_shown(one["constraints"]) for one in (a, b))))
     return found
 
 
 def _values(detail: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return a graph's inputs by name, and what else of a compile's arguments counts."""
+    """Return a graph's inputs by name, and the other arguments of its compile that are in the key."""
     values, more = detail["inputs"], None
-    if detail["level"] != "aot":  # `lowering.request.capture` puts more beside them
+    if detail["level"] != "aot":  # `lowering.request.capture` adds other arguments
         values, *more = values
     names = [str(row[1]) for row in detail["graph"][1] if row[0] == "placeholder"]
     if len(names) != len(values) or len(set(names)) != len(names):
@@ -132,7 +132,7 @@ def _values(detail: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def _essential(found: list[Change]) -> list[Change]:
-    """Leave out inputs that differ in a number of order only, if others differ in themselves."""
+    """Leave out inputs that only differ in numbering, if other inputs differ in substance."""
     following = ("number ", "storage ")
     own = [one for one in found if not (one.before or "").startswith(following)]
     return own or found
@@ -140,7 +140,7 @@ def _essential(found: list[Change]) -> list[Change]:
 
 def _overlaps(detail: Mapping[str, Any]) -> str:
     names = [str(row[1]) for row in detail["graph"][1] if row[0] == "placeholder"]
-    # Positions count lifted parameters first.
+    # Lifted parameters come first in positions.
     names = [str(row[0]) for row in detail["graph"][3]] + names
     pairs = [
         f"{_named(names, first)} and {_named(names, second)}, {distance} bytes apart"
@@ -160,19 +160,19 @@ def _shapes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 def _symbol(row: Sequence[Any]) -> str:
     name, lower, upper, size_like, override, replacement = row
     shown = f"{guards.render(lower)} <= {name} <= {guards.render(upper)}"
-    shown += ", like a size" if size_like else ""
+    shown += ", size-like" if size_like else ""
     shown += f", treated as {override!r}" if override is not None else ""
     return shown + (f", = {guards.render(replacement)}" if replacement is not None else "")
 
 
 def _code(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    """The functions, values and variables that are the cause; else what the graph names, whose digest covers them."""
+    """Return the functions, values and variables that differ, or else the names in the graph whose digests differ."""
     found: dict[str, Change] = {}
     coarse: list[Change] = []
     for change in _mapping_changes(a["code"], b["code"]):
         owner = max((name for name in a["covered"] if change.item.startswith(name)), key=len, default="")
         inner = _mapping_changes(a["covered"].get(owner, {}), b["covered"].get(owner, {}))
-        # What is in one only follows from a change of what refers to it.
+        # An item on one side only follows from a change of the code that refers to it.
         inner = [one for one in inner if None not in (one.before, one.after)]
         found |= {one.item: one for one in inner}
         if not inner or _file_of(change.item):
@@ -182,13 +182,13 @@ def _code(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 
 
 def _file_of(item: str) -> str:
-    """Return the file that an item of the code component is, by name; empty for another item."""
+    """Return the file named by an item of the code component; empty for other items."""
     return item.rpartition("file ")[2] if "file " in item else ""
 
 
 def _ambient(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     found = _mapping_changes(a["ambient"], b["ambient"])
-    if any(one.item == _PRECISION for one in found):  # torch sets these with it
+    if any(one.item == _PRECISION for one in found):  # torch derives these from it
         found = [one for one in found if not (one.item.startswith("fp32_precision_") and one.item.endswith("_matmul"))]
     return found
 
@@ -228,7 +228,7 @@ _COMPARE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list[Cha
 
 
 def lines(found: Sequence[Difference]) -> list[str]:
-    """Return one line per difference; of a component with very many, the first and a count."""
+    """Return one line per difference; after the first `_SHOWN` of a component, one line with a count."""
     shown: list[str] = []
     counts: dict[str, int] = {}
     for one in found:
@@ -236,7 +236,7 @@ def lines(found: Sequence[Difference]) -> list[str]:
         if counts[one.component] <= _SHOWN:
             shown.append(str(one))
         elif counts[one.component] == _SHOWN + 1:
-            shown.append("")  # its place; the count is known at the end
+            shown.append("")  # filled in below, when the count is known
     more = [f"{name}: {count - _SHOWN} more" for name, count in counts.items() if count > _SHOWN]
     rest = iter(more)
     return [line or next(rest) for line in shown]

@@ -1,11 +1,11 @@
-"""Compares two encoded graphs node by node: which were changed, added, removed or renamed.
+"""Compares two encoded graphs node by node: changed, added, removed and renamed nodes.
 
     nodes of a ─┐
                 ├─▶ aligned by what they do (Myers' shortest edit script) ─▶ gaps paired ─▶ references compared
     nodes of b ─┘
 
-A reference counts as equal if it leads to the aligned node, so a node that is added does not make all that come after
-it differ. Myers' algorithm breaks ties by the order of its two arguments; the lesser graph always comes first, so that
+A reference counts as equal if it leads to the aligned node, so an added node does not make all later nodes
+differ. Myers' algorithm breaks ties by the order of its two arguments; the lesser graph always comes first, so that
 the comparison is symmetric (E. Myers, An O(ND) difference algorithm and its variations, Algorithmica 1, 1986).
 """
 
@@ -28,7 +28,7 @@ _MOST_EDITS = 400
 
 @dataclass(frozen=True)
 class Change:
-    """One item that two graphs have in different forms; None where one has none. `position` counts nodes from 0."""
+    """One item that differs between two graphs; None on a side without the item. `position` counts nodes from 0."""
 
     item: str
     before: str | None
@@ -46,9 +46,9 @@ class Change:
 
 
 def changes(a: Any, b: Any, place: str = "") -> list[Change]:
-    """Return what differs between two graphs as `graph_codec` encodes them; `place` is put before each item.
+    """Return the differences between two graphs encoded by `graph_codec`. Items get the prefix `place`.
 
-    The same whichever graph comes first, but for `before` and `after`.
+    Symmetric: exchanging the graphs exchanges `before` and `after`.
     """
     if a == b:
         return []
@@ -86,7 +86,7 @@ def _node_changes(a: Sequence[Any], b: Sequence[Any], place: str) -> Iterator[Ch
 
 
 def _does(row: Any) -> Hashable:
-    """Return what a node does, without its name and without which nodes it refers to."""
+    """Return the operation of a node, without its name and its references to other nodes."""
     op, _, target, args, kwargs, meta = row
     return op, called(target), *(_without_references(part) for part in (args, kwargs, meta))
 

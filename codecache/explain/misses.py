@@ -25,9 +25,9 @@ GUARDS, INCOMPLETE, NOT_LOADED, DAMAGED = "guards", "incomplete", "not_loaded", 
 OF_A_FUNCTION = ("graph", "inputs", "shapes")
 
 _WHY = {
-    INCOMPLETE: "an entry of this key lacks a blob, or has a damaged one; it is written again",
-    NOT_LOADED: "an entry of this key did not load; the log says why, and it is written again",
-    DAMAGED: "an entry of this key, or one beside it, was damaged and set aside",
+    INCOMPLETE: "an entry of this key has a missing or damaged blob; it is written again",
+    NOT_LOADED: "an entry of this key could not be loaded (see the log); it is written again",
+    DAMAGED: "a damaged entry was set aside",
 }
 
 
@@ -40,7 +40,7 @@ class FailedGuard:
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} = {value}" for name, value in self.values.items())
-        return f"{values}, and the entry needs {self.guard}" if values else f"the entry needs {self.guard}"
+        return f"{values}, but the entry needs {self.guard}" if values else f"the entry needs {self.guard}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class MissExplanation:
 
 
 def failed_guards(encoded: Sequence[Any], values: Mapping[str, Any]) -> tuple[FailedGuard, ...]:
-    """Return the guards that do not hold for these values, or of which that can't be told."""
+    """Return the guards that do not hold for these values or cannot be evaluated."""
     failed = []
     for guard in encoded:
         try:
@@ -119,23 +119,26 @@ def failed_guards(encoded: Sequence[Any], values: Mapping[str, Any]) -> tuple[Fa
 
 
 def explained(miss: Miss, entries: Iterable[Entry]) -> MissExplanation:
-    """Explain a miss against the entries of a store; those of its own key were compiled for it since."""
+    """Explain a miss with the entries of a store. Entries with its own key were compiled for it afterwards."""
     side = miss.side
     failed = tuple(guard for one in miss.rejected for guard in one.guards)
     other: Comparison | None = None
     same_function = True
     if failed:
-        why = "there are entries of this graph, and none is for these sizes"
+        why = "the cache has entries of this graph, but none fits these sizes"
     elif miss.rejected:
-        why = "; ".join(dict.fromkeys(_WHY[one.why] for one in miss.rejected if one.why in _WHY)) or "not for this call"
+        why = (
+            "; ".join(dict.fromkeys(_WHY[one.why] for one in miss.rejected if one.why in _WHY))
+            or "no entry fits this call"
+        )
     else:
         found = nearest(side, (entry for entry in entries if entry.key != side.key))
         if found is None:
             why = "the cache held no other graph"
         else:
             other = compared(found, side)
-            why = "the nearest entry of the cache differs"
+            why = "the nearest cache entry differs"
             same_function = likeness(found.origin, side.origin) > 0
             if not same_function:
-                why = "no graph of this function was in the cache, and the nearest entry differs"
+                why = "the cache has no graph of this function; the nearest entry differs"
     return MissExplanation(side.label, side.key, side.what, miss.kind, miss.when, why, failed, other, same_function)

@@ -58,10 +58,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two keys: the components that are `equal`, by name, and the `differences` of the others.
+    """The comparison of two keys: names of `equal` components, and the `differences` of the others.
 
-    Entries of one key differ in their guards: those are the differences then, of the component ``guards``. `a` and `b`
-    are keys, `a_is` and `b_is` the functions they are of.
+    Entries with one key differ in their guards, listed as differences of the component ``guards``. `a` and `b`
+    are keys, `a_is` and `b_is` their functions.
     """
 
     a: str
@@ -72,7 +72,7 @@ class Comparison:
     differences: tuple[Difference, ...]
 
     def without(self, components: Collection[str]) -> Comparison:
-        """Return the same without what differs in some components."""
+        """Return the comparison without the differences of some components."""
         kept = tuple(one for one in self.differences if one.component not in components)
         return dataclasses.replace(self, differences=kept) if kept != self.differences else self
 
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def compared(a: Side, b: Side) -> Comparison:
-    """Compare two keys, or the guards of two entries of one key: from `a` to `b`."""
+    """Compare two keys, or the guards of two entries with one key, from `a` to `b`."""
     one, other = a.described(), b.described()
     found = comparison.differences(one, other) if a.key != b.key else _guards(a, b)
     return Comparison(a.key, b.key, a.what, b.what, tuple(comparison.equal_components(one, other)), found)

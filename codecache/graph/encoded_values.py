@@ -1,6 +1,6 @@
-"""Renders what `graph_codec` encoded, as text for people: arguments, functions, tensors.
+"""Renders values encoded by `graph_codec` as text: arguments, functions, tensors.
 
-Reads plain data only. Anything of another form than it knows is shown as it is, shortened: an entry may be of another
+Reads plain data only. Unknown forms are shown verbatim and shortened: an entry may have been written by another
 version.
 """
 
@@ -14,7 +14,7 @@ from fxpool.codecache.guards import guards
 
 __all__ = ["Reference", "called", "is_tensor", "shortened", "tensor_fields", "text"]
 
-#: Shows the node of a number.
+#: Renders a node, given its number.
 Reference = Callable[[int], str]
 
 _SHOWN = 120  # characters of a value
@@ -24,7 +24,7 @@ _TENSOR = ("number", "storage", "bytes", "dtype", "device", "sizes", "strides", 
 
 
 def shortened(value: str, limit: int = _SHOWN) -> str:
-    """Cut a long text, with a digest of the whole at its end, so that different texts stay different."""
+    """Cut a long text and append a digest of the whole, so that different texts stay different."""
     if len(value) <= limit:
         return value
     digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -36,7 +36,7 @@ def _node(number: int) -> str:
 
 
 def text(value: Any, node: Reference = _node) -> str:
-    """Return an encoded value as a program would write it, about; `node` shows references to nodes."""
+    """Return an encoded value roughly as Python code; `node` renders references to nodes."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         return repr(value)
     tag, *rest = value
@@ -45,12 +45,12 @@ def text(value: Any, node: Reference = _node) -> str:
         return f"{tag}({', '.join(text(part, node) for part in rest)})"
     try:
         return show(rest, node)
-    except (IndexError, TypeError, ValueError, AttributeError, KeyError):  # of another version
+    except (IndexError, TypeError, ValueError, AttributeError, KeyError):  # written by another version
         return repr(value)
 
 
 def called(target: Any) -> str:
-    """Return the name of what a node calls, gets or holds."""
+    """Return the name of a node's target."""
     return target if isinstance(target, str) else text(target)
 
 
@@ -100,7 +100,7 @@ def _dict(rest: list[Any], node: Reference) -> str:
 
 
 def _constant(rest: list[Any], node: Reference) -> str:
-    return f"a constant of content {rest[1][:12]}"
+    return f"a constant with digest {rest[1][:12]}"
 
 
 def _python(rest: list[Any], node: Reference) -> str:
@@ -136,7 +136,7 @@ _SHOWS: Mapping[str, Callable[[list[Any], Reference], str]] = {
     "range": lambda rest, node: f"range({_each(rest, node)})",
     "enum": lambda rest, node: f"{text(rest[0], node)}.{rest[1]}",
     "group": lambda rest, node: f"process group {rest[0]}",
-    "kernel": lambda rest, node: f"a Triton kernel of source {rest[1][:12]}",
+    "kernel": lambda rest, node: f"a Triton kernel with source digest {rest[1][:12]}",
     "constant": _constant,
     "tensor": _tensor,
 }

@@ -1,15 +1,15 @@
-"""The parts of a key, packed, as an entry keeps them: enough to say later in which item two keys differ.
+"""The packed details of a key that an entry stores, to name later the items in which two keys differ.
 
     level, graph, inputs     as they were hashed (`graph_codec`)
-    layout, constraints      memory that inputs share; what the program said of their sizes
+    layout, constraints      memory that inputs share; the program's marks of their sizes
     shapes                   a row per symbol
-    ambient, configuration, system, toolchain     name to value, long ones shortened
-    code                     digests by name, and of each function and variable that they cover
+    ambient, configuration, system, toolchain     name to value, long values shortened
+    code                     digests by name, and of each function and variable they cover
 
-Values of environment variables may be secrets: only digests of them are kept. Packed once per miss, and never unpacked
+Values of environment variables may be secrets, so only their digests are stored. Packed once per miss, never unpacked
 by a hit.
 
-zstandard is imported inside functions: a hit does without it.
+zstandard is imported inside functions, because a hit does not need it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,24 @@ from fxpool.codecache.graph.encoded_values import shortened
 
 __all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
 
-#: Bytes; a packed detail that claims more is no detail of ours.
+#: Bytes; a packed detail that claims more was not written by fxpool.
 MAX_UNPACKED = 256 << 20
-# Bytes; of a graph that is larger, the components' digests alone are kept. Some 100,000 nodes.
+# Bytes, about 100,000 nodes; for larger graphs only the digests of the components are stored.
 _MOST = 8 << 20
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def short_digest(value: str) -> str:
+    """Return a short digest of a text, to compare values without showing them."""
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Return environment variables by name, with digests instead of values."""
+    return {
+        f"environment variable {name}": "not set" if value is None else f"a value of digest {short_digest(value)}"
+        for name, value in variables.items()
+    }
 
 
 def packed(
@@ -41,9 +54,9 @@ def packed(
     constraints: Sequence[Any] = (),
     covered: Mapping[str, Mapping[str, str]] | None = None,
 ) -> bytes:
-    """Pack the parts of a key. `covered` has what each digest of the program's code covers (`program_code.Covered`).
+    """Pack the parts of a key. `covered`: the items that each digest of the program's code covers.
 
-    Empty where the graph is too large to be kept twice.
+    Empty if the graph is too large to be stored twice. See `program_code.Covered`.
     """
     if len(graph) + len(inputs) > _MOST:
         return b""
@@ -70,14 +83,14 @@ def packed(
 
 
 def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ambient component for people: with digests of environment variables instead of their values."""
+    """Return the ambient component for display, with digests of environment variables instead of values."""
     return {**ambient, "environment": of_variables(ambient.get("environment", {}))}
 
 
 def unpacked(detail: bytes) -> dict[str, Any]:
-    """Return what `packed` was given, with graph and inputs decoded; empty for bytes that are no detail.
+    """Return the parts passed to `packed`, with graph and inputs decoded; empty for anything else.
 
-    Raises nothing: an entry of another version may hold something else, and then less is said of it.
+    Never raises: an entry written by another version may hold something else.
     """
     if not detail:
         return {}
@@ -100,7 +113,7 @@ def unpacked(detail: bytes) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Return nested mappings as one, ``inductor.max_autotune`` to its value as text."""
+    """Flatten nested mappings: ``inductor.max_autotune`` to its value as text."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

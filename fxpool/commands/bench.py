@@ -1,4 +1,4 @@
-"""``fxpool bench``: the cases of a suite, compiled side by side and measured one after the other."""
+"""``fxpool bench``: compiles the cases of a suite in parallel and measures them one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxpool.commands.output import FOUND_WRONG, INTERRUPTED, console, fail
 __all__ = ["bench"]
 
 
-# Lines shown of why a run failed.
+# Lines shown of the reason why a run failed.
 _LINES = 4
 
 
@@ -24,28 +24,30 @@ def _words(text: str) -> list[str]:
 
 @click.command()
 @click.argument("suite")
-@click.option("--cases", default="", help="Only these cases: names or shell patterns, separated by commas.")
-@click.option("--modes", default="", help="Only these modes: inference, training, dynamic.")
-@click.option("--backends", default="", help="These backends instead of the cases' own; eager is not compiled.")
-@click.option("--devices", default="", help="cuda, or cuda:0,cuda:1: there, instead of on the cases' own devices.")
-@click.option("--repetitions", default=1, show_default=True, type=click.IntRange(1), help="Processes for each.")
-@click.option("--jobs", default=0, help="Processes at once; by default one more than cores.")
-@click.option("--threads", default=0, help="Threads of torch in each process; by default as torch decides.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where results go; by default bench-SUITE.")
-@click.option("--fresh", is_flag=True, help="Begin anew; otherwise what is there is not run again.")
-@click.option("--retry", is_flag=True, help="Run again what failed before.")
+@click.option("--cases", default="", help="Run only these cases: names or shell patterns, separated by commas.")
+@click.option("--modes", default="", help="Run only these modes: inference, training, dynamic.")
+@click.option("--backends", default="", help="Backends to run (default: each case's own). eager does not compile.")
+@click.option("--devices", default="", help="Devices to run on, such as cuda:0,cuda:1 (default: each case's own).")
+@click.option(
+    "--repetitions", default=1, show_default=True, type=click.IntRange(1), help="Processes per case, mode and backend."
+)
+@click.option("--jobs", default=0, help="Processes at a time (default: cores + 1).")
+@click.option("--threads", default=0, help="Threads of torch in each process (default: torch's).")
+@click.option("--out", type=click.Path(path_type=Path), help="Directory for results (default: bench-SUITE).")
+@click.option("--fresh", is_flag=True, help="Discard previous results (default: resume).")
+@click.option("--retry", is_flag=True, help="Repeat runs that failed earlier.")
 @click.option(
     "--caches",
     type=click.Choice(["own", "user"]),
     default="own",
     show_default=True,
-    help="own: empty ones, for this run. user: yours.",
+    help="own: empty caches for this run. user: your caches.",
 )
-@click.option("--warm", is_flag=True, help="Time the first call of a second process, too: what caches save.")
-@click.option("--beside", is_flag=True, help="Measure while others compile. For showing what that does to times.")
-@click.option("--compare", type=click.Path(path_type=Path), help="Other results (results.jsonl) to compare with.")
-@click.option("--pyperf", type=click.Path(path_type=Path), help="Write the times as a file for pyperf, too.")
-@click.option("--noise", default=0.02, show_default=True, help="Changes by a smaller part are none.")
+@click.option("--warm", is_flag=True, help="Also time the first call of a second process, with warm caches.")
+@click.option("--beside", is_flag=True, help="Measure while other cases compile, to see the effect on times.")
+@click.option("--compare", type=click.Path(path_type=Path), help="Compare with these results (a results.jsonl).")
+@click.option("--pyperf", type=click.Path(path_type=Path), help="Also write the times to this file, for pyperf.")
+@click.option("--noise", default=0.02, show_default=True, help="Ignore relative changes below this.")
 def bench(
     suite: str,
     cases: str,
@@ -65,18 +67,19 @@ def bench(
     pyperf: Path | None,
     noise: float,
 ) -> None:
-    """Run the cases of SUITE: a .py or .toml file, or one that ships (attention, convolutions, kernels, transformers).
+    """Run the cases of a benchmark suite.
 
-    Models are compiled side by side and measured one after the other, with everything else of the run at a standstill.
-    Results are written as they come; the same command goes on where it was stopped. The exit status is 1 if a case
-    failed, was wrong, or (with --compare) is slower.
+    SUITE is a .py or .toml file, or a built-in suite: attention, convolutions, kernels, transformers. Models are
+    compiled in parallel and measured one after the other, while the rest of the run is paused.
+    Results are written as they arrive, and the same command resumes a stopped run. The exit status is 1 if a case
+    failed, gave wrong results, or (with --compare) is slower.
     """
-    # Imported here: `fxpool --help` is to answer at once.
-    from fxpool.bench import page, plots, pyperf_file, report, runner
-    from fxpool.bench import suite as suites
-    from fxpool.bench.case import runs
-    from fxpool.bench.display import Display
-    from fxpool.bench.results import Record, Results, read
+    # Imported here, so that `fxpool --help` answers at once.
+    from fxpool.benchmarks import page, plots, pyperf_file, report, runner
+    from fxpool.benchmarks import suite as suites
+    from fxpool.benchmarks.case import runs
+    from fxpool.benchmarks.display import Display
+    from fxpool.benchmarks.results import Record, Results, read
 
     chosen = suites.load(suite)
     selected = suites.select(chosen.cases, _words(cases))
@@ -115,8 +118,8 @@ def bench(
     shown.print(report.table(done))
     bad = report.failures(done)
     for record in bad:
-        # All of it is in the file.
-        reason = record.reason.strip() or f"off eager by {record.difference or 0:.1e}"
+        # The file has the complete reason.
+        reason = record.reason.strip() or f"differs from eager by {record.difference or 0:.1e}"
         said = "\n  ".join(reason.splitlines()[:_LINES])
         shown.print(f"{record.run.id}: {record.state}: {said}", markup=False, highlight=False)
     slower = False
@@ -132,11 +135,13 @@ def bench(
     if lines and plots.available():
         written += plots.draw(lines, place)
     elif lines:
-        shown.print("no pictures: pip install 'fxpool[bench]' brings matplotlib", markup=False, highlight=False)
+        shown.print(
+            "no plots: matplotlib is not installed (pip install 'fxpool[bench]')", markup=False, highlight=False
+        )
     if pyperf is not None and lines:
         pyperf.write_text(pyperf_file.pyperf_json(head, done), encoding="utf-8")
         written.append(pyperf)
     shown.print(f"results: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if stopped:
-        fail("stopped; the same command goes on from here", INTERRUPTED)
+        fail("stopped; run the same command to resume", INTERRUPTED)
     raise SystemExit(FOUND_WRONG if bad or slower else 0)

@@ -1,6 +1,6 @@
-"""The commands `cache export` and `cache import`: entries in one file, for images, CI and other machines.
+"""The commands `cache export` and `cache import`: one file of entries for images, CI and other machines.
 
-Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -30,27 +30,32 @@ __all__ = ["cache_export", "cache_import"]
 @click.command("export")
 @click.argument("file", type=click.Path())
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--keys", "keys_file", type=click.Path(), help="Only entries whose key begins like a line of this file.")
+@click.option("--keys", "keys_file", type=click.Path(), help="Export only keys that start with a line of this file.")
 @click.option(
     "--since",
     multiple=True,
     metavar="TIME|BUNDLE",
-    help="Only what was compiled since a time (2026-11-24T08:00, or 2h for two hours ago), or what is in no bundle "
-    "named here; may be repeated.",
+    help="Export only entries compiled since TIME (2026-11-24T08:00, or 2h for two hours ago), or missing from "
+    "BUNDLE. May be repeated.",
 )
-@click.option("--key-file", type=click.Path(), help="Seal with the first key of this file (FXPOOL_REMOTE_KEY_FILE).")
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option(
+    "--key-file", type=click.Path(), help="Seal with the first key of this file (default: FXPOOL_REMOTE_KEY_FILE)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def cache_export(
     file: str, keys: tuple[str, ...], keys_file: str | None, since: tuple[str, ...], key_file: str | None, as_json: bool
 ) -> None:
-    """Write entries and their blobs into FILE: all of them, or those whose key begins with a KEY."""
-    from fxpool.codecache.bundle import bundle
-    from fxpool.codecache.store.store import LocalStore
+    """Write entries with their blobs to a file.
+
+    All entries, or those whose key starts with a KEY.
+    """
+    from fxpool.codecache import bundle
+    from fxpool.codecache.store import LocalStore
 
     cache_dir = config.current().cache_dir
     if not os.path.lexists(cache_dir):  # looking must not create it
-        fail(f"nothing in {cache_dir}")
-    with os.scandir(cache_dir):  # an empty bundle of a directory that can't be read would be untrue
+        fail(f"no cache in {cache_dir}")
+    with os.scandir(cache_dir):  # raises if it cannot be read: an empty bundle would be wrong
         store = LocalStore(str(cache_dir))
     keyring = _keyring(key_file)
     earlier, created = _since(since, keyring)
@@ -73,22 +78,23 @@ def cache_export(
     sealed = ", sealed" if keyring is not None else ""
     click.echo(f"wrote {' and '.join(parts)} to {file} ({quantities.size(written.bytes)}{sealed})")
     if written.needs:
-        click.echo(f"it builds on {quantities.counted(written.needs, 'blob')} of earlier bundles")
+        click.echo(f"it needs {quantities.counted(written.needs, 'blob')} of earlier bundles")
     if left_out:
         entries_left = quantities.counted(left_out, "entry", "entries")
-        click.echo(f"left out: {entries_left}, damaged or without all blobs (`fxpool cache verify` names them)")
+        click.echo(f"left out: {entries_left}, damaged or incomplete (see `fxpool cache verify`)")
 
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
-@click.option("--key-file", type=click.Path(), help="Demand a MAC by a key of this file (FXPOOL_REMOTE_KEY_FILE).")
-@click.option("--trust", is_flag=True, help="Take a file that others could have written: a bundle is run as code.")
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option(
+    "--key-file", type=click.Path(), help="Require a MAC by a key of this file (default: FXPOOL_REMOTE_KEY_FILE)."
+)
+@click.option("--trust", is_flag=True, help="Accept a file that others could have written. Bundles run as code.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_json: bool) -> None:
-    """Put the entries of bundles into the cache directory.
+    """Add the entries of bundles to the cache directory.
 
-    All files are verified before anything is written; one that is damaged is refused as a whole, and with it the
-    others.
+    All files are verified before anything is written. If one is damaged, none is imported.
     """
     from fxpool.codecache.bundle import bundle, bundle_file
     from fxpool.codecache.store.store import LocalStore
@@ -116,7 +122,7 @@ def cache_import(files: tuple[str, ...], key_file: str | None, trust: bool, as_j
 
 @contextlib.contextmanager
 def _damage_told() -> Iterator[None]:
-    """A damaged bundle is something wrong that was found (status 1), and no mistake in the call."""
+    """Exit with status 1 for a damaged bundle: a problem was found, the usage is right."""
     from fxpool.errors import BundleError
 
     try:
@@ -128,7 +134,7 @@ def _damage_told() -> Iterator[None]:
 
 
 def _keyring(key_file: str | None) -> Keyring | None:
-    """Return the keys of `--key-file`, or else of the setting; None without either. Raises ConfigurationError."""
+    """Return the keys of `--key-file` or of the setting; None without both. Raises ConfigurationError."""
     path = key_file or config.current().remote_key_file
     if path is None:
         return None
@@ -138,8 +144,8 @@ def _keyring(key_file: str | None) -> Keyring | None:
 
 
 def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
-    """Return what earlier bundles hold, and the Unix time from which on entries are wanted."""
-    from fxpool.codecache.bundle import bundle, bundle_file
+    """Return the contents of earlier bundles, and the Unix time since which entries are exported."""
+    from fxpool.codecache import bundle, bundle_file
 
     earlier, created = None, 0.0
     for text in given:
@@ -167,14 +173,14 @@ def _lines(path: str) -> list[str]:
         with open(path, encoding="utf-8") as file:
             lines = [line.strip() for line in file]
     except UnicodeDecodeError:
-        fail(f"{path} is no text: it should have a key, or the beginning of one, per line")
+        fail(f"{path} is not a text file; it must have a key or the start of a key per line")
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def _chosen(entries: list[Entry], keys: Sequence[str]) -> list[Entry]:
-    """Return the entries whose key begins with one of `keys`; each has to name one. Ends the command otherwise."""
+    """Return the entries whose key starts with one of `keys`. Ends the command if one of `keys` matches none."""
     wanted = tuple(key.lower() for key in keys)
     for key in wanted:
         if not any(entry.key.startswith(key) for entry in entries):
-            fail(f"no entry whose key begins with {key[:SHORT]!r}\n  `fxpool cache ls` lists them")
+            fail(f"no entry has a key that starts with {key[:SHORT]!r}\n  `fxpool cache ls` lists the entries")
     return [entry for entry in entries if entry.key.startswith(wanted)]

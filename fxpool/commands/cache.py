@@ -1,6 +1,6 @@
-"""Commands about the cache directory: stats, and `cache` with ls, show, explain, verify, quarantine, gc, clear.
+"""Commands for the cache directory: stats, and `cache` with ls, show, explain, verify, quarantine, gc, clear.
 
-Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["cache", "stats"]
 
-SHORT = 12  # characters of a key that are shown, and enough to name one
-_LABEL = 11  # columns of the label before a line of `cache show`
+SHORT = 12  # characters of a key that are shown; enough to identify it
+_LABEL = 11  # width of the labels of `cache show`
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Plain data instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def stats(as_json: bool) -> None:
-    """What lies in the cache directory, and what its processes of the last 30 days counted together."""
-    from fxpool.codecache.store import collector, contents, host_statistics
+    """Show the size of the cache, and counters of the last 30 days."""
+    from fxpool.codecache import collector, contents, host_statistics
 
     store = _store()
     settings = config.current()
@@ -68,11 +68,11 @@ def stats(as_json: bool) -> None:
         elif share.bytes:
             rows[kind] = f"{size} in {quantities.counted(share.files, 'file')}"
     in_all = f"{quantities.size(data['disk_bytes'])} on disk in {quantities.counted(data['disk_files'], 'file')}"
-    rows["in all"] = f"{in_all}; {_bounds(settings.cache_max_bytes, settings.cache_max_files)}"
+    rows["total"] = f"{in_all}; {_bounds(settings.cache_max_bytes, settings.cache_max_files)}"
     if data["evicted"] and data["evicted"]["entries"]:
         entries = quantities.counted(data["evicted"]["entries"], "entry", "entries")
         rows["evicted so far"] = f"{entries}, {quantities.size(data['evicted']['bytes'])}"
-    rows["compile time kept"] = f"{data['compile_seconds']:.1f} s"
+    rows["compile time stored"] = f"{data['compile_seconds']:.1f} s"
     if data["unreadable_entries"]:
         rows["unreadable entries"] = f"{data['unreadable_entries']} (fxpool cache verify)"
     if total.processes:
@@ -88,10 +88,10 @@ def stats(as_json: bool) -> None:
 
 
 def _bounds(max_bytes: int | None, max_files: int | None) -> str:
-    """Format as ``at most 10.0 GB and 100000 files are kept``."""
+    """Format as ``limited to 10.0 GB and 100000 files``."""
     limits = [quantities.size(max_bytes)] if max_bytes is not None else []
     limits += [quantities.counted(max_files, "file")] if max_files is not None else []
-    return f"at most {' and '.join(limits)} are kept" if limits else "no limit is set"
+    return f"limited to {' and '.join(limits)}" if limits else "no limit"
 
 
 def _counted(totals: Totals) -> str:
@@ -107,13 +107,16 @@ def _counted(totals: Totals) -> str:
 
 @click.group()
 def cache() -> None:
-    """Look at the cache directory and clean it."""
+    """Inspect and clean the cache directory."""
 
 
 @cache.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Output one JSON object per line.")
 def cache_list(as_json: bool) -> None:
-    """Each entry with its function and inputs, most recently used first. In a pipe one line per entry."""
+    """List entries, most recently used first.
+
+    Each with its function and inputs; in a pipe, one line per entry.
+    """
     store = _store()
     entries = sorted(store.scan(), key=lambda one: one.used, reverse=True) if store else []
     if as_json:
@@ -129,12 +132,12 @@ def cache_list(as_json: bool) -> None:
 
 
 def _parts(one: StoredEntry) -> list[str]:
-    """Return the identifying parts of an entry, then its facts, for one line of `cache ls`."""
+    """Return the columns of an entry in `cache ls`: its identity first, then facts."""
     if one.entry is None:
         return ["(unreadable: damaged, or written by another version)"]
     summary, meta = _summary(one), one.entry.metadata
     origin = meta.origin
-    # Entries of earlier versions have a label only.
+    # Entries of earlier versions only have a label.
     parts = [(origin.name if origin is not None else "") or meta.label or "(no name)"]
     if origin is not None:
         parts += [origin.place, _inputs(one.entry)]
@@ -155,17 +158,17 @@ def _inputs(entry: Entry) -> str:
 
 @cache.command("show")
 @click.argument("key")
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
-@click.option("--code", is_flag=True, help="The generated wrappers and kernels instead (imports torch).")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
+@click.option("--code", is_flag=True, help="Show the generated wrappers and kernels (imports torch).")
 def cache_show(key: str, as_json: bool, code: bool) -> None:
-    """Components, guards, blobs and metadata of the entries whose key begins with KEY."""
+    """Show all entries whose key starts with KEY, in detail."""
     store = _store()
     entries = [one for one in store.scan() if one.key.startswith(key.lower())] if store and key else []
     keys = sorted({one.key for one in entries})
     if not keys:
-        fail(f"no entry whose key begins with {key!r}\n  `fxpool cache ls` lists them")
+        fail(f"no entry has a key that starts with {key!r}\n  `fxpool cache ls` lists the entries")
     if len(keys) > 1:
-        fail(f"{len(keys)} keys begin with {key!r}\n  " + "\n  ".join(name[: SHORT + 8] for name in keys[:8]))
+        fail(f"{len(keys)} keys start with {key!r}\n  " + "\n  ".join(name[: SHORT + 8] for name in keys[:8]))
     if as_json:
         click.echo(json.dumps([_details(one) for one in entries]))
         return
@@ -216,7 +219,7 @@ def _show_entry(entry: Entry) -> None:
 
 
 def _show_code(entry: Entry, store: LocalStore) -> None:
-    """Print as Python: each module under a comment with its name in tracebacks."""
+    """Print modules as Python, each below a comment with its name in tracebacks."""
     from fxpool.lowering.artifact.entry_parts import generated_code
 
     for name, text in generated_code(entry, store):
@@ -225,16 +228,17 @@ def _show_code(entry: Entry, store: LocalStore) -> None:
 
 @cache.command("explain")
 @click.argument("keys", metavar="KEY [KEY]", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def cache_explain(keys: tuple[str, ...], as_json: bool) -> None:
-    """In what two entries differ, down to the node, the input, the option, the function.
+    """Explain how two entries differ.
 
-    With one KEY, its entry beside the nearest other one. The beginnings of keys are enough.
+    Names each node, input, option and function that differs. With one KEY, compares its entry with the nearest
+    other entry. The start of a key is enough.
     """
     from fxpool.explanation import keys as explained
 
     if len(keys) > 2:
-        raise click.UsageError("explain takes one key or two")
+        raise click.UsageError("explain takes one or two keys")
     comparison = explained.compare(*keys)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(comparison)))
@@ -247,11 +251,14 @@ def cache_explain(keys: tuple[str, ...], as_json: bool) -> None:
 
 @cache.command("verify")
 @click.option(
-    "--recompute", type=click.IntRange(min=0), default=0, metavar="N", help="Compile N entries again and compare."
+    "--recompute", type=click.IntRange(min=0), default=0, metavar="N", help="Recompile N entries and compare."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the entries and random inputs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed that selects entries and random inputs.")
 def cache_verify(recompute: int, seed: int) -> None:
-    """Check every digest; status 1 if something is damaged or differs. Damaged blobs are moved to `aside`."""
+    """Check the digests of all entries and blobs.
+
+    Damaged blobs are moved to `aside`. The exit status is 1 if something is damaged or differs.
+    """
     store = _store()
     sound: list[Entry] = []
     unreadable, incomplete = [], []
@@ -265,7 +272,7 @@ def cache_verify(recompute: int, seed: int) -> None:
     for kind, problems in (("unreadable", unreadable), ("blobs missing or damaged", incomplete)):
         for one in problems:
             click.echo(f"{one.key[:SHORT]}  {kind}: {one.path}")
-    click.echo(f"{len(sound)} sound, {len(unreadable)} unreadable, {len(incomplete)} without all their blobs")
+    click.echo(f"{len(sound)} sound, {len(unreadable)} unreadable, {len(incomplete)} incomplete")
     equal = True
     if recompute and store is not None:
         from fxpool.commands.recompute import verify_again  # with the pool, and torch
@@ -275,19 +282,22 @@ def cache_verify(recompute: int, seed: int) -> None:
 
 
 @cache.command("quarantine")
-@click.option("--release", "key", help="Let the graph whose key begins like this be compiled again.")
-@click.option("--release-all", is_flag=True, help="Let all of them be.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("--release", "key", help="Release the graphs whose key starts like this, to compile them again.")
+@click.option("--release-all", is_flag=True, help="Release all.")
+@click.option("--json", "as_json", is_flag=True, help="Output one JSON object per line.")
 def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
-    """Graphs that killed their workers: they run eagerly until they are released."""
-    from fxpool.codecache.store import quarantine
+    """List or release graphs that killed their workers.
+
+    These graphs run eagerly until they are released.
+    """
+    from fxpool.codecache import quarantine
 
     store = _store()
     records = list(quarantine.scan(store.root)) if store is not None else []
     if key is not None or release_all:
         chosen = [record for record in records if release_all or (key and record.key.startswith(key.lower()))]
         if not chosen and not release_all:
-            fail(f"no graph in quarantine has a key that begins with {key!r}")
+            fail(f"no graph in quarantine has a key that starts with {key!r}")
         released = sum(quarantine.release(store.root, record.key) for record in chosen) if store is not None else 0
         click.echo(f"released {quantities.counted(released, 'graph')}")
         return
@@ -298,20 +308,21 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         what = f"{record.label}, {quantities.ago(record.when)}: {record.error}"
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
         if record.log:
-            click.echo(f"{'':{SHORT}}  output: {record.log}")  # one line, so that the path can be copied
+            click.echo(f"{'':{SHORT}}  output: {record.log}")  # not wrapped, so that the path can be copied
     if not records and not as_json:
-        click.echo("no graph is in quarantine")
+        click.echo("no graphs in quarantine")
 
 
 @cache.command("gc")
-@click.option("--max-bytes", metavar="SIZE", help="Such as 500M, 10G or none, instead of the setting cache_max_bytes.")
-@click.option("--max-files", metavar="N", help="A number or none, instead of the setting cache_max_files.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option("--max-bytes", metavar="SIZE", help="Such as 500M, 10G or none (default: the setting cache_max_bytes).")
+@click.option("--max-files", metavar="N", help="A number or none (default: the setting cache_max_files).")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_json: bool) -> None:
-    """Evict what was used least recently until the cache is within its bounds; status 1 if it is over them still.
+    """Evict least recently used entries down to the limits.
 
-    Publications do the same. What was used in the last two minutes stays.
+    This also happens whenever an entry is written. Entries used in the last two minutes stay. The exit
+    status is 1 if the cache still exceeds its limits.
     """
     from fxpool.codecache.store import collector
     from fxpool.codecache.store.bounds import Bounds
@@ -331,7 +342,7 @@ def cache_gc(max_bytes: str | None, max_files: str | None, dry_run: bool, as_jso
         data |= {"failed": collected.failed, "over": collected.over}
         click.echo(json.dumps(data))
     elif store is None:
-        click.echo(f"nothing in {settings.cache_dir}")
+        click.echo(f"no cache in {settings.cache_dir}")
     else:
         _show_collected(collected, bounds, dry_run)
     raise SystemExit(FOUND_WRONG if collected.over or collected.failed else 0)
@@ -349,38 +360,41 @@ def _show_collected(collected: Collected, bounds: Bounds, dry_run: bool) -> None
     if collected.failed:
         click.echo(f"{quantities.counted(collected.failed, 'file')} could not be removed")
     if collected.over:
-        click.echo("over the bounds: what is left was used in the last minutes, or is not evicted (`fxpool stats`)")
+        click.echo(
+            "still over the limits: the rest was used in the last minutes or is never evicted (see `fxpool stats`)"
+        )
 
 
 @cache.command("clear")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def cache_clear(yes: bool) -> None:
-    """Remove all that fxpool keeps: entries, blobs, precompiled headers, what is known of hosts, the quarantine."""
-    from fxpool.codecache.store import contents
+    """Remove everything from the cache directory.
+
+    Entries, blobs, precompiled headers, facts about hosts, and the quarantine.
+    """
+    from fxpool.codecache import contents
 
     store = _store()
     if store is None:
-        click.echo(f"nothing in {config.current().cache_dir}")
+        click.echo(f"no cache in {config.current().cache_dir}")
         return
     if not yes:
         click.confirm(f"remove {_listed(contents.measure(store.root))} in {store.root}?", abort=True)
     cleared = contents.clear(store.root)
     click.echo(f"removed {_listed(cleared.removed)} in {store.root}")
     for header in cleared.in_use:
-        click.echo(f"in use, not removed: the precompiled header {header}")
+        click.echo(f"not removed, in use: the precompiled header {header}")
     left = [share for kind, share in cleared.left.items() if kind != contents.FOREIGN and share.files]
     if left:
         files = quantities.counted(sum(share.files for share in left), "file")
-        click.echo(
-            f"left: {files} ({quantities.size(sum(share.bytes for share in left))}), in use or written meanwhile"
-        )
+        click.echo(f"left: {files} ({quantities.size(sum(share.bytes for share in left))}), in use or just written")
     if foreign := cleared.left[contents.FOREIGN].files:
-        click.echo(f"left alone: {quantities.counted(foreign, 'file')} not fxpool's")
+        click.echo(f"not touched: {quantities.counted(foreign, 'file')} that fxpool did not write")
 
 
 def _listed(shares: dict[str, Any]) -> str:
-    """Format as ``12 entries, 24 blobs and 9 other files (155.0 MB)``, without files that are not fxpool's."""
-    from fxpool.codecache.store import contents
+    """Format as ``12 entries, 24 blobs and 9 other files (155.0 MB)``, without files that fxpool did not write."""
+    from fxpool.codecache import contents
 
     ours = {kind: share for kind, share in shares.items() if kind != contents.FOREIGN}
     numbers = {kind: share.files for kind, share in ours.items()}
@@ -392,9 +406,9 @@ def _listed(shares: dict[str, Any]) -> str:
 
 
 def _store() -> LocalStore | None:
-    """Return the configured store; None if its directory does not exist: looking must not create it.
+    """Return the configured store; None if its directory does not exist, which must not be created here.
 
-    Raises OSError if the directory can't be read: reporting an empty cache would be untrue.
+    Raises OSError if the directory cannot be read: reporting an empty cache would be wrong.
     """
     cache_dir = config.current().cache_dir
     try:

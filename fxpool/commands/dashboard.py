@@ -1,6 +1,6 @@
-"""Commands for who looks on: dashboard, metrics.
+"""Commands for monitoring: dashboard, metrics.
 
-Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["dashboard", "metrics"]
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On 127.0.0.1; a free one if not given.")
-@click.option("--no-open", is_flag=True, help="Print the address, open no browser.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1 (default: a free one).")
+@click.option("--no-open", is_flag=True, help="Print the URL without opening a browser.")
 def dashboard(port: int, no_open: bool) -> None:
-    """One local page: jobs and who waits for whom, memory, the store, generated code.
+    """Show jobs, memory, the store and code on a local page.
 
-    Until Ctrl-C, with or without a server. The address has a secret and leads to this machine only.
+    Runs until Ctrl-C, with or without a server. The URL holds a secret and works on this machine only.
     """
     from fxpool.dashboard.application import Application
 
@@ -37,7 +37,10 @@ def dashboard(port: int, no_open: bool) -> None:
         await application.start(port)
         try:
             click.echo(application.address)
-            click.echo("the address is secret: who has it sees your graphs and their code; Ctrl-C ends it", err=True)
+            click.echo(
+                "keep this URL private: anyone who has it can see your graphs and code; Ctrl-C stops it",
+                err=True,
+            )
             if not no_open:
                 await asyncio.to_thread(_open, application.address)
             await stop.wait()
@@ -51,15 +54,15 @@ def dashboard(port: int, no_open: bool) -> None:
 def _open(address: str) -> None:
     import webbrowser
 
-    # A browser's own messages are not the command's; without one the printed address is all there is.
+    # Without a browser, the printed URL is enough.
     with contextlib.suppress(webbrowser.Error, OSError):
         webbrowser.open(address)
 
 
 @click.command()
-@click.option("--listen", type=Listen(), metavar="[ADDRESS:]PORT", help="Answer at /metrics until Ctrl-C instead.")
+@click.option("--listen", type=Listen(), metavar="[ADDRESS:]PORT", help="Serve /metrics on this port until Ctrl-C.")
 def metrics(listen: tuple[str, int] | None) -> None:
-    """This host's servers and the store as Prometheus text, once, or for Prometheus to scrape."""
+    """Print or serve Prometheus metrics of servers and store."""
     from fxpool.dashboard.metrics import Source, serve
 
     source = Source(runtime_root(), config.current().cache_dir)
@@ -93,4 +96,4 @@ def _port_is_named(port: int) -> Iterator[None]:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
         what = os.strerror(error.errno)
-        fail(f"can't listen on port {port}: {what}\n  choose another one, or none for any that is free")
+        fail(f"cannot listen on port {port}: {what}\n  choose another port, or leave it out to use a free one")

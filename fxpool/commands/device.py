@@ -1,6 +1,6 @@
-"""The command ``fxpool device``: facts about this machine's GPUs that compiles use.
+"""The command ``fxpool device``: facts about this machine's GPUs that compiled code depends on.
 
-torch is imported inside functions: `fxpool --help` is to answer at once.
+torch is imported inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ __all__ = ["device"]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="All facts, one device per line.")
+@click.option("--json", "as_json", is_flag=True, help="Output all facts, one JSON object per device.")
 def device(as_json: bool) -> None:
-    """The facts of each CUDA device that graphs are compiled from.
+    """Show the facts of CUDA devices that compiled code depends on.
 
-    Workers answer Inductor and Triton from these and open no device. Devices with the same facts share compiled graphs.
+    Workers answer Inductor and Triton from these facts without opening a device. Devices with equal facts
+    share compiled graphs.
     """
     import torch
 
     if not torch.cuda.is_available():
-        raise click.ClickException("torch sees no CUDA device here; graphs for the CPU need no facts")
+        raise click.ClickException("torch sees no CUDA device")
     if torch.version.hip:
-        raise click.ClickException("facts are for NVIDIA's devices; workers that compile for others see the device")
+        raise click.ClickException("facts exist for NVIDIA devices only; workers open AMD devices themselves")
     from fxpool.torch_compat.cuda import device_facts
 
     seen: dict[str, int] = {}
@@ -34,7 +35,7 @@ def device(as_json: bool) -> None:
             click.echo(json.dumps({"index": index, **device_facts.plain(facts)}))
             continue
         same = seen.setdefault(facts.described(), index)
-        shared = "" if same == index else f"  shares what is compiled with device {same}"
+        shared = "" if same == index else f"  shares compiled graphs with device {same}"
         memory = int(facts.properties.get("total_memory", 0)) >> 20
         processors = facts.driver["multiprocessor_count"]
         click.echo(

@@ -1,6 +1,6 @@
-"""The command ``fxpool doctor``: checks everything that fxpool needs, and names a remedy for what is missing.
+"""The command ``fxpool doctor``: checks everything that fxpool needs, and names a remedy for each problem.
 
-The checks are imported inside functions: `fxpool --help` is to answer at once.
+The checks are imported inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _NAME = 12
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def doctor(as_json: bool) -> None:
-    """Check compiler, directories, limits, GPUs, and do a real compile and a real hit. Some ten seconds.
+    """Check compiler, directories, limits, GPUs and a compile.
 
-    Each line says what was found, and what to do where something is amiss. Nothing of yours is changed: the compile has
-    temporary caches. Status 1 if something fails, 0 if not.
+    Each line is a finding, with a remedy if there is a problem. A graph is compiled and served from the cache, with
+    temporary caches; yours is not changed. Takes about ten seconds. The exit status is 1 if a check fails.
     """
     from fxpool.doctor import compile_trial, host
 
     started = time.monotonic()
-    # Slow, and independent of the other checks: started first, reported last.
+    # Slow and independent of the other checks: started first, reported last.
     with compile_trial.Trial() as trial:
         checks = [*host.CHECKS, *trial.checks()]
         findings: list[Finding] = []
@@ -60,7 +60,7 @@ def _tell(finding: Finding) -> None:
     columns = width()
     first = f"{finding.state:<5} {finding.check:<{_NAME}} "
     lines = wrapped(first, finding.found, columns)
-    # Coloured after it was measured.
+    # Coloured after wrapping, which counts characters.
     if not os.environ.get("NO_COLOR"):
         lines = click.style(finding.state, fg=_COLOURS[finding.state]) + lines[len(finding.state) :]
     click.echo(lines)

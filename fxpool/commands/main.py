@@ -1,9 +1,9 @@
-"""The command `fxpool`: all its subcommands, and the demonstration.
+"""The command `fxpool`, with all its subcommands.
 
-Code shared by all commands, such as exit statuses, is in `output`. Only the demonstration's own processes,
+Code shared by all commands, such as exit statuses, is in `output`. Only the child processes of the demonstration,
 `device`, `doctor` and `cache show --code` import torch.
 
-The demonstration is imported inside functions: `fxpool --help` is to answer at once.
+The demonstration is imported inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["main"]
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fxpool", message="%(prog)s %(version)s")
 def main() -> None:
-    """A compile service for torch.compile: torch.compile(model, backend="fxpool")."""
+    """A compile service for torch.compile(model, backend="fxpool")."""
 
 
 @main.command()
@@ -28,12 +28,12 @@ def main() -> None:
     "--backends",
     default="fxpool,inductor,eager",
     show_default=True,
-    help="What to compare, separated by commas; the names that torch.compile knows.",
+    help="Backends of torch.compile to compare, separated by commas.",
 )
 def demo(backends: str) -> None:
-    """Measure GPT-2 and BERT beside stock Inductor and eager.
+    """Measure GPT-2 and BERT with fxpool, stock Inductor and eager.
 
-    Models of random weights, nothing is downloaded; temporary caches, yours is not touched. A few minutes.
+    The models have random weights, nothing is downloaded. Caches are temporary, yours is not used. Takes a few minutes.
     """
     from fxpool.bench.demo.demonstration import run_demo
 

@@ -1,11 +1,11 @@
 """Shared by all commands: error messages, exit statuses, durations as options, widths.
 
-    0    done                                   2    a mistake in the call or the settings, a directory that is refused
-    1    the command found something wrong,     130  stopped by Ctrl-C
-         or could not do all of it              141  the reader of the output stopped reading
+    0    done                                   2    wrong usage or settings, or a refused directory
+    1    the command found a problem,           130  stopped by Ctrl-C
+         or could not finish                    141  broken pipe: the output is no longer read
 
-An error is one message on standard error that begins with ``fxpool: ``, never a traceback, even if a directory can't
-be read or the output can't be written.
+An error is one message on standard error that starts with ``fxpool: ``, never a traceback, even if a directory cannot
+be read or the output cannot be written.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fxpool.errors import FxpoolError
 __all__ = ["Commands", "Duration", "Listen", "console", "fail", "filled", "width", "wrapped"]
 
 FOUND_WRONG, MISTAKE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
-# Columns of tables in a file or a pipe, which have no width; 80 would break lines that a log can hold.
+# Columns of tables in a file or a pipe, which have no width; 80 would wrap lines that fit into a log.
 _WIDE = 120
-# Errors of writing to a stream; errors about files name one.
+# Errors of writing to a stream; errors about files have a file name.
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG)
 
 
 class Commands(click.Group):
-    """A group whose commands end with one message and a status that `docs/fxpool.1.md` lists."""
+    """A group whose commands end with at most one error message and an exit status listed in `docs/fxpool.1.md`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # caught here, as click has a status of its own for it
+        except BrokenPipeError:  # caught here, because click exits with another status
             _give_up_output()
             raise SystemExit(NOBODY_READS) from None
 
@@ -54,14 +54,14 @@ class Commands(click.Group):
                 status = returned if isinstance(returned, int) else 0
             except SystemExit as ended:
                 status = ended.code
-            # Flush now: at the interpreter's exit an error could only be printed as ignored.
+            # Flush now: an error at the interpreter's exit would be ignored.
             if sys.stdout is not None:
                 sys.stdout.flush()
         except FxpoolError as error:
             status = _said(str(error), MISTAKE)
         except click.Abort as error:
             stopped = isinstance(error.__cause__, KeyboardInterrupt)
-            status = _said("stopped", INTERRUPTED) if stopped else _said("nothing was done", FOUND_WRONG)
+            status = _said("stopped", INTERRUPTED) if stopped else _said("aborted, nothing was changed", FOUND_WRONG)
         except click.ClickException as error:
             status = _refused(error)
         except OSError as error:
@@ -75,7 +75,7 @@ def fail(message: str, status: int = MISTAKE) -> NoReturn:
 
 
 class Duration(click.ParamType):
-    """An option in seconds, also written ``2m``, ``90s`` or ``1h30m``."""
+    """A duration option in seconds, also written ``2m``, ``90s`` or ``1h30m``."""
 
     name = "time"
 
@@ -87,7 +87,7 @@ class Duration(click.ParamType):
 
 
 class Listen(click.ParamType):
-    """An option that says where to listen: ``9464`` on this machine only, ``10.0.0.7:9464`` on that address."""
+    """An address to listen on: ``9464`` on this machine only, ``10.0.0.7:9464`` on that address."""
 
     name = "[address:]port"
 
@@ -96,7 +96,7 @@ class Listen(click.ParamType):
             return value
         address, _, port = str(value).rpartition(":")
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is no port of 0 to 65535, with an address before it or without", param, ctx)
+            self.fail(f"{value!r} is not a port (0 to 65535) or address:port", param, ctx)
         return address.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -113,7 +113,7 @@ class _Console(Console):
 
 
 def width() -> int | None:
-    """Return the columns of a line: the terminal's, or COLUMNS; None if lines go to a file or a pipe."""
+    """Return the columns of a line: COLUMNS or the terminal's; None if the output is a file or a pipe."""
     with contextlib.suppress(ValueError):
         if (asked := int(os.environ.get("COLUMNS", ""))) > 0:
             return asked
@@ -124,7 +124,7 @@ def width() -> int | None:
 
 
 def wrapped(first: str, text: str, columns: int | None) -> str:
-    """Wrap `first` and `text` to `columns`, as far as words allow, with continuation lines indented."""
+    """Wrap `first` and `text` to `columns` without breaking words; indent continuation lines."""
     if columns is None:
         return f"{first}{text}".rstrip()
     lines = textwrap.wrap(
@@ -132,7 +132,7 @@ def wrapped(first: str, text: str, columns: int | None) -> str:
         max(columns, 20),
         subsequent_indent=" " * _indent(first, columns),
         break_on_hyphens=False,
-        break_long_words=False,  # keys and paths are copied
+        break_long_words=False,  # keys and paths must stay copyable
         replace_whitespace=False,
     )
     return "\n".join(lines)
@@ -143,7 +143,7 @@ def _indent(first: str, columns: int) -> int:
 
 
 def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
-    """Wrap `parts`, two spaces between them, each kept whole if it can be."""
+    """Wrap `parts`, separated by two spaces; a part is only broken if it is longer than a line."""
     if columns is None:
         return f"{first}{'  '.join(parts)}"
     indent = " " * _indent(first, columns)
@@ -159,7 +159,7 @@ def filled(first: str, parts: Sequence[str], columns: int | None) -> str:
 
 
 def _said(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # standard error is gone, too
+    with contextlib.suppress(OSError):  # standard error may be closed, too
         click.echo(f"fxpool: {message}", err=True)
     return status
 
@@ -171,24 +171,24 @@ def _refused(error: click.ClickException) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     if context is not None:
-        message += f"\n  `{context.command_path} --help` says what can be given"
+        message += f"\n  `{context.command_path} --help` lists arguments and options"
     return _said(message, error.exit_code)
 
 
 def _failed(error: OSError) -> int:
-    """Report what the system refused: a file, or the output itself. Return the exit status."""
+    """Report an error of a file or of the output itself. Return the exit status."""
     if isinstance(error, BrokenPipeError):
         _give_up_output()
         return NOBODY_READS
     what = error.strerror or str(error)
     if not error.filename and error.errno in _OF_OUTPUT:
         _give_up_output()
-        return _said(f"the output can't be written: {what}", FOUND_WRONG)
+        return _said(f"cannot write the output: {what}", FOUND_WRONG)
     return _said(f"{os.fsdecode(error.filename)}: {what}" if error.filename else what, MISTAKE)
 
 
 def _give_up_output() -> None:
-    """Drop all further output, also at the interpreter's exit."""
+    """Drop all further output, including that of the interpreter's exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

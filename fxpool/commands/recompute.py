@@ -1,4 +1,4 @@
-"""What ``cache verify --recompute`` does and says. Imports torch."""
+"""``cache verify --recompute``: compiles entries again and reports differences. Imports torch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SHORT = 12  # characters of a key, as in the other commands
 
 
 def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: int) -> bool:
-    """Compile `count` of `entries` again and say how they compare; return whether all are as they were."""
-    from fxpool.lowering import verification  # imports torch, which `verify` alone does without
+    """Recompile `count` of `entries` and print how they compare; return whether all are equal."""
+    from fxpool.lowering import verification  # imports torch, which `verify` alone does not need
 
     if config.current().pool == "off":
-        fail("compiling again takes workers, and FXPOOL_POOL=off rules them out")
+        fail("recompiling needs workers, and FXPOOL_POOL is off")
     chosen = verification.sample(entries, count, seed)
     equal = failed = differing = 0
     for entry, found in verification.recomputed(chosen, store, seed):
         line = f"{entry.key[:_SHORT]}  {_name(entry)}"
         if isinstance(found, str):
             failed += 1
-            click.echo(f"{line}  can't be compiled again: {found}")
+            click.echo(f"{line}  could not be recompiled: {found}")
         elif found.differences:
             differing += 1
             click.echo(f"{line}  DIFFERS: {', '.join(found.differences)}")
@@ -43,11 +43,11 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
             run = f"outputs not compared: {found.not_run}" if found.not_run else "equal code, equal outputs"
             click.echo(f"{line}  {run}")
     again = quantities.counted(len(chosen), "entry", "entries")
-    click.echo(f"compiled {again} again: {equal} equal, {differing} differing, {failed} failed")
+    click.echo(f"recompiled {again}: {equal} equal, {differing} differing, {failed} failed")
     without = sum("request" not in entry.blobs for entry in entries)
     if without:
-        kept = quantities.counted(without, "entry was", "entries were")
-        click.echo(f"{kept} kept without what to compile again from: FXPOOL_KEEP_REQUESTS=1 keeps it with new ones")
+        kept = quantities.counted(without, "entry holds", "entries hold")
+        click.echo(f"{kept} no request to recompile; set FXPOOL_KEEP_REQUESTS=1 to store requests with new entries")
     return not differing and not failed and bool(chosen or not entries)
 
 

@@ -1,6 +1,6 @@
-"""Commands about this host's servers: serve, status, stop.
+"""Commands for this host's servers: serve, status, stop.
 
-Each command imports what it needs inside functions: `fxpool --help` is to answer at once.
+Each command imports its modules inside functions, so that `fxpool --help` answers at once.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from fxpool.commands.output import Duration, Listen, console
 
 __all__ = ["runtime_root", "serve", "status", "stop"]
 
-_DIGITS = 12  # shown of an environment's digest
+_DIGITS = 12  # of an environment's digest that are shown
 
 
 @click.command()
-@click.option("--detach", is_flag=True, help="Return when it is ready; it leaves when nobody needed it for a while.")
+@click.option("--detach", is_flag=True, help="Return once the server is ready; it ends when it is idle for a while.")
 @click.option(
-    "--metrics", "listen", type=Listen(), metavar="[ADDRESS:]PORT", help="Meanwhile answer Prometheus at /metrics."
+    "--metrics", "listen", type=Listen(), metavar="[ADDRESS:]PORT", help="Serve Prometheus metrics at /metrics."
 )
 def serve(detach: bool, listen: tuple[str, int] | None) -> None:
-    """Start this environment's server before anybody needs it, and keep it until this command ends.
+    """Start this environment's server and keep it running.
 
-    Other processes find it if they use the same interpreter, torch and runtime directory. On SIGTERM or Ctrl-C it takes
-    no new job, finishes those it has, and ends.
+    Processes with the same interpreter, torch and runtime directory use it. On SIGTERM or Ctrl-C it accepts no new
+    jobs, finishes those it has, and ends.
     """
     if detach and listen is not None:
-        raise click.UsageError("--metrics lasts as long as this command, and --detach ends it at once")
+        raise click.UsageError("--metrics and --detach exclude each other: metrics are served until this command ends")
     with contextlib.ExitStack() as stack:
         if listen is not None:
             from fxpool.dashboard import metrics
@@ -63,31 +63,31 @@ def _serve(detach: bool) -> None:
     ready = f"{facts['slots']} workers ({facts['slots_rule']}), in {facts['directory']}"
     if client.joined:
         others = len({pid for pid in facts["clients"] if pid != os.getpid()})
-        ready += f"; it was running before this command, and has {others} other clients"
+        ready += f"; it was already running and has {others} other clients"
     click.echo(f"server {facts['server_pid']} is ready: {ready}", err=True)
     if not detach:
         # The connection keeps the server from leaving.
         while not ended.wait(0.5) and client.started:
             pass
         if not ended.is_set():
-            raise click.ClickException("the server ended; the end of its log may say why (fxpool status)")
-        hosts.stop(runtime_dir.link_of(runtime_root(), client.config.host))
+            raise click.ClickException("the server ended; see its log (`fxpool status` names it)")
+        hosts.stop(launch.link_of(runtime_root(), client.config.host))
     client.close()
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Plain data, one server per line.")
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; in a pipe below one another.")
-@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two looks.")
+@click.option("--json", "as_json", is_flag=True, help="Output one JSON object per server.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; in a pipe, print repeatedly.")
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between refreshes.")
 def status(as_json: bool, watch: bool, interval: float) -> None:
-    """This host's servers: workers, queue, who waits for what, memory, limits and what set them."""
+    """Show this host's servers: workers, queue, memory and limits."""
     root, shown = runtime_root(), console()
     if not watch:
         _print_json(root) if as_json else shown.print(_shown(root), soft_wrap=True)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not shown.is_terminal or shown.is_dumb_terminal:
-            # Never overwrite: each look prints lines of its own, which a pipe or a file can keep.
+            # Never overwrite: each refresh prints new lines, for a pipe or a file.
             while True:
                 if as_json:
                     _print_json(root)
@@ -122,12 +122,12 @@ def _shown(root: Path) -> Group:
             state = {"silent": "does not answer", "gone": "is gone"}.get(facts["state"], facts.get("reason", "?"))
             lines.append(f"{name}  the server {state}")
     if not lines:
-        lines.append(f"no server of this host is running (pool = {config.current().pool})")
+        lines.append(f"no server is running on this host (pool = {config.current().pool})")
     asked: list[str] = []
     for device, pid in turns.listed(root):
-        # A turn for the CPU waits for all before it, and all after wait for it.
+        # A measurement on the CPU waits for all earlier ones, and all later ones wait for it.
         waits = bool(asked) and (turns.CPU in (device, *asked) or device in asked)
-        lines.append(f"process {pid} {'waits to measure' if waits else 'measures'} on {device}")
+        lines.append(f"process {pid} {'waits to measure' if waits else 'is measuring'} on {device}")
         asked.append(device)
     return Group(*(Text(line, no_wrap=True) for line in lines))
 
@@ -140,7 +140,7 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
         f"{name}  server {facts['server_pid']}{', ending' if facts['draining'] else ''}, {_long(facts['seconds'])}",
         f"  clients  {processes} {'process' if processes == 1 else 'processes'}",
         f"  workers  {facts['slots'] - facts['slots_free']} of {facts['slots']} busy ({facts['slots_rule']})",
-        f"  queue    {facts['queued']} jobs{', all paused while a process measures' if facts['paused'] else ''}",
+        f"  queue    {facts['queued']} jobs{', all paused for a measurement' if facts['paused'] else ''}",
         f"  memory   server {_mb(memory['server'])}, zygote {_mb(memory['zygote'])}, workers {_mb(memory['workers'])}",
         f"  host     {limits['host_used']:.0%} of {limits['host_used_of']} in use; {_mark(limits)}",
         f"  a job    at most {_mb(limits['job_bytes'])} ({rules['job_bytes']}) and "
@@ -149,8 +149,8 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
         f"  log      {facts['directory']}/server.log",
     ]
     for job in facts["running"]:
-        kind = "part of a job for" if job["sub_job"] else "for"
-        who = ", ".join(map(str, job["wanted_by"])) or "nobody"
+        kind = "sub-job for" if job["sub_job"] else "for"
+        who = ", ".join(map(str, job["wanted_by"])) or "no client"
         attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
         phase = f", {job['phase']}" if job["phase"] else ""
         lines.append(f"  worker {job['pid']}  {job['label']}{phase}, {_long(job['seconds'])}{attempt}, {kind} {who}")
@@ -162,13 +162,13 @@ def _lines(name: str, facts: dict[str, Any]) -> list[str]:
 
 
 def _mark(limits: dict[str, Any]) -> str:
-    """Say above which part of the memory no job begins, and whether it is above: the server looked a moment before."""
+    """Return the memory mark above which no jobs start, and whether usage is above it, as the server saw it last."""
     mark = f"{limits['host_mark']:.0%}"
     if not limits["pressed"]:
-        return f"no job is begun above {mark}"
+        return f"no new jobs above {mark}"
     if limits["host_used"] > limits["host_mark"]:
-        return f"above {mark}: no job is begun beside those that run"
-    return f"it was above {mark} a moment ago: the next job waits for another look"
+        return f"above {mark}: no new jobs while others run"
+    return f"was above {mark}: the next job waits until the server checks again"
 
 
 def _long(seconds: float) -> str:
@@ -184,22 +184,25 @@ def _mb(size: float) -> str:
 
 @click.command()
 def stop() -> None:
-    """End this host's servers: what they were asked for is done first. One that hangs is killed."""
-    from fxpool.pool.client import ending, hosts
+    """Stop this host's servers after their current jobs.
+
+    A server that hangs is killed.
+    """
+    from fxpool.pool import ending, hosts
 
     ended = [ending.end(link) for link in hosts.links(runtime_root())]
     for one in ended:
         if one.detail:
             click.echo(one.detail, err=True)
     count = sum(one.how in ("told", "killed") for one in ended)
-    click.echo(f"{count} servers were told to end" if count != 1 else "1 server was told to end")
+    click.echo(f"{count} servers stopped or stopping" if count != 1 else "1 server stopped or stopping")
     if failed := sum(one.how == "failed" for one in ended):
-        raise click.ClickException(f"{failed} of this host's servers could not be ended")
+        raise click.ClickException(f"could not stop {failed} of this host's servers")
 
 
 def runtime_root() -> Path:
-    """Return the directory where this host's servers are found. Raises PoolUnavailableError if it is unsafe."""
-    from fxpool.pool.host import runtime_dir
+    """Return the directory of this host's servers. Raises PoolUnavailableError if it is unsafe."""
+    from fxpool.pool import runtime_dir
 
     configured = config.current().runtime_dir
     return runtime_dir.runtime_root(str(configured) if configured is not None else None)

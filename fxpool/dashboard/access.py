@@ -1,4 +1,4 @@
-"""Who may ask: this machine, with the secret of the address, under a name that is this machine's.
+"""Access control: requests need the secret in the URL and a Host header that names this machine.
 
 The secret keeps other users of the machine out: they reach the port as well. The Host header keeps out a page of
 another site whose name resolves to this machine (DNS rebinding): a browser sends that name. Answers carry a
@@ -29,7 +29,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def new_token() -> str:
-    """Return a secret for the address."""
+    """Return a secret for the URL."""
     return secrets.token_urlsafe(24)
 
 
@@ -45,7 +45,7 @@ def policy(nonce: str = "") -> str:
 
 
 def right_token(given: str, token: str) -> bool:
-    """Compare in a time that does not depend on how much is right."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
 
 

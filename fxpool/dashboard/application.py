@@ -1,4 +1,4 @@
-"""What is asked for by which path, the looks at pool and store, and the stream of what changed.
+"""Routes of the dashboard, polling of pool and store, and the stream of changes.
 
     /TOKEN/                    the page
     /TOKEN/events              a stream (text/event-stream): everything first, then what changes
@@ -127,9 +127,9 @@ class Application:
 
     async def _respond(self, request: Request) -> Answer:
         if not access.allowed_host(request.host, self.web.port):
-            return refusal(403, "this page is for 127.0.0.1 and localhost")
+            return refusal(403, "this page only answers 127.0.0.1 and localhost")
         if not access.right_token(request.parts[0], self.token):
-            return refusal(403, "the address lacks its secret: `fxpool dashboard` prints it")
+            return refusal(403, "the URL lacks its secret: use the URL printed by `fxpool dashboard`")
         match request.parts[1:]:
             case ("",):
                 return self._page()
@@ -139,7 +139,7 @@ class Application:
                 return await self._entry(key, name)
             case ("code", key, name) if is_hex_digest(key) and is_hex_digest(name):
                 return await self._code(key, name)
-        return refusal(404, "there is nothing here")
+        return refusal(404, "not found")
 
     def _page(self) -> Answer:
         nonce = access.new_nonce()
@@ -158,11 +158,11 @@ class Application:
             return entry_view.details(entry, listing.load(self.store.root, why[0].key, why[0].name), why[1])
 
         found = await asyncio.to_thread(read)
-        return _json(found) if found is not None else refusal(404, "the entry is gone, or can't be read")
+        return _json(found) if found is not None else refusal(404, "the entry was removed or cannot be read")
 
     async def _code(self, key: str, name: str) -> Answer:
         if (key, name) not in self.store.listing.rows:
-            return refusal(404, "the entry is gone")
+            return refusal(404, "the entry was removed")
         async with self._one_child:
             known = self._codes.get((key, name))
             if known is None:
@@ -221,7 +221,7 @@ class Application:
 
 @contextlib.contextmanager
 def _said(what: str) -> Any:
-    """Go on looking whatever happened: one bad look is no reason to leave a page without the next."""
+    """Log an exception and carry on: a failed poll must not end polling."""
     try:
         yield
     except Exception as error:
@@ -229,7 +229,7 @@ def _said(what: str) -> Any:
 
 
 def _trimmed(server: dict[str, Any]) -> dict[str, Any]:
-    """Return a server's facts without what a page can't show: a queue of thousands."""
+    """Return a server's facts, with a long queue cut to the rows that a page can show."""
     if len(server.get("waiting", ())) <= _WAITING:
         return server
     return {**server, "waiting": server["waiting"][:_WAITING], "more_wait": len(server["waiting"]) - _WAITING}

@@ -1,8 +1,8 @@
-"""Prints the generated code of one entry as JSON, in a process of its own: it imports torch, and unpickles.
+"""Prints the generated code of one entry as JSON, in a separate process, because it imports torch and unpickles.
 
     python -m fxpool.dashboard.code_child DIRECTORY KEY NAME     [[name in tracebacks, text], ...]
 
-Whatever goes wrong is one line on standard error and status 1.
+An error is one line on standard error and exit status 1.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
     try:
         output, errors = await asyncio.wait_for(child.communicate(), _PATIENCE)
     except asyncio.TimeoutError:
-        return {"error": f"torch did not read it within {_PATIENCE:g} s"}
+        return {"error": f"reading it with torch took longer than {_PATIENCE:g} s"}
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
     if child.returncode:
         said = errors.decode("utf-8", "replace").strip().splitlines()
-        return {"error": said[-1] if said else f"the process that reads it ended with status {child.returncode}"}
+        return {"error": said[-1] if said else f"the process that reads it exited with status {child.returncode}"}
     if len(output) > _MOST:
         return {"error": f"it has {len(output) >> 20} MB: use `fxpool cache show {key[:12]} --code`"}
     return {"code": json.loads(output)}
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     try:
         entry = load(root, key, name)
         if entry is None:
-            print("the entry is gone, or can't be read", file=sys.stderr)
+            print("the entry was removed or cannot be read", file=sys.stderr)
             return 1
         code = code_of(entry, LocalStore(root))
     except FxpoolError as error:

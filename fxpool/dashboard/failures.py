@@ -1,6 +1,6 @@
-"""What is known to have gone wrong or been given up, from jobs, quarantine and store, the latest first.
+"""Lists failures of jobs, graphs in quarantine and damaged entries, latest first.
 
-Fallbacks inside a program (a graph that can't travel, a switch that is off) are counted there and nowhere else:
+Fallbacks inside a program (a graph that cannot be sent to a worker, a disabled switch) are only counted there:
 `fxpool.stats()["fallbacks"]`.
 """
 
@@ -15,12 +15,12 @@ __all__ = ["failures"]
 
 _MOST = 100
 _WHAT = {
-    "exception": "raised an exception, which its caller has",
-    "died": "its worker died",
-    "timeout": "went over its time",
-    "memory": "went over its memory",
-    "unavailable": "the pool could not run it",
-    "no_worker": "no worker reached it",
+    "exception": "raised an exception, passed to its caller",
+    "died": "lost its worker",
+    "timeout": "exceeded its time limit",
+    "memory": "exceeded its memory limit",
+    "unavailable": "could not be run by the pool",
+    "no_worker": "could not be started by any worker",
     "lost": "was lost with its server",
 }
 
@@ -28,7 +28,7 @@ _WHAT = {
 def failures(
     jobs: Iterable[Mapping[str, Any]], quarantined: Iterable[Record], store: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return rows with `at` (Unix time; 0 if it is not known), `what`, `label`, and `why`."""
+    """Return rows with `at` (Unix time, 0 if unknown), `what`, `label` and `why`."""
     found = [
         {
             "at": job["ended"],
@@ -44,10 +44,12 @@ def failures(
         found.append({"at": record.when, "what": what, "label": record.label, "why": record.error})
     if store["unreadable"]:
         count = store["unreadable"]
-        what = f"{count} entries can't be read" if count > 1 else "1 entry can't be read"
-        found.append({"at": 0.0, "what": what, "label": "store", "why": "damaged, or another version's: misses"})
+        what = f"{count} entries cannot be read" if count > 1 else "1 entry cannot be read"
+        found.append(
+            {"at": 0.0, "what": what, "label": "store", "why": "damaged or of another version; served as misses"}
+        )
     aside = store["parts"].get("set aside", {}).get("files", 0)
     if aside:
         what = f"{aside} damaged files were set aside" if aside > 1 else "1 damaged file was set aside"
-        found.append({"at": 0.0, "what": what, "label": "store", "why": "their digests did not hold: misses"})
+        found.append({"at": 0.0, "what": what, "label": "store", "why": "wrong digests; served as misses"})
     return sorted(found, key=lambda row: row["at"], reverse=True)[:_MOST]

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: this host's servers and the store, in its text format. Needs the extra `metrics`.
+"""Prometheus metrics of this host's servers and the store, in text format. Needs the extra `metrics`.
 
 Labels are a server's environment (twelve digits), the way a job ended, a kind of process or of file: no names of
 graphs, functions or files. prometheus_client is imported inside functions: only these commands need it.
@@ -102,38 +102,38 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
             ("stopped", sum(job["stopped"] for job in s["running"])),
         )
     ]
-    yield gauge("jobs", "Jobs that wait, run, or stand still while a process measures", states, ("server", "state"))
-    yield gauge("workers", "Worker processes, kept ones included", [(n, len(s["workers"])) for n, s in of], by)
-    yield gauge("paused", "1 while a process measures", [(n, s["paused"]) for n, s in of], by)
+    yield gauge("jobs", "Jobs that wait, run, or are paused for a measurement", states, ("server", "state"))
+    yield gauge("workers", "Worker processes, including idle ones", [(n, len(s["workers"])) for n, s in of], by)
+    yield gauge("paused", "1 while jobs are paused for a measurement", [(n, s["paused"]) for n, s in of], by)
     memory = [([*n, kind], size) for n, s in of for kind, size in s["memory"].items()]
     yield gauge("memory_bytes", "Proportional set size", memory, ("server", "processes"))
     used = [(n, s["limits"]["host_used"]) for n, s in of]
-    yield gauge("host_memory_used_ratio", "Part of the host's or the cgroup's memory in use", used, by)
+    yield gauge("host_memory_used_ratio", "Fraction of the host's or cgroup's memory in use", used, by)
     mark = [(n, s["limits"]["host_mark"]) for n, s in of]
-    yield gauge("host_memory_mark_ratio", "Part above which no job begins beside others", mark, by)
-    yield gauge("memory_pressed", "1 while it is above", [(n, s["limits"]["pressed"]) for n, s in of], by)
+    yield gauge("host_memory_mark_ratio", "Fraction above which no further job starts", mark, by)
+    yield gauge("memory_pressed", "1 while usage is above the mark", [(n, s["limits"]["pressed"]) for n, s in of], by)
     endings = [([*n, how], count) for n, s in of for how, count in sorted(s["jobs"]["ended"].items())]
-    yield counter("jobs_ended", "Jobs by how they ended, parts of jobs included", endings, ("server", "how"))
+    yield counter("jobs_ended", "Jobs by outcome, including sub-jobs", endings, ("server", "how"))
     for name, what in (
         ("jobs", "Jobs submitted"),
-        ("joined", "Jobs that shared one which was under way"),
-        ("sub_jobs", "Parts of jobs"),
+        ("joined", "Jobs that joined a running job"),
+        ("sub_jobs", "Sub-jobs"),
         ("forks", "Workers forked"),
-        ("reused", "Jobs given to a worker that was kept"),
-        ("retries", "Jobs begun again"),
-        ("deaths", "Deaths of workers and of the process that forks them"),
-        ("not_begun", "Workers that did not reach their job"),
+        ("reused", "Jobs run by a reused worker"),
+        ("retries", "Jobs retried"),
+        ("deaths", "Deaths of workers and zygotes"),
+        ("not_begun", "Workers that could not start their job"),
     ):
         shown = "jobs_submitted" if name == "jobs" else name
         yield counter(shown, what, [(n, s["counters"][name]) for n, s in of], by)
-    yield histogram("job_seconds", "Time from a worker to the end", "ran")
-    yield histogram("job_wait_seconds", "Time from a request to a worker", "waited")
-    yield gauge("store_up", "1 if the directory is there and not refused", [([], store["state"] == "there")], ())
+    yield histogram("job_seconds", "Time from the start of the worker to the end of the job", "ran")
+    yield histogram("job_wait_seconds", "Time from submission to the start of the worker", "waited")
+    yield gauge("store_up", "1 if the directory exists and is accepted", [([], store["state"] == "there")], ())
     yield gauge("store_entries", "Compiled graphs in the store", [([], store["entries"])], ())
-    yield gauge("store_unreadable_entries", "Entries that can't be read", [([], store["unreadable"])], ())
+    yield gauge("store_unreadable_entries", "Entries that cannot be read", [([], store["unreadable"])], ())
     yield gauge("store_compile_seconds", "Compile time of all entries", [([], store["seconds"])], ())
     sizes = [([kind], part["bytes"]) for kind, part in store["parts"].items()]
-    yield gauge("store_bytes", "Bytes on the disk", sizes, ("kind",))
+    yield gauge("store_bytes", "Bytes on disk", sizes, ("kind",))
     files = [([kind], part["files"]) for kind, part in store["parts"].items()]
     yield gauge("store_files", "Files", files, ("kind",))
     yield gauge("quarantined_graphs", "Graphs that killed their workers", [([], quarantined)], ())
@@ -148,9 +148,9 @@ async def serve(source: Source, address: str, port: int, ready: Any, stop: async
 
     async def respond(request: Request) -> Answer:
         if address in _LOOPBACK and not access.allowed_host(request.host, web.port):
-            return refusal(403, "this is for 127.0.0.1 and localhost")
+            return refusal(403, "metrics are only served for 127.0.0.1 and localhost")
         if request.parts != ("metrics",):
-            return refusal(404, "there is /metrics here")
+            return refusal(404, "not found: see /metrics")
         async with one:
             text = await asyncio.to_thread(source.text)
         return Answer(text, "text/plain; version=0.0.4; charset=utf-8")

@@ -170,11 +170,11 @@ class PoolView:
             known.seen = history.latest
             return Look(shown, known.name, link is not None, facts=facts, history=history)
         except TimeoutError:
-            state, reason = "silent", "it does not answer"
+            state, reason = "silent", "does not answer"
         except ProtocolError as error:
             state, reason = "refused", str(error)
         except OSError:
-            state, reason = "gone", "it ended"
+            state, reason = "gone", "ended"
         known = self._known.pop(place, None)
         if known is not None:
             known.visit.close()

@@ -37,19 +37,19 @@ def parse(head: bytes) -> Request | Refused:
     lines = head.split(b"\r\n")
     match = _LINE.fullmatch(lines[0])
     if match is None:
-        return Refused(400, "this is no HTTP request")
+        return Refused(400, "not an HTTP request")
     hosts = []
     for line in lines[1:]:
         header = _HEADER.fullmatch(line)
         if header is None:
-            return Refused(400, "a header is malformed")
+            return Refused(400, "malformed header")
         name = header["name"].lower()
         if name == b"host":
             hosts.append(header["value"].decode("latin-1"))
         elif name == b"transfer-encoding" or (name == b"content-length" and header["value"] != b"0"):
-            return Refused(400, "a request has no body here")
+            return Refused(400, "requests must not have a body")
     if len(hosts) > 1:
-        return Refused(400, "two Host headers")
+        return Refused(400, "several Host headers")
     path = match["target"].partition(b"?")[0].decode("ascii")
     # Decoded after it was split: an encoded slash is part of a name, and names no other place.
     parts = tuple(unquote(part) for part in path[1:].split("/"))

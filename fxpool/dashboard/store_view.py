@@ -89,7 +89,7 @@ class StoreView:
                 parts = {kind: {"files": one.files, "bytes": one.bytes} for kind, one in shares.items() if one.bytes}
             quarantined = list(quarantine.scan(self.root))
         took = time.monotonic() - begun
-        reason = "" if there else "there is no such directory"
+        reason = "" if there else "the directory does not exist"
         return Found("there" if there else "none", reason, entries, parts, quarantined, took)
 
     def take(self, found: Found) -> None:

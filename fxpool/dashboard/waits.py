@@ -1,4 +1,4 @@
-"""What a job waits for, in a sentence: from a server's status facts, as `fxpool status --json` prints them."""
+"""Explains in a phrase what a job waits for, from a server's status facts (`fxpool status --json`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = 3
 
 
 def reason(facts: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Say what a row of `facts["waiting"]` waits for. The order is the server's: what holds up all comes first."""
+    """Return what a row of `facts["waiting"]` waits for. As in the server, causes that block all jobs come first."""
     running = facts["running"]
     if row["running"]:
         worker = next((one for one in running if one["job"] == row["job"]), None)
@@ -22,25 +22,25 @@ def reason(facts: Mapping[str, Any], row: Mapping[str, Any]) -> str:
         return "the job of another process"
     zygote = facts["zygote"]["state"]
     if zygote == "broken":
-        return f"nothing any more: no worker can be forked ({facts['zygote'].get('reason', 'see the log')})"
+        return f"nothing: the pool cannot fork workers ({facts['zygote'].get('reason', 'see the log')})"
     if zygote == "starting":
-        return "the pool to be ready: its first process imports torch"
+        return "the pool to start: the zygote imports torch"
     if facts["paused"]:
-        return "a process that measures"
+        return "a measurement of another process"
     alone = [one for one in running if one["alone"]]
     if alone:
-        return f"{_names(alone)}, which runs alone"
+        return f"an exclusive job: {_names(alone)}"
     if facts["limits"]["pressed"]:
         return f"memory: more than {facts['limits']['host_mark']:.0%} is in use"
     if row["alone"] and running:
-        return f"all that run to end, as it runs alone: {_names(running)}"
+        return f"all running jobs, because it runs exclusively: {_names(running)}"
     ahead = row["position"] - 1
     if facts["slots_free"] <= 0:
         after = f", after {ahead} other{'s' if ahead != 1 else ''} in the queue" if ahead > 0 else ""
         return f"a free worker{after}: {_names(running)}"
     if row["spare"]:
-        return "time to spare: nothing else runs or waits"
-    return "its turn, which is now"
+        return "idle time: it runs when no other job runs or waits"
+    return "the next free moment: it starts now"
 
 
 def _names(rows: list[Mapping[str, Any]]) -> str:

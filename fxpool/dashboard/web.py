@@ -1,7 +1,7 @@
-"""An HTTP server for a few readers on one event loop: GET only, one request per connection, bounded in everything.
+"""An HTTP server for a few readers on one event loop: GET only, one request per connection, all sizes limited.
 
-Each connection is a task of its own, with a time limit for what it sends and another for what it reads: one that is
-slow keeps nobody else waiting, and is dropped.
+Each connection is a separate task with time limits for sending and reading, so a slow reader
+delays no other and is dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PIECE = 256 << 10
 
 @dataclass
 class Answer:
-    """An answer: `body`, or pieces that go on until the reader leaves (`stream`)."""
+    """An answer: a `body`, or a `stream` of pieces until the reader disconnects."""
 
     body: bytes = b""
     kind: str = "text/plain; charset=utf-8"
@@ -39,7 +39,7 @@ class Answer:
 
 
 def refusal(status: int, reason: str, **headers: str) -> Answer:
-    """Return an answer that says no."""
+    """Return an error answer."""
     return Answer(f"{reason}\n".encode(), status=status, headers=headers)
 
 
@@ -87,14 +87,14 @@ class WebServer:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
         except asyncio.LimitOverrunError:
-            return await _send(writer, refusal(431, f"a request has at most {MOST} bytes here"))
+            return await _send(writer, refusal(431, f"requests are limited to {MOST} bytes"))
         except asyncio.IncompleteReadError:
             return
         request = parse(head[:-4])
         if isinstance(request, Refused):
             return await _send(writer, refusal(request.status, request.reason))
         if request.method != "GET":
-            return await _send(writer, refusal(405, "everything here is read with GET", Allow="GET"))
+            return await _send(writer, refusal(405, "only GET is allowed", Allow="GET"))
         answer = await self._respond(request)
         if answer.stream is None:
             return await _send(writer, answer)

@@ -1,9 +1,9 @@
-"""The compiling part of `fxpool doctor`: a worker compiles one process's graph, and the next process hits it.
+"""The compiling checks of `fxpool doctor`: a worker compiles a graph of one process, and the next process hits it.
 
-Run as ``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) this is such a process, and prints one line of
-JSON. Its caches are temporary; its server is its own, in the user's runtime directory, which is thereby tested.
+``python -m fxpool.doctor.compile_trial compile`` (or ``gpu``) runs such a process, which prints one line of
+JSON. It has temporary caches and its own server in the user's runtime directory, to test that directory.
 
-torch and the pool are imported inside functions: the process that asks has neither, its children have.
+torch and the pool are imported inside functions: only the child processes need them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fxpool.pool.host import causes
 
 __all__ = ["Trial", "judge_compile", "judge_gpu", "judge_hit"]
 
-# Seconds; ten times what a process takes on two slow cores: a doctor may be slow, but ends.
+# Seconds; ten times the duration of a process on two slow cores.
 _PATIENCE = 180.0
 _SHOWN = 3
 _TOLERANCE = 1e-5
 
 
 class Trial:
-    """Runs the trial's processes: the first starts on entering, and all are ended on leaving."""
+    """Runs the trial's processes: starts the first on entering, and ends all of them on leaving."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -66,7 +66,7 @@ class Trial:
 
     def _compile(self) -> Iterator[Finding]:
         if self._first is None:
-            yield Finding("compile", FAIL, f"could not be tried: {self._refused}", "see `tmp` above")
+            yield Finding("compile", FAIL, f"could not run: {self._refused}", "see `tmp` above")
             return
         self._answer = self._first.answer()
         yield from judge_compile(*self._answer)
@@ -74,14 +74,14 @@ class Trial:
     def _hit(self) -> Iterator[Finding]:
         compiled = self._answer[0] if self._first is not None else None
         if compiled is None or "failed" in compiled:
-            yield Finding("hit", WARN, "not tried, as nothing was compiled")
+            yield Finding("hit", WARN, "skipped, because nothing was compiled")
             return
         yield from judge_hit(*self._start("compile").answer())
 
     def _gpu(self) -> Iterator[Finding]:
         compiled = self._answer[0] if self._first is not None else None
         if compiled is None:
-            yield Finding("gpu", WARN, "not looked at, as torch could not be tried")
+            yield Finding("gpu", WARN, "skipped, because torch could not be run")
         elif not compiled.get("gpu_build"):
             yield Finding("gpu", OK, "this torch is built for CPUs")
         else:
@@ -89,8 +89,8 @@ class Trial:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Return the user's settings, without caches and whatever changes how a graph gets to a worker."""
-    from fxpool.pool.host import runtime_dir
+    """Return the user's settings, without caches and without settings that change how a graph gets to a worker."""
+    from fxpool.pool import runtime_dir
 
     extra = {}
     try:
@@ -107,7 +107,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 class _Child:
-    """One process of the trial; it is ended with all that it started."""
+    """A process of the trial; ended with all its children."""
 
     def __init__(self, what: str, environment: dict[str, str]) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
@@ -133,11 +133,11 @@ class _Child:
         self._errors.close()
 
     def answer(self) -> tuple[dict[str, Any] | None, str, str]:
-        """Return (the JSON it printed, how it failed if it did, the end of its error output)."""
+        """Return (the JSON it printed, how it failed or "", the end of its error output)."""
         try:
             code = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            return None, f"the process had not ended after {_PATIENCE:.0f} s", self._said()
+            return None, f"the process did not end within {_PATIENCE:.0f} s", self._said()
         lines = _text(self._output).splitlines()
         with contextlib.suppress(IndexError, ValueError):
             parsed = json.loads(lines[-1])
@@ -159,12 +159,12 @@ def _text(file: IO[bytes]) -> str:
 
 
 def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
-    """Judge a compile: a worker must have compiled the graph, and the process itself nothing."""
+    """Judge a compile: a worker must have compiled the graph, without a compile in the process itself."""
     if answer is None:
         yield _broken("compile", how, output)
         return
     if "failed" in answer:
-        yield Finding("compile", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
+        yield Finding("compile", FAIL, answer["failed"], answer["remedy"] or "fix the problems listed above", output)
         return
     stats, said = answer["stats"], "; ".join(answer["said"][:_SHOWN])
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"], *stats["eager_calls"]])
@@ -173,65 +173,67 @@ def judge_compile(answer: dict[str, Any] | None, how: str, output: str) -> Itera
         summary = f"the result differs from eager's by {answer['difference']:.1e}"
         yield Finding("compile", FAIL, summary, "please report it", output)
     elif not worker or answer["lowered"]:
-        summary = f"no worker compiled the graph ({reasons or 'no reason was counted'})" + (f": {said}" if said else "")
-        remedy = "see what is wrong above; FXPOOL_STRICT=1 turns it into an error that says more"
+        summary = f"no worker compiled the graph ({reasons or 'no reason counted'})" + (f": {said}" if said else "")
+        remedy = "fix the problems listed above; FXPOOL_STRICT=1 turns this into an error with details"
         yield Finding("compile", FAIL, summary, remedy, output)
     elif not stats["entries_kept"]:
-        summary = f"a worker compiled the graph, and it was not kept ({reasons})" + (f": {said}" if said else "")
+        summary = f"a worker compiled the graph, but it was not stored ({reasons})" + (f": {said}" if said else "")
         yield Finding("compile", FAIL, summary, "see `tmp` and `settings` above", output)
     else:
         summary = (
             f"a worker compiled a graph in {answer['seconds']:.1f} s, torch {answer['torch']}; nothing was lowered "
         )
-        summary += "in the process that asked"
-        yield Finding("compile", WARN if said else OK, summary + (f". It warned: {said}" if said else ""), "", output)
+        summary += "in the calling process"
+        yield Finding("compile", WARN if said else OK, summary + (f". Warnings: {said}" if said else ""), "", output)
 
 
 def judge_hit(answer: dict[str, Any] | None, how: str, output: str) -> Iterator[Finding]:
-    """Judge a hit: the second process must find the graph that the first one had compiled."""
+    """Judge a hit: the second process must find the graph that the first process compiled."""
     if answer is None:
         yield _broken("hit", how, output)
         return
     if "failed" in answer:
-        yield Finding("hit", FAIL, answer["failed"], answer["remedy"] or "see what is wrong above", output)
+        yield Finding("hit", FAIL, answer["failed"], answer["remedy"] or "fix the problems listed above", output)
         return
     stats = answer["stats"]
     if stats["hits"] == 1 and not answer["lowered"] and answer["difference"] <= _TOLERANCE:
-        yield Finding("hit", OK, f"another process had it from the cache in {answer['seconds']:.1f} s")
+        yield Finding("hit", OK, f"another process loaded it from the cache in {answer['seconds']:.1f} s")
         return
     reasons = ", ".join([*stats["fallbacks"], *stats["bypasses"]])
     summary = (
         f"another process did not find it in the cache: {stats['hits']} hits, {stats['misses']} misses ({reasons})"
     )
-    yield Finding("hit", FAIL, summary, "`cache` and `tmp` above may say why; else please report it", output)
+    yield Finding("hit", FAIL, summary, "see `cache` and `tmp` above; if they are ok, please report it", output)
 
 
 def judge_gpu(answer: dict[str, Any] | None, how: str, output: str, *, driver: bool) -> Iterator[Finding]:
-    """Judge the GPUs: none is needed, but each one present must have readable facts."""
+    """Judge the GPUs: optional, but the facts of each GPU must be readable."""
     if answer is None:
         yield _broken("gpu", how, output)
         return
     devices = answer["devices"]
     if not devices and driver:
-        summary = "there is an NVIDIA driver, and torch sees no GPU" + (f": {answer['said']}" if answer["said"] else "")
-        yield Finding("gpu", WARN, summary, "look at nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version", output)
+        summary = "an NVIDIA driver is loaded, but torch sees no GPU" + (
+            f": {answer['said']}" if answer["said"] else ""
+        )
+        yield Finding("gpu", WARN, summary, "check nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version", output)
     elif not devices:
-        yield Finding("gpu", OK, "torch sees none; graphs for the CPU need none")
+        yield Finding("gpu", OK, "torch sees no GPU; graphs for the CPU need none")
     for device in devices:
         named = f"{device['index']}: {device['name']}"
         if device["error"]:
-            summary = f"{named}: its facts can't be told: {device['error']}"
+            summary = f"{named}: cannot read its facts: {device['error']}"
             yield Finding("gpu", WARN, summary, "please report it", output)
         else:
             yield Finding("gpu", OK, f"{named}, {device['facts']}")
     if devices and not answer["triton"]:
-        yield Finding("gpu", FAIL, "Triton is not installed: nothing compiles for a GPU", "pip install triton")
+        yield Finding("gpu", FAIL, "Triton is not installed, so nothing compiles for a GPU", "pip install triton")
 
 
 def _broken(name: str, how: str, output: str) -> Finding:
-    """Return the finding for a failed process: its last message, and where to look."""
+    """Return the finding for a failed process, with its last message."""
     said = causes.sentence(output)
-    remedy = "see what is wrong above; `fxpool doctor --json` has all of its output"
+    remedy = "fix the problems listed above; `fxpool doctor --json` shows the complete output"
     return Finding(name, FAIL, how + (f": {said}" if said else ""), remedy, output)
 
 
@@ -284,7 +286,7 @@ def _try_compile() -> dict[str, Any]:
 
 
 def _why(error: BaseException) -> dict[str, str]:
-    """Return the error of fxpool's that Dynamo wrapped, or else the error itself, in a sentence."""
+    """Return the fxpool error that Dynamo wrapped, or else the error itself, in a sentence."""
     at: BaseException | None = error
     seen: list[BaseException] = []
     while at is not None and at not in seen and not isinstance(at, FxpoolError):
@@ -309,7 +311,7 @@ def _try_gpus() -> dict[str, Any]:
         row = {"index": index, "name": torch.cuda.get_device_name(index), "facts": "", "error": ""}
         devices.append(row)
         if torch.version.hip:
-            row["facts"] = "an AMD GPU: its workers see it"
+            row["facts"] = "an AMD GPU, which its workers open"
             continue
         try:
             from fxpool.torch_compat.cuda import device_facts

@@ -1,6 +1,6 @@
-"""The findings of the doctor's checks; each check is a generator of them.
+"""Findings of the checks of `fxpool doctor`. A check is a generator of findings.
 
-A check that raises becomes a finding, too, and the others go on: this runs on machines with problems.
+An exception in a check becomes a finding, and the other checks run: this is made for machines with problems.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def examine(checks: Iterable[Check]) -> Iterator[Finding]:
             yield Finding(
                 name,
                 WARN,
-                f"can't be told here: {type(error).__name__}" + (f": {said}" if said else ""),
-                "nothing, if all else is well; please report it",
+                f"the check failed: {type(error).__name__}" + (f": {said}" if said else ""),
+                "ignore it if all else is well; please report it",
             )

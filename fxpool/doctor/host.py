@@ -1,6 +1,6 @@
-"""The doctor's checks that need no compile: versions, toolchain, directories, limits. Imports no torch.
+"""Checks of `fxpool doctor` that need no compile: versions, toolchain, directories, limits. Does not import torch.
 
-Each check imports what it looks at inside functions: one that fails to import fails its check only.
+Each check imports its modules inside functions, so that a failed import fails that check only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fxpool.torch_compat import versions
 __all__ = ["CHECKS", "COMPILER_REMEDY"]
 
 COMPILER_REMEDY = (
-    "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
+    "install a compiler (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX to its path"
 )
 _SOURCE = """#include <omp.h>
 #include <vector>
@@ -73,9 +73,11 @@ def python() -> Iterator[Finding]:
     if not refused:
         yield Finding("torch", OK, f"{version}{place}")
     elif versions.refusal(version, *host, untested=True) is None and _tries_untested_torch():
-        yield Finding("torch", WARN, f"{version}{place} is newer than any tested", "compare results with Inductor's")
+        yield Finding(
+            "torch", WARN, f"{version}{place} is newer than any tested release", "compare results with stock Inductor's"
+        )
     else:
-        yield Finding("torch", FAIL, refused, 'use a version in that range, or backend="inductor"')
+        yield Finding("torch", FAIL, refused, 'install a version in that range, or use backend="inductor"')
 
 
 def _tries_untested_torch() -> bool:
@@ -100,13 +102,13 @@ def settings() -> Iterator[Finding]:
     try:
         known = config.current()
     except FxpoolError as error:
-        yield Finding("settings", FAIL, error.message, error.remedy or "correct it, or take it out")
+        yield Finding("settings", FAIL, error.message, error.remedy or "correct or remove it")
         return
     if known.pool == "off":
-        remedy = "take FXPOOL_POOL=off away, unless it is wanted"
-        yield Finding("settings", WARN, f"the pool is off, everything compiles in its own process ({said})", remedy)
+        remedy = "unset FXPOOL_POOL=off, unless it is intended"
+        yield Finding("settings", WARN, f"the pool is off, so each process compiles its own graphs ({said})", remedy)
         return
-    yield Finding("settings", OK, said or "the defaults")
+    yield Finding("settings", OK, said or "defaults")
 
 
 def compiler() -> Iterator[Finding]:
@@ -114,18 +116,18 @@ def compiler() -> Iterator[Finding]:
     name = os.environ.get("CXX", "g++")
     path = shutil.which(name)
     if path is None:
-        where = "CXX names it" if "CXX" in os.environ else f"PATH is {os.environ.get('PATH', '')!r}"
-        yield Finding("compiler", FAIL, f"there is no {name!r} ({where})", COMPILER_REMEDY)
+        where = "from CXX" if "CXX" in os.environ else f"PATH is {os.environ.get('PATH', '')!r}"
+        yield Finding("compiler", FAIL, f"{name!r} not found ({where})", COMPILER_REMEDY)
         return
     said = _run([path, "--version"])
-    version = (said.stdout.splitlines() or ["it says no version"])[0]
+    version = (said.stdout.splitlines() or ["unknown version"])[0]
     with tempfile.TemporaryDirectory(prefix="fxpool-doctor-") as directory:
         source, made = os.path.join(directory, "a.cpp"), os.path.join(directory, "a.so")
         Path(source).write_text(_SOURCE)
         built = _run([path, "-shared", "-fPIC", "-O1", "-fopenmp", source, "-o", made])
         if built.returncode != 0:
             lines = [line for line in built.stderr.splitlines() if line.strip()]
-            why = next((line for line in lines if "error" in line), (lines or ["it says nothing"])[-1])
+            why = next((line for line in lines if "error" in line), (lines or ["no error message"])[-1])
             openmp = "omp" in built.stderr
             remedy = "install OpenMP for it (clang: libomp-dev)" if openmp else COMPILER_REMEDY
             yield Finding("compiler", FAIL, f"{path} ({version}) fails: {why.strip()}", remedy, built.stderr)
@@ -133,11 +135,13 @@ def compiler() -> Iterator[Finding]:
         try:
             counted = ctypes.CDLL(made).fxpool_doctor(10)
         except OSError as error:
-            remedy = "set TMPDIR to a directory on a disk that is not mounted noexec, and look for libgomp"
-            yield Finding("compiler", FAIL, f"{path}: what it makes does not load: {error}", remedy)
+            remedy = (
+                "set TMPDIR to a directory on a disk that is not mounted noexec, and check that libgomp is installed"
+            )
+            yield Finding("compiler", FAIL, f"{path}: the compiled library does not load: {error}", remedy)
             return
     if counted != 10:
-        yield Finding("compiler", FAIL, f"{path}: what it makes counts {counted} of 10", "use another compiler")
+        yield Finding("compiler", FAIL, f"{path}: the compiled code counts {counted} of 10", "use another compiler")
     else:
         yield Finding("compiler", OK, f"{path}, {version}; compiles, links and loads, with OpenMP")
 
@@ -156,15 +160,15 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def python_headers() -> Iterator[Finding]:
-    """Check for Python.h. fxpool's kernels don't need it; compiles in the user's process and Triton's launchers do."""
+    """Check for Python.h, needed by compiles in the user's process and Triton's launchers, not by fxpool's kernels."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if header.is_file():
         yield Finding("Python.h", OK, str(header))
     else:
         version = ".".join(map(str, sys.version_info[:2]))
-        remedy = f"install them (Debian and Ubuntu: apt-get install python{version}-dev)"
-        lost = "graphs that can't go to a worker, and Triton kernels, do not compile"
-        yield Finding("Python.h", WARN, f"{header} is not there: {lost}", remedy)
+        remedy = f"install Python's headers (Debian and Ubuntu: apt-get install python{version}-dev)"
+        lost = "Triton kernels, and graphs that cannot be sent to a worker, do not compile"
+        yield Finding("Python.h", WARN, f"{header} is missing: {lost}", remedy)
 
 
 def triton() -> Iterator[Finding]:
@@ -176,7 +180,7 @@ def triton() -> Iterator[Finding]:
 
 
 def header() -> Iterator[Finding]:
-    """Check the cache's precompiled header: ready, not there yet, or left over from failed attempts."""
+    """Check the cache's precompiled header: ready, not built yet, or left over from failed attempts."""
     root = config.current().cache_dir / "toolchain" / "headers"
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(root)
@@ -185,20 +189,22 @@ def header() -> Iterator[Finding]:
         stale = sum(name.endswith(".json") for name in names) - len(ready)
         size = sum((root / name).stat().st_size for name in names if name.endswith(".gch"))
         if ready:
-            more = f", {half} being made or half made" if half else ""
+            more = f", {half} in progress or incomplete" if half else ""
             yield Finding("header", OK, f"{len(ready)} precompiled, {quantities.size(size)}{more}")
             return
         refused = [root / name for name in names if name.endswith(".failed")]
         if refused and not half:
             said = max(refused, key=lambda path: path.stat().st_mtime).read_text(errors="replace").strip().splitlines()
-            remedy = "kernels compile without it, which takes longer; it is tried again after an hour"
-            yield Finding("header", WARN, f"the compiler refuses it: {said[0] if said else 'without a word'}", remedy)
+            remedy = "kernels compile without it, which takes longer; the next attempt is after an hour"
+            yield Finding("header", WARN, f"the compiler rejects it: {said[0] if said else 'no error message'}", remedy)
             return
         if stale or half:
-            counts = f"{stale} out of date, {half} being made or half made"
-            yield Finding("header", WARN, counts, "the next compile makes one; `fxpool cache clear` removes the rest")
+            counts = f"{stale} out of date, {half} in progress or incomplete"
+            yield Finding(
+                "header", WARN, counts, "the next compile builds a new one; `fxpool cache clear` removes these"
+            )
             return
-    yield Finding("header", OK, "none is precompiled yet: it is made beside the first compile, once per host")
+    yield Finding("header", OK, "not precompiled yet; the first compile on this host builds it")
 
 
 def _is_as_recorded(record: Path) -> bool:
@@ -212,8 +218,8 @@ def _is_as_recorded(record: Path) -> bool:
 
 
 def cache_directory() -> Iterator[Finding]:
-    """Check the directory of entries: only we may write to it, code is loaded from it, and it grows."""
-    from fxpool.codecache.store import blobs
+    """Check the cache directory: private to this user, executable, with room."""
+    from fxpool.codecache import blobs
 
     path = config.current().cache_dir
     try:
@@ -225,8 +231,8 @@ def cache_directory() -> Iterator[Finding]:
 
 
 def runtime_directory() -> Iterator[Finding]:
-    """Check the directory of sockets and logs. A socket's path has at most 107 bytes, so one is made for a test."""
-    from fxpool.pool.host import runtime_dir
+    """Check the directory of sockets and logs. Creates a socket, because its path is limited to 107 bytes."""
+    from fxpool.pool import runtime_dir
 
     configured = config.current().runtime_dir
     remedy = "set FXPOOL_RUNTIME_DIR to another directory"
@@ -244,30 +250,30 @@ def runtime_directory() -> Iterator[Finding]:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(path))
     except OSError as error:
-        yield Finding("runtime", FAIL, f"no socket can be made in {private}: {error}", remedy)
+        yield Finding("runtime", FAIL, f"cannot create a socket in {private}: {error}", remedy)
         return
     finally:
         shutil.rmtree(private, ignore_errors=True)
     place = _place("runtime", root, 1 << 20, remedy)
     length = len(os.fsencode(path))
-    yield Finding(place.check, place.state, f"{place.found}; sockets' paths have {length} of 107 bytes", place.remedy)
+    yield Finding(place.check, place.state, f"{place.found}; socket paths take {length} of 107 bytes", place.remedy)
 
 
 def temporary_directory() -> Iterator[Finding]:
-    """Check the directory where compilers write; kernels of graphs that are not kept are loaded from it."""
+    """Check the directory where compilers write. Kernels of graphs that are not cached are loaded from it."""
     remedy = "set TMPDIR to another directory"
     try:
         path = Path(tempfile.gettempdir())
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
     except OSError as error:
-        yield Finding("tmp", FAIL, f"no file can be written in a temporary directory: {error}", remedy)
+        yield Finding("tmp", FAIL, f"cannot write to a temporary directory: {error}", remedy)
         return
     yield _place("tmp", path, _ROOM_TMP, remedy, runs=True)
 
 
 def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False) -> Finding:
-    """Check a directory, or the one it would be made in: owner, access, `room` (bytes); with `runs`, noexec."""
+    """Check a directory, or its first existing parent: owner, access, `room` (bytes); with `runs`, noexec."""
     there = next(Path(above) for above in directories.ancestors(str(path)) if os.path.lexists(above))
     try:
         status = os.stat(there)
@@ -275,29 +281,31 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
     except OSError as error:
         return Finding(name, FAIL, f"{there}: {error.strerror}", remedy)
     owner, mode = directories.user_name(status.st_uid), f"{stat.S_IMODE(status.st_mode):04o}"
-    what = f"{path}" if there == path else f"{path} (to be made in {there})"
+    what = f"{path}" if there == path else f"{path} (to be created in {there})"
     real = os.path.realpath(there)
     what += f" -> {real}" if real != str(there) else ""
     free = disk.f_bavail * disk.f_frsize
-    facts = f"{what}, of {owner}, mode {mode}, {quantities.size(free)} free"
+    facts = f"{what}, owner {owner}, mode {mode}, {quantities.size(free)} free"
     if not stat.S_ISDIR(status.st_mode):
-        return Finding(name, FAIL, f"{there} is no directory", remedy)
+        return Finding(name, FAIL, f"{there} is not a directory", remedy)
     if disk.f_flag & os.ST_RDONLY:
         return Finding(name, FAIL, f"{facts}; its disk is read-only", remedy)
     if not os.access(there, os.W_OK | os.X_OK):
-        return Finding(name, FAIL, f"{facts}; it can't be written by {directories.user_name(os.geteuid())}", remedy)
+        return Finding(name, FAIL, f"{facts}; not writable by {directories.user_name(os.geteuid())}", remedy)
     if runs and disk.f_flag & os.ST_NOEXEC:
-        return Finding(name, FAIL, f"{facts}; its disk is mounted noexec: no kernel can be loaded from it", remedy)
+        return Finding(name, FAIL, f"{facts}; its disk is mounted noexec, so kernels cannot be loaded from it", remedy)
     if free < room:
         return Finding(name, WARN, f"{facts}: less than {quantities.size(room)}", f"make room, or {remedy}")
     if disk.f_files and disk.f_favail < _INODES:
-        return Finding(name, WARN, f"{facts}; only {disk.f_favail} files can be made", f"make room, or {remedy}")
+        return Finding(
+            name, WARN, f"{facts}; only {disk.f_favail} more files can be created", f"make room, or {remedy}"
+        )
     return Finding(name, OK, facts)
 
 
 def processors() -> Iterator[Finding]:
-    """Check how many workers would run, and which limit sets that."""
-    from fxpool.pool.host import limits
+    """Check the number of workers, and the limit that sets it."""
+    from fxpool.pool import limits
 
     count, rule = limits.default_workers()
     wanted = config.current().workers
@@ -314,42 +322,42 @@ def memory() -> Iterator[Finding]:
     used, of = host.used()
     known = config.current()
     job = known.job_memory or looked.default_limit(host)[0]
-    usage = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may take {quantities.size(job)}"
+    usage = f"{quantities.size(total)} ({rule}), {used:.0%} of {of} in use; a job may use {quantities.size(job)}"
     if used > known.memory_high_watermark:
-        remedy = "end something, or raise FXPOOL_MEMORY_HIGH_WATERMARK"
+        remedy = "free memory, or raise FXPOOL_MEMORY_HIGH_WATERMARK"
         yield Finding(
             "memory", WARN, f"{usage}; above {known.memory_high_watermark:.0%} one job runs at a time", remedy
         )
     elif total < _MEMORY_LEAST:
-        remedy = f"allow {quantities.size(_MEMORY_LEAST)} and more, or set FXPOOL_POOL=off"
+        remedy = f"allow at least {quantities.size(_MEMORY_LEAST)}, or set FXPOOL_POOL=off"
         yield Finding("memory", WARN, f"{usage}: workers may be killed", remedy)
     else:
         yield Finding("memory", OK, usage)
 
 
 def limits_of_processes() -> Iterator[Finding]:
-    """Check the limits of open files and processes, and others that `ulimit` can set."""
+    """Check the limits of open files and processes, and other limits of `ulimit`."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < _FILES_LEAST:
         remedy = f"ulimit -n {max(1024, _FILES_LEAST)}"
         yield Finding("open files", WARN, f"{files} at most: a busy server needs more", remedy)
     else:
-        yield Finding("open files", OK, f"{_number(files)} at most")
+        yield Finding("open files", OK, f"{_number(files)}{' at most' if files >= 0 else ''}")
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     group = _pids()
-    counts = f"{_number(processes)} by ulimit" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
+    counts = f"limit {_number(processes)}" + (f", {group[0]} of {group[1]} in its cgroup" if group else "")
     short = 0 <= processes < _PROCESSES_LEAST or (group is not None and group[1] - group[0] < _PROCESSES_LEAST)
     remedy = "raise `ulimit -u`, or pids.max of the cgroup" if short else ""
     yield Finding("processes", WARN if short else OK, counts, remedy)
     for name, number in _OTHER_LIMITS.items():
         allowed = resource.getrlimit(number)[0]
         if allowed != resource.RLIM_INFINITY:
-            remedy = "raise it, if compiles fail"
+            remedy = "raise the limit if compiles fail"
             yield Finding("ulimit", WARN, f"{name} is limited to {quantities.size(allowed)}", remedy)
 
 
 def _number(limit: int) -> str:
-    return "any number" if limit == resource.RLIM_INFINITY else str(limit)
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def _pids() -> tuple[int, int] | None:

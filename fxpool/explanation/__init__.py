@@ -1,8 +1,8 @@
-"""``fxpool.explain`` and ``fxpool cache explain``: why graphs were compiled, and in what two keys differ.
+"""``fxpool.explain`` and ``fxpool cache explain``: why graphs were compiled, and how two keys differ.
 
-    process    this process: its last misses, and each bypass, fallback and switch that it counted
-    keys       two entries, or one beside the nearest other one
+    process    this process: its latest misses, and each bypass, fallback and switch that it counted
+    keys       two entries, or an entry and the nearest other entry
 
-They compare what entries keep (`codecache.explain.comparison`, `codecache.explain.misses`); what a reason means is in
-`fxpool.reasons`.
+They compare the details stored in entries (`codecache.comparison`, `codecache.misses`); `fxpool.reasons` explains
+the counted reasons.
 """

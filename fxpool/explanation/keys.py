@@ -1,6 +1,6 @@
-"""Two keys beside each other: of entries, of graphs of this process, or of one entry and the nearest other one.
+"""Compares two keys: of entries, of graphs of this process, or of an entry and the nearest other entry.
 
-Stores are imported inside functions: a process without a cache directory has none.
+Stores are imported inside functions: a process without a cache directory needs none.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RECORDS = "fxpool.lowering.artifact.miss_records"
 
 
 def compare(a: Any, b: Any = None) -> Comparison:
-    """Compare two keys: each is one or its beginning, an entry, or a record of ``fxpool.stats()["graphs"]``.
+    """Compare two keys, each given as a key or its start, an entry, or a record of ``fxpool.stats()["graphs"]``.
 
-    Without `b`, with the nearest other entry of the cache, from that to `a`.
+    Without `b`, compare the nearest other entry of the cache with `a`.
 
     Raises:
-        NoEntryError: nothing is kept under a key, several keys begin so, or there is nothing to compare with.
+        NoEntryError: no entry matches a key, several match, or there is no other entry to compare with.
         TypeError: `a` or `b` is something else.
     """
     there = entries()
@@ -39,19 +39,19 @@ def compare(a: Any, b: Any = None) -> Comparison:
         return nearest.compared(first, _side(b, there))
     other = nearest.nearest(first, there)
     if other is None:
-        raise NoEntryError(first.key, "there is no other entry to compare it with")
+        raise NoEntryError(first.key, "the cache has no other entry to compare it with")
     return nearest.compared(other, first)
 
 
 def entries() -> list[Entry]:
-    """Return the sound entries of the configured stores, the oldest first. Raises UnsafeDirectoryError."""
+    """Return the readable entries of the configured stores, oldest first. Raises UnsafeDirectoryError."""
     there = [one.entry for store in _stores() for one in store.scan() if one.entry is not None]
     return sorted(there, key=lambda entry: entry.metadata.created)
 
 
 def missed() -> list[misses.Miss]:
-    """Return the last misses of this process, the oldest first."""
-    if _RECORDS not in sys.modules:  # nothing was compiled: torch is not imported for this
+    """Return the latest misses of this process, oldest first."""
+    if _RECORDS not in sys.modules:  # nothing was compiled; do not import torch for this
         return []
     kept: list[misses.Miss] = importlib.import_module(_RECORDS).kept()
     return kept
@@ -64,22 +64,22 @@ def _side(what: Any, there: Sequence[Entry]) -> Side:
     if key is None:
         raise NoEntryError(str(what.get("label", "")), "the graph has no key; `fxpool.explain()` says why")
     if not isinstance(key, str):
-        raise TypeError(f"{type(what).__name__} is no key, entry or record of fxpool.stats()['graphs']")
+        raise TypeError(f"{type(what).__name__} is not a key, entry or record of fxpool.stats()['graphs']")
     found = [entry for entry in there if key and entry.key.startswith(key.lower())]
     matching = sorted({entry.key for entry in found})
     if len(matching) > 1:
-        raise NoEntryError(key, f"{len(matching)} keys begin so: {', '.join(one[:20] for one in matching[:8])}")
+        raise NoEntryError(key, f"{len(matching)} keys start like this: {', '.join(one[:20] for one in matching[:8])}")
     if found:
         return Side.of(found[-1])
     for miss in reversed(missed()):
         if key and miss.side.key.startswith(key.lower()):
             return miss.side
-    raise NoEntryError(key, "no entry has a key that begins so")
+    raise NoEntryError(key, "no entry has a key that starts like this")
 
 
 def _stores() -> list[LocalStore]:
-    """Return the configured stores that exist: looking must not create one."""
-    from fxpool.codecache.store.store import LocalStore
+    """Return the configured stores that exist, without creating them."""
+    from fxpool.codecache.store import LocalStore
 
     settings = config.current()
     stores = [LocalStore(str(settings.cache_dir))] if settings.cache_dir.is_dir() else []

@@ -1,4 +1,4 @@
-"""Why this process compiled what it compiled: its last misses, and each bypass, fallback and switch that it counted."""
+"""Explains why this process compiled graphs: its latest misses, and each bypass, fallback and switch it counted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["CountedReason", "ProcessExplanation", "explain"]
 
 @dataclass(frozen=True)
 class CountedReason:
-    """One reason that this process counted, under the name of a counter of `fxpool.stats()`.
+    """A reason counted by this process, under the name of a counter of `fxpool.stats()`.
 
-    `example` is the label of the latest graph that it was counted for, with its function and the detail that was known;
-    empty if none was. `page` is the one of docs/ with more.
+    `example` is the label of the latest graph counted under it, with its function and details;
+    empty if there is none. `page` is a page of docs/ about it.
     """
 
     counter: str
@@ -42,14 +42,14 @@ class CountedReason:
 
 @dataclass(frozen=True)
 class ProcessExplanation:
-    """Why this process compiled what it compiled: `misses`, the oldest first, and the `reasons` it counted."""
+    """Why this process compiled graphs: its `misses`, oldest first, and the `reasons` it counted."""
 
     misses: tuple[MissExplanation, ...]
     reasons: tuple[CountedReason, ...]
 
     def __str__(self) -> str:
         parts = [str(one) for one in (*self.misses, *self.reasons)]
-        return "\n".join(parts) if parts else "nothing to explain: no graph was a miss, and nothing else was counted"
+        return "\n".join(parts) if parts else "nothing to explain: there were no misses, and no reason was counted"
 
 
 def explain() -> ProcessExplanation:
@@ -67,13 +67,13 @@ def explain() -> ProcessExplanation:
 
 
 def _reason(counter: str, name: str, count: int, graphs: Sequence[Mapping[str, Any]]) -> CountedReason:
-    known = reasons.find(counter, name) or reasons.Reason("no explanation is known", "Report it.")
+    known = reasons.find(counter, name) or reasons.Reason("no explanation available", "Please report it.")
     example = _example(counter, name, graphs)
     return CountedReason(counter, name, count, known.meaning, known.advice, known.page, example)
 
 
 def _before(miss: misses.Miss, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that were there when a graph was looked for: others say nothing about why it was a miss."""
+    """Return the entries that existed at the lookup; later entries do not explain the miss."""
     return [entry for entry in entries if entry.metadata.created <= miss.when]
 
 

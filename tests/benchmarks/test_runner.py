@@ -238,14 +238,14 @@ def test_a_runner_that_is_ended_leaves_nothing_and_goes_on(
     assert until(lambda: recorded(tmp_path)), process.communicate(timeout=5)
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
-    assert number == signal.SIGKILL or (process.returncode == 130 and "goes on from here" in output)
+    assert number == signal.SIGKILL or (process.returncode == 130 and "to resume" in output)
     assert until(lambda: not [one for one in psutil.process_iter() if _has(one, str(tmp_path))], 20)
     (done,) = recorded(tmp_path)
     assert done.case == "model"
     again = bench(tmp_path, "--cases", "model,trained", "--jobs", "2")
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0, output
-    assert "1 of 2 are there already" in output and "trained/training/eager" in output
+    assert "1 of 2 are already done" in output and "trained/training/eager" in output
     assert {run.case for run in recorded(tmp_path)} == {"model", "trained"}
 
 
@@ -259,10 +259,10 @@ def test_the_command_says_what_was_wrong(mine: suite.Suite, tmp_path: Path) -> N
     # What failed is there, too, and is tried again on request only.
     process = bench(tmp_path, "--cases", "fails,model")
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "2 of 2 are there already" in output
+    assert process.returncode == 1 and "2 of 2 are already done" in output
     process = bench(tmp_path, "--cases", "fails,model", "--retry")
     output, _ = process.communicate(timeout=120)
-    assert "1 of 2 are there already" in output and "[2/2] fails" in output
+    assert "1 of 2 are already done" in output and "[2/2] fails" in output
     process = bench(tmp_path, "--cases", "nothing")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "unknown case 'nothing'" in output

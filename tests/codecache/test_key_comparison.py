@@ -179,18 +179,18 @@ def test_entries_of_one_key_differ_in_their_guards() -> None:
     assert nearest.nearest(Side.of(small), [small, large]) == Side.of(large)
     assert [str(one) for one in nearest.compared(Side.of(large), Side.of(small)).differences] == [
         "guards: added: s0 <= 4",
-        "guards: gone: s0 > 4",
+        "guards: removed: s0 > 4",
     ]
 
 
 def test_a_guard_that_does_not_hold_is_named_with_the_values() -> None:
     s0 = ["symbol", "s0", "integer", "positive"]
     failed = misses.failed_guards([["LessThan", s0, 4], ["StrictGreaterThan", s0, 1]], {"s0": 7, "s1": 2})
-    assert [str(one) for one in failed] == ["s0 = 7, and the entry needs s0 <= 4"]
+    assert [str(one) for one in failed] == ["s0 = 7, but the entry needs s0 <= 4"]
     rejected = misses.Rejected("name", misses.GUARDS, failed)
     miss = misses.Miss(Side("ab" * 32, (), b"", label="graph 3"), "guard_miss", 1.0, (rejected,))
-    assert misses.explained(miss, []).first == "s0 = 7, and the entry needs s0 <= 4"
-    assert "none is for these sizes" in str(misses.explained(miss, []))
+    assert misses.explained(miss, []).first == "s0 = 7, but the entry needs s0 <= 4"
+    assert "none fits these sizes" in str(misses.explained(miss, []))
 
 
 def test_a_miss_in_an_empty_cache_says_so() -> None:
@@ -198,7 +198,7 @@ def test_a_miss_in_an_empty_cache_says_so() -> None:
     miss = misses.Miss(Side(made.digest, made.components, made.detail, label="graph 0"), "miss", 1.0)
     assert "held no other graph" in misses.explained(miss, [entry(made, "f", 2.0)]).first
     damaged = misses.Miss(miss.side, "miss", 1.0, (misses.Rejected("", misses.DAMAGED),))
-    assert "damaged and set aside" in misses.explained(damaged, []).why
+    assert "damaged entry was set aside" in misses.explained(damaged, []).why
 
 
 def test_long_values_stay_different() -> None:

@@ -189,6 +189,6 @@ def of_commands(first: str, second: str) -> None:
     assert data["a"] == first and [one["item"] for one in data["differences"]] == ["node mul"]
     (record, *_) = [one for one in fxpool.stats()["graphs"] if one["key"] == second]
     assert fxpool.explain(first, record).differences == fxpool.explain(second).differences
-    with pytest.raises(errors.NoEntryError, match="no entry has a key that begins so"):
+    with pytest.raises(errors.NoEntryError, match="no entry has a key that starts like this"):
         fxpool.explain("ff" * 32)
     assert run.invoke(main, ["cache", "explain", "zz"]).exit_code == 2

@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--what", choices=WHATS, required=True)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--uncompiled", action="store_true", help="call the model as it is")
+    parser.add_argument("--uncompiled", action="store_true", help="call the model without torch.compile")
     chosen = parser.parse_args(arguments)
     result = measure(chosen.model, chosen.what, chosen.backend, chosen.size, not chosen.uncompiled)
     # default=str, so that a value in `stats` that is not plain data does not lose the measurement.

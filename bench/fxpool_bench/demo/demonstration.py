@@ -67,12 +67,12 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigurationError(
-            "the demonstration builds its models with transformers, which is not installed",
+            "the demonstration needs transformers, which is not installed",
             remedy="pip install 'fxpool[bench]'",
         )
     runs = plan(backends)
     console.print(
-        f"{len(runs)} measurements, each in a process of its own with temporary caches: "
+        f"{len(runs)} measurements, each in a new process with temporary caches: "
         f"{' and '.join(MODELS.values())} (2 layers, random weights, nothing is downloaded), "
         f"{' and '.join(WHATS.values())}, with {', '.join(backends)}.",
         soft_wrap=True,
@@ -106,15 +106,15 @@ def run_demo(console: Console, backends: Sequence[str] = ("fxpool", "inductor", 
     console.print(table(results))
     console.print()
     console.print(
-        "Seconds of the first call in a fresh process, torch.compile() included. cold: this graph was not compiled "
-        "before; the very first cold run of a backend also finds out about compiler and processor, and starts fxpool's "
-        "server, which the later ones find. eager: the model as it is. Largest difference: from eager, over logits and "
-        "gradients. torch and the models' code are imported before each process begins, for every backend alike.",
+        "Seconds of the first call in a fresh process, including torch.compile(). cold: this graph was not compiled "
+        "before; the first cold run of a backend also probes the compiler and the processor, and starts fxpool's "
+        "server, which later runs use. eager: without compiling. Largest difference: from eager, over logits and "
+        "gradients. torch and the models' code are imported before timing starts, for all backends.",
         soft_wrap=True,
     )
-    console.print(f"{time.monotonic() - started:.0f} s in all", highlight=False)
+    console.print(f"{time.monotonic() - started:.0f} s in total", highlight=False)
     for failure in failures:
-        console.print(f"\n[red]{escape(failure.message)}[/red]; the last of its output:")
+        console.print(f"\n[red]{escape(failure.message)}[/red]; the end of its output:")
         console.print(failure.output or "(none)", markup=False, highlight=False)
     wrong = [run for run, result in results if not result["difference"] <= TOLERANCE]
     for run in wrong:
@@ -216,7 +216,7 @@ def _where(result: Mapping[str, Any]) -> str:
         names = {"worker": "in a worker", "in_process": "in process"}
         parts = [f"{compiles[key]} {name}" for key, name in names.items() if compiles.get(key)]
         if here and not compiles.get("in_process"):
-            parts.append(f"{here} lowered in process, not counted")
+            parts.append(f"{here} lowered in the process, not counted")
         if stats.get("hits") and not parts:
             parts = ["from the cache"]
         reasons = {**stats.get("bypasses", {}), **stats.get("fallbacks", {})}

@@ -67,7 +67,7 @@ def test_to_another_directory_and_back(store: LocalStore, path: str, other: dict
     assert exported.exit_code == 0 and "wrote 3 entries and 4 blobs" in exported.output
     imported = run("import", path, **other)
     assert imported.exit_code == 0 and "3 entries and 4 blobs new in" in imported.output
-    assert run("verify", **other).output == "3 sound, 0 unreadable, 0 without all their blobs\n"
+    assert run("verify", **other).output == "3 sound, 0 unreadable, 0 incomplete\n"
     again = shown(run("import", path, "--json", **other))
     assert again["bundles"] == [{"file": path, "entries": 0, "blobs": 0, "already_there": 3}]
     assert "3 entries already there" in run("import", path, **other).output
@@ -93,10 +93,10 @@ def test_what_is_exported_can_be_chosen(store: LocalStore, path: str, tmp_path: 
 def test_a_key_that_no_entry_has(store: LocalStore, path: str, tmp_path: Path) -> None:
     for arguments in (["abcdef"], ["--keys", os.devnull, "abcdef"]):
         result = run("export", path, *arguments)
-        assert result.exit_code == 2 and "no entry whose key begins with 'abcdef'" in result.stderr
+        assert result.exit_code == 2 and "no entry has a key that starts with 'abcdef'" in result.stderr
     assert not os.path.exists(path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in run("export", path, "--keys", str(tmp_path / "binary")).stderr
+    assert "is not a text file" in run("export", path, "--keys", str(tmp_path / "binary")).stderr
 
 
 def test_increments_and_their_order(store: LocalStore, path: str, tmp_path: Path, other: dict[str, str]) -> None:
@@ -167,7 +167,7 @@ def test_entries_without_their_blobs_are_left_out(store: LocalStore, path: str) 
 
 def test_there_is_nothing_to_export(tmp_path: Path, path: str) -> None:
     result = run("export", path, FXPOOL_CACHE_DIR=str(tmp_path / "nowhere"))
-    assert result.exit_code == 2 and "nothing in" in result.stderr
+    assert result.exit_code == 2 and "no cache in" in result.stderr
     assert not (tmp_path / "nowhere").exists() and not os.path.exists(path)
 
 

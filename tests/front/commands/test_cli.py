@@ -127,7 +127,7 @@ def test_device_tells_facts_and_which_are_alike(monkeypatch: pytest.MonkeyPatch)
     lines = run("device").output.splitlines()
     assert [line.split()[0] for line in lines] == ["0", "1", "2"]
     assert ["sm_90" in line for line in lines] == [True, True, False]
-    assert ["shares what is compiled with device 0" in line for line in lines] == [False, True, False]
+    assert ["shares compiled graphs with device 0" in line for line in lines] == [False, True, False]
     facts = [json.loads(line) for line in run("device", "--json").output.splitlines()]
     assert [fact["capability"] for fact in facts] == [[9, 0], [9, 0], [8, 0]]
     assert facts[0]["driver"]["max_shared_mem"] == 227 << 10

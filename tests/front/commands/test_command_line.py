@@ -97,7 +97,7 @@ def test_mistakes_have_one_prefix(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("fxpool: ") and said in result.stderr
-    assert "--help` says what can be given" in result.stderr and "Usage" not in result.stderr
+    assert "--help` lists arguments and options" in result.stderr and "Usage" not in result.stderr
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ def test_the_mark_is_not_said_to_be_passed_where_it_is_not() -> None:
     def said(used: float, pressed: bool) -> str:
         return server._mark({"host_used": used, "host_mark": 0.9, "pressed": pressed})
 
-    assert said(0.08, False) == "no job is begun above 90%"
-    assert "more than" not in said(0.08, True) and "was above 90% a moment ago" in said(0.08, True)
-    assert said(0.95, True).startswith("above 90%: no job is begun")
+    assert said(0.08, False) == "no new jobs above 90%"
+    assert "more than" not in said(0.08, True) and "was above 90%" in said(0.08, True)
+    assert said(0.95, True).startswith("above 90%: no new jobs")
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80])

@@ -101,7 +101,7 @@ def rows(page: Any) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_a_job_is_followed_live(page: Any, here: Place, tmp_path: Path) -> None:
-    assert "no server of this host is running" in text(page, "who")
+    assert "no server is running on this host" in text(page, "who")
     with pool(here) as client:
         mark = tmp_path / "mark"
         runs = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label=f"runs {EVIL}"))
@@ -125,8 +125,8 @@ def test_a_job_is_followed_live(page: Any, here: Place, tmp_path: Path) -> None:
         mark.with_name("mark-go").touch()
         assert waits.result() == b""
         wait(lambda: page.execute_script("return document.querySelectorAll('#timeline rect.done').length") == 2)
-        assert "nothing runs and nothing waits" in text(page, "jobs")
-    wait(lambda: "no server of this host is running" in text(page, "who"))
+        assert "no jobs running or waiting" in text(page, "jobs")
+    wait(lambda: "no server is running on this host" in text(page, "who"))
     with pool(here) as client:
         client.start(wait=True)
         wait(lambda: f"server {client.server_pid}" in text(page, "who"))
@@ -194,7 +194,9 @@ def test_everything_is_reached_by_keys(page: Any) -> None:
         assert ring, f"no focus is visible on {seen[-1]}"
         if seen[-1].startswith("row-"):
             break
-    assert seen[0] == "To the entries" and {"span", "jobs", "served-span", "search", "function", "row-0"} <= set(seen)
+    assert seen[0] == "Skip to the entries" and {"span", "jobs", "served-span", "search", "function", "row-0"} <= set(
+        seen
+    )
     press(page, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.PAGE_DOWN, Keys.ARROW_UP)
     at = int(focused(page).removeprefix("row-"))
     assert at > 5

@@ -128,6 +128,6 @@ def test_a_missing_library_is_said(here: Place, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("value", ["x", "-1", "70000", "127.0.0.1:", "127.0.0.1"])
 def test_where_to_listen_is_checked(value: str) -> None:
     result = CliRunner().invoke(main, ["metrics", "--listen", value])
-    assert result.exit_code == 2 and "is no port" in result.output
+    assert result.exit_code == 2 and "is not a port" in result.output
     result = CliRunner().invoke(main, ["serve", "--detach", "--metrics", "9000"])
     assert result.exit_code == 2 and "--detach" in result.output

@@ -81,7 +81,7 @@ def test_the_table_shows_ratio_counts_and_where_it_was_compiled() -> None:
 
 def test_the_table_does_not_hide_what_was_lowered_in_the_process_or_why() -> None:
     run = demonstration.Run("gpt2", "infer", "fxpool", "cold")
-    assert "1 lowered in process, not counted" in text_of([(run, result("fxpool", 1.0, graph_lowerings=1))])
+    assert "1 lowered in the process, not counted" in text_of([(run, result("fxpool", 1.0, graph_lowerings=1))])
     counted = STATS | {"compiles": {"worker": 0, "in_process": 1}, "fallbacks": {"server_died": 1}}
     shown = text_of([(run, result("fxpool", 1.0, graph_lowerings=1, stats=counted))])
     assert "1 in process, server_died: 1" in shown

@@ -207,7 +207,7 @@ def test_directories_that_are_well(tmp_path: Path) -> None:
     for check in (host.cache_directory, host.runtime_directory, host.temporary_directory):
         finding = found(check)
         assert finding.state == OK and "free" in finding.found and "mode 0" in finding.found
-    assert "to be made in" in found(host.cache_directory).found
+    assert "to be created in" in found(host.cache_directory).found
     assert "of 107 bytes" in found(host.runtime_directory).found
 
 
@@ -243,7 +243,7 @@ def test_a_cache_that_is_a_file(tmp_path: Path) -> None:
 def test_a_cache_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     finding = found(host.cache_directory)
-    assert finding.state == FAIL and "can't be written" in finding.found and "FXPOOL_CACHE_DIR" in finding.remedy
+    assert finding.state == FAIL and "not writable by" in finding.found and "FXPOOL_CACHE_DIR" in finding.remedy
 
 
 def test_a_runtime_directory_that_is_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_a_header_that_the_compiler_refuses(tmp_path: Path) -> None:
 
 
 def test_the_header(tmp_path: Path) -> None:
-    assert "none is precompiled yet" in found(host.header).found
+    assert "not precompiled yet" in found(host.header).found
     headers = tmp_path / "c" / "toolchain" / "headers"
     (headers / "building-abc").mkdir(parents=True)
     finding = found(host.header)
-    assert finding.state == WARN and "1 being made or half made" in finding.found
+    assert finding.state == WARN and "1 in progress or incomplete" in finding.found
     made = headers / "ab.h.gch"
     made.write_bytes(b"h" * 2048)
     status = made.stat()
@@ -312,7 +312,7 @@ def test_low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, -1))
     monkeypatch.setattr(host, "_pids", lambda: (950, 1000))
     (files, processes) = examine([("", host.limits_of_processes)])
-    assert files.state == OK and "any number" in files.found
+    assert files.state == OK and "unlimited" in files.found
     assert processes.state == WARN and "950 of 1000 in its cgroup" in processes.found
 
 
