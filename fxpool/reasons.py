@@ -1,11 +1,11 @@
-"""Every reason that fxpool counts, with what it means and what to do about it.
+"""Explains each reason that fxpool counts: its meaning, and advice.
 
-`fxpool.explain()` shows it for the reasons of a process, and docs/counters.md is made from it
-(``python docs/reasons_table.py``). A test collects the reasons that the sources count, and fails for one that is
+`fxpool.explain()` shows the explanations for the reasons of a process, and docs/counters.md is generated from them
+(``python docs/reasons_table.py``). A test collects the reasons counted in the sources, and fails if an explanation is
 missing.
 
-A name that ends in ``:`` stands for all that begin with it. What comes after ``fx:``, ``return:``, ``borrowed:`` or
-``stage:`` is a reason itself, and is looked up as one.
+A name that ends in ``:`` or ``_`` is a prefix. The rest of a name after ``fx:``, ``return:``, ``borrowed:`` or
+``stage:`` is looked up as a reason, too.
 """
 
 from __future__ import annotations
@@ -16,46 +16,44 @@ __all__ = ["COUNTERS", "TABLES", "Reason", "find"]
 
 
 class Reason(NamedTuple):
-    """A sentence on what it means, one on what to do (empty: nothing needs to be), and the page of docs/ with more."""
+    """The meaning of a reason, advice (may be empty), and a page of docs/ about it (may be empty)."""
 
     meaning: str
     advice: str = ""
     page: str = ""
 
 
-_IMPORTABLE = "Move what the graph names into a module that a worker can import."
-_NONE = "Nothing needs to be done."
+_IMPORTABLE = "Move the code into a module that a worker can import."
+_NONE = "No action needed."
 
 _CODE = {
     "code_differs": Reason(
-        "a worker that imports your modules gets other code than the program has",
-        "Find what changes a module after its import: FXPOOL_STRICT=1 raises an error that names it.",
+        "a worker that imports the program's modules gets different code",
+        "Set FXPOOL_STRICT=1 to get an error that names the code, and do not change modules after their import.",
         "custom-code.md",
     ),
-    "code_not_importable": Reason(
-        "a module of the program's can't be imported in a worker", _IMPORTABLE, "custom-code.md"
-    ),
+    "code_not_importable": Reason("a worker cannot import a module of the program", _IMPORTABLE, "custom-code.md"),
     "code_unknown": Reason(
-        "code that the graph is compiled with reads a clock, a file or other state, so that it has no digest",
-        "Pass what it reads as an argument or a constant.",
+        "code used by the compile reads a clock, a file or other state, so it cannot be digested",
+        "Pass that state as an argument or a constant.",
         "custom-code.md",
     ),
     "operator_in_main": Reason(
-        "an operator is defined in the main script or a function, with what has no form elsewhere",
+        "an operator is defined in the main script or a function, with values that cannot be sent",
         _IMPORTABLE,
         "custom-code.md",
     ),
     "operator_of_unknown_source": Reason(
-        "nothing tells which file or library registered an operator",
+        "the file or library that registered an operator is unknown",
         "Load it with torch.ops.load_library.",
         "custom-code.md",
     ),
     "defined_in_main": Reason(
-        "the graph calls a function or holds a value of the main script", _IMPORTABLE, "custom-code.md"
+        "the graph uses a function or value defined in the main script", _IMPORTABLE, "custom-code.md"
     ),
 }
 
-_HOLDS = "the graph holds {} that has no form for another process"
+_HOLDS = "the graph holds {} that cannot be sent to another process"
 _GRAPH = {
     "function": Reason(
         _HOLDS.format("a function"),
@@ -69,114 +67,118 @@ _GRAPH = {
     "value": Reason(_HOLDS.format("a value"), "Pass it as a number, a string or a tensor."),
     "tensor": Reason(
         _HOLDS.format("a tensor (a subclass, sparse, nested or quantized)"),
-        "Compile the part that uses it apart, or leave it as it is: AOTAutograd's graphs are kept.",
+        "Compile that part separately, or leave it: the graphs after AOTAutograd are cached.",
         "limits.md",
     ),
-    "fake_constant": Reason("a constant of the graph has no content", "Report it, with the program."),
-    "node_metadata:": Reason(
-        "a node is marked with something that has no form for another process", "Mark it with plain data."
-    ),
+    "fake_constant": Reason("a constant of the graph has no data", "Report it, with the program."),
+    "node_metadata:": Reason("the metadata of a node cannot be sent to another process", "Use plain data as metadata."),
     "calling_convention": Reason(
-        "the graph's arguments are not one by one", "Hand Dynamo's graphs to the back end as they are."
+        "the graph has a custom calling convention", "Pass Dynamo's graphs to the back end unchanged."
     ),
     "gpu_cpp_wrapper": Reason(
-        "a graph on a GPU is called through C++, and its kernels are compiled when it is first called",
-        "Unset cpp_wrapper, or set triton.autotune_at_compile_time, and the graph is compiled in a worker and kept.",
+        "a GPU graph has a C++ wrapper that compiles its kernels at the first call",
+        "Unset cpp_wrapper or set triton.autotune_at_compile_time, to compile in a worker and cache the graph.",
         "limits.md",
     ),
     "region_options": Reason(
-        "a nested compile region has options of its own (torch 2.14)", "Give the options to torch.compile instead."
+        "a nested compile region has its own options (torch 2.14)", "Pass the options to torch.compile instead."
     ),
     "process_group": Reason(
-        "the graph names a process group that this process does not have", "Make the group before the call."
+        "the graph names a process group that this process does not have", "Create the group before the call."
     ),
     "nested_int": Reason("the graph computes with the ragged size of a jagged tensor", _NONE, "limits.md"),
     "symbolic_expression": Reason(
-        "a size is an expression that can't be saved", "Mark the size as static, or report the expression."
+        "a size is an expression that cannot be serialized", "Mark the size as static, or report the expression."
     ),
-    "shapes": Reason("what is known of symbolic sizes can't be sent", "Report it, with the program."),
+    "shapes": Reason("facts about symbolic sizes cannot be sent", "Report it, with the program."),
     "symbols_without_shapes": Reason(
-        "the graph has symbolic sizes of which nothing is known", "Hand the back end inputs of the tracing context."
+        "the graph has symbolic sizes without a ShapeEnv", "Pass inputs of the tracing context to the back end."
     ),
     "triton_kernel_": Reason(
-        "a Triton kernel of yours can't be described, or a worker can't import it", _IMPORTABLE, "gpu.md"
+        "a user-defined Triton kernel cannot be described, or a worker cannot import it", _IMPORTABLE, "gpu.md"
     ),
-    "not_a_graph": Reason("the back end was handed something that is no graph", "Call it through torch.compile."),
+    "not_a_graph": Reason(
+        "the back end was called with something other than a graph", "Call it through torch.compile."
+    ),
     "no_tracing_context": Reason(
         "the back end was called outside Dynamo", "Call it through torch.compile, or use fxpool.standalone_compile."
     ),
-    "inputs": Reason(
-        "the back end was handed another number of inputs than the graph has", "Call it through torch.compile."
+    "inputs": Reason("the number of inputs differs from the graph's", "Call the back end through torch.compile."),
+    "program": Reason(
+        "a worker could not load an exported program", "Save and load it with torch.export to see the error."
     ),
-    "program": Reason("a worker could not read an exported program", "Save and load it with torch.export to see why."),
-    "unpicklable": Reason("it can't be pickled", "Remove what the message names."),
+    "unpicklable": Reason("the result cannot be pickled", "Remove the object named in the message."),
 }
 
 _STATE = {
-    "dispatch_mode": Reason("a TorchDispatchMode is active while the graph is compiled", "Compile outside it."),
+    "dispatch_mode": Reason("a TorchDispatchMode is active during the compile", "Compile outside it."),
     "functorch_level": Reason(
-        "a transform of torch.func is being run while the graph is compiled",
-        "Put the transform into the compiled function.",
+        "a transform of torch.func is active during the compile",
+        "Move the transform into the compiled function.",
     ),
-    "torch_function_mode": Reason("a TorchFunctionMode is active while the graph is compiled", "Compile outside it."),
-    "inference_mode": Reason(
-        "inference mode is on while the graph is compiled", "Use torch.no_grad around the first call."
-    ),
-    "dispatch_keys": Reason("dispatch keys were included or excluded by hand", "Compile outside that block."),
-    "default_tensor_type": Reason("the default tensor type is one of a device", "Use torch.set_default_device."),
-    "partition_wrapper": Reason("a wrapper for partitions of graphs is registered", _NONE),
-    "saved_tensor_hooks": Reason("default hooks for saved tensors are in force", "Compile outside that block."),
+    "torch_function_mode": Reason("a TorchFunctionMode is active during the compile", "Compile outside it."),
+    "inference_mode": Reason("inference mode is on during the compile", "Use torch.no_grad around the first call."),
+    "dispatch_keys": Reason("dispatch keys are included or excluded explicitly", "Compile outside that block."),
+    "default_tensor_type": Reason("the default tensor type is that of a device", "Use torch.set_default_device."),
+    "partition_wrapper": Reason("a wrapper for graph partitions is registered", _NONE),
+    "saved_tensor_hooks": Reason("default hooks for saved tensors are active", "Compile outside that block."),
     "custom_pass": Reason(
-        "a pass in Inductor's configuration has no form for a worker",
+        "a pass in Inductor's configuration cannot be sent to a worker",
         "Define it in a module, as a CustomGraphPass.",
         "custom-code.md",
     ),
     "translation_validation": Reason(
-        "translation validation is on, which ties the graph to this process", "Switch it off."
+        "translation validation is on, which ties the graph to this process", "Turn it off."
     ),
     "cross_rank_decisions": Reason(
-        "AOTAutograd asks the other ranks what they save (_sync_decision_cross_ranks), so each runs it itself", _NONE
+        "AOTAutograd coordinates saved tensors between ranks (_sync_decision_cross_ranks), so it runs in each process",
+        _NONE,
     ),
     "fakify_first_call": Reason(
-        "DistributedDataParallel splits the model, and traces its parts with real inputs", _NONE, "limits.md"
+        "DistributedDataParallel splits the model and traces its parts with real inputs", _NONE, "limits.md"
     ),
-    "freezing": Reason("parameters' values are folded into the code after AOTAutograd has run", _NONE, "limits.md"),
+    "freezing": Reason("freezing folds the values of parameters into the code after AOTAutograd", _NONE, "limits.md"),
     "autograd_cache_off": Reason(
-        "enable_autograd_cache is off: AOTAutograd runs in your process, and what workers make of its graphs is kept",
-        "Set the switch again.",
+        "enable_autograd_cache is off: AOTAutograd runs in your process, and the graphs it returns are cached",
+        "Turn it on again.",
         "settings.md",
     ),
     "autograd_function": Reason(
-        "a torch.autograd.Function is in the graph: AOTAutograd runs in your process", _NONE, "limits.md"
+        "the graph has a torch.autograd.Function, so AOTAutograd runs in your process", _NONE, "limits.md"
     ),
     "higher_order_operator_of_autograd": Reason(
-        "a higher-order operator ends with AOTAutograd, which runs in your process", _NONE, "limits.md"
+        "a higher-order operator does not outlast AOTAutograd, which runs in your process", _NONE, "limits.md"
     ),
     "checkpoint_context_fn": Reason(
         "a checkpoint's context function has no attribute cache_hash", "Give it one.", "limits.md"
     ),
-    "method_of_unknown": Reason("a method is called on something whose class is not known from the graph", _NONE),
+    "method_of_unknown": Reason("a method is called on an object of unknown class", _NONE),
     "mode_normal": Reason(
-        "in mode normal, a graph that can't be captured as Dynamo made it is compiled as usual", "Use mode subprocess."
+        "in mode normal, a graph that cannot be captured before AOTAutograd is compiled as usual",
+        "Use mode subprocess.",
     ),
 }
 
 _POOL = {
     "pool:": Reason(
-        "the job failed in the pool (the name is the error's)",
+        "the job failed in the pool (with the error's name)",
         "Run fxpool doctor; fxpool status names the server's log.",
         "pool.md",
     ),
     "pool_unavailable": Reason("the server could not be started or reached", "Run fxpool doctor.", "pool.md"),
-    "no_worker": Reason("no worker reached the job: the host lacks something", "Run fxpool doctor.", "pool.md"),
+    "no_worker": Reason(
+        "no worker could start the job: the host is out of a resource (open files, processes, memory, disk)",
+        "Run fxpool doctor.",
+        "pool.md",
+    ),
     "not_executable": Reason(
-        "compiled kernels can't be loaded from their directory (noexec)",
-        "Set TMPDIR to a directory that allows it.",
+        "compiled kernels cannot be loaded from their directory (noexec)",
+        "Set FXPOOL_CACHE_DIR or TMPDIR to a directory that allows execution.",
         "pool.md",
     ),
     "runtime_directory_refused": Reason(
-        "others could put their server in the place of ours",
-        "Set FXPOOL_RUNTIME_DIR to a directory of yours.",
+        "other users could replace the server",
+        "Set FXPOOL_RUNTIME_DIR to a directory that you own.",
         "security.md",
     ),
 }
@@ -187,55 +189,55 @@ _FALLBACKS = {
     **_STATE,
     **_POOL,
     "compile_error:": Reason(
-        "AOTAutograd or Inductor raised this error in the worker; the next level decides what it means",
-        'Try backend="inductor": if it raises the same, the graph is at fault.',
+        "AOTAutograd or Inductor raised this error in the worker; the next level is tried",
+        'Try backend="inductor": if it raises the same error, the graph is at fault.',
     ),
-    "return:": Reason("the worker's result can't be sent back"),
-    "output_code": Reason("Inductor made another kind of result than one that can be sent", _NONE),
-    "no_result": Reason("AOTAutograd made nothing that can be kept", _NONE),
-    "guard": Reason("a guard of the compile can't be replayed in another process", "Report it, with the program."),
-    "device_index": Reason("the code names a device that it can't be moved from", _NONE, "gpu.md"),
-    "fx:": Reason("after AOTAutograd, which has run in your process"),
-    "stage:": Reason("a stage of a progressive mode was left out"),
+    "return:": Reason("the worker's result cannot be sent back"),
+    "output_code": Reason("Inductor returned a kind of result that cannot be sent", _NONE),
+    "no_result": Reason("AOTAutograd returned no result that can be stored", _NONE),
+    "guard": Reason("a guard of the compile cannot be replayed in another process", "Report it, with the program."),
+    "device_index": Reason("the code is bound to one device", _NONE, "gpu.md"),
+    "fx:": Reason("after AOTAutograd, which ran in your process"),
+    "stage:": Reason("a stage of a progressive mode was skipped"),
     "device_needed:": Reason(
-        "the worker had to see the GPU (the option that asks it is named, or the question was unanswered)",
+        "the worker had to see the GPU (the name is the option that needs it, or `unanswered`)",
         _NONE,
         "gpu.md",
     ),
     "templates_not_timed": Reason(
-        "there was no GPU to time the candidates of max_autotune on", "Compile where there is one.", "gpu.md"
+        "no GPU was available to time the candidates of max_autotune", "Compile on a machine with a GPU.", "gpu.md"
     ),
     "pieces:": Reason(
-        "a piece of the graph did not compile, and the graph was compiled as one",
+        "a piece of the graph failed to compile, so the graph was compiled as a whole",
         "Report it, with the program.",
         "modes.md",
     ),
     "untested_torch:": Reason(
-        "a torch newer than any tested lacks what fxpool needs, and Inductor compiled the graph",
+        "an untested torch lacks something that fxpool needs, so stock Inductor compiled the graph",
         "Update fxpool.",
         "limits.md",
     ),
-    "loader:": Reason("a part was not linked, and torch loads or compiles it", _NONE),
+    "loader:": Reason("a part was not linked; torch loads or compiles it", _NONE),
     "async:": Reason(
-        "a compile in the background failed, and the graph stays eager",
+        "a background compile failed, so the graph stays eager",
         "Call it in mode subprocess to see the error.",
         "modes.md",
     ),
     "progressive:": Reason(
-        "a stage failed in the background, and the one before stays in use",
+        "a stage failed in the background, so the previous stage stays in use",
         "Compile with that stage's options to see the error.",
         "modes.md",
     ),
     "borrowed:triton_kernel": Reason(
-        "after fxpool.install(), a graph with a Triton kernel of the program's was compiled as usual",
+        "after fxpool.install(), a graph with a user-defined Triton kernel was compiled as usual",
         _NONE,
         "install.md",
     ),
     "borrowed:not_picklable": Reason(
-        "after fxpool.install(), a graph that can't be pickled was compiled as usual", _NONE, "install.md"
+        "after fxpool.install(), a graph that cannot be pickled was compiled as usual", _NONE, "install.md"
     ),
     "borrowed:not_sent": Reason(
-        "after fxpool.install(), torch did not send a graph, and does not say why", _NONE, "install.md"
+        "after fxpool.install(), torch did not send a graph, without giving a reason", _NONE, "install.md"
     ),
     "borrowed:": Reason("after fxpool.install(), stock Inductor compiled it as usual", "", "install.md"),
     "device_needed": Reason("the worker had to see the GPU", _NONE, "gpu.md"),
@@ -255,39 +257,39 @@ _BYPASSES = {
     },
     "symbolic_expression": _GRAPH["symbolic_expression"],
     "cache_off": Reason(
-        "the option cache=False says so, or there is no usable cache directory",
-        "Leave the option out, or see switched_off.",
+        "the option cache=False is set, or no cache directory can be used",
+        "Remove the option, or see switched_off.",
     ),
     "caches_disabled": Reason(
-        "torch's force_disable_caches says so, or fx_graph_cache=False", "Unset the switch.", "settings.md"
+        "torch's force_disable_caches is set, or fx_graph_cache is False", "Unset the switch.", "settings.md"
     ),
-    "compiled_fast": Reason("it was compiled in less time than the setting cache_min_seconds", _NONE, "cache.md"),
+    "compiled_fast": Reason("the compile took less time than the setting cache_min_seconds", _NONE, "cache.md"),
     "artifact_not_saved": Reason(
-        "an entry was gone when torch.compiler.save_cache_artifacts() wanted it, or this torch takes none of fxpool's",
+        "an entry was missing for torch.compiler.save_cache_artifacts(), or this torch accepts no artifacts of fxpool",
         "Save before the cache is cleared; with an untested torch, copy the cache directory instead.",
     ),
     "artifact_not_loaded": Reason(
-        "an entry that torch.compiler.load_cache_artifacts() brought was damaged or could not be written",
-        "Run fxpool doctor; if that finds nothing, save the artifacts again.",
+        "an entry from torch.compiler.load_cache_artifacts() was damaged or could not be written",
+        "Run fxpool doctor; if it finds no problem, save the artifacts again.",
     ),
     "cache_directory_refused": Reason(
-        "the cache directory may not be used: others can write to it", "Run fxpool doctor.", "security.md"
+        "the cache directory is unsafe: other users can write to it", "Run fxpool doctor.", "security.md"
     ),
     "store_write_failed": Reason(
-        "the entry could not be written", "Run fxpool doctor; the warning has the system's reason."
+        "the entry could not be written", "See the warning for the system's error, and run fxpool doctor."
     ),
     "function": Reason(
-        "the graph calls a function whose code has no digest",
+        "the graph calls a function whose code cannot be digested",
         "Register it as an operator (torch.library.custom_op), or mark it with torch.fx.wrap.",
         "custom-code.md",
     ),
     "torchbind": Reason(
-        "the graph calls a TorchScript object, whose state has no digest", "Pass what it holds as tensors."
+        "the graph calls a TorchScript object, whose state cannot be digested", "Pass its state as tensors."
     ),
-    "higher_order_operator": Reason("torch calls this higher-order operator uncacheable", _NONE, "limits.md"),
+    "higher_order_operator": Reason("torch marks this higher-order operator as uncacheable", _NONE, "limits.md"),
     "source": Reason(
-        "code that the graph is compiled with reads a clock, a file or other state, so that it has no digest",
-        "Pass what it reads as an argument or a constant.",
+        "code used by the compile reads a clock, a file or other state, so it cannot be digested",
+        "Pass that state as an argument or a constant.",
         "custom-code.md",
     ),
     "custom_pass_without_uuid": Reason(
@@ -296,22 +298,26 @@ _BYPASSES = {
         "custom-code.md",
     ),
     "configuration": Reason(
-        "a value of the configuration has no form that is the same in every process", "Set the option to plain data."
+        "a value of the configuration differs in form between processes", "Set the option to plain data."
     ),
-    "triton_override": Reason("TRITON_KERNEL_OVERRIDE or TRITON_SWAP_MIR has Triton take code from files", "Unset it."),
+    "triton_override": Reason(
+        "TRITON_KERNEL_OVERRIDE or TRITON_SWAP_MIR makes Triton load code from files", "Unset it."
+    ),
     "fresh_cache_over": Reason(
-        "torch's fresh_cache() had ended when a compile in the background had", "Call fxpool.wait() within it."
+        "torch's fresh_cache() ended before a background compile did", "Call fxpool.wait() inside it."
     ),
-    "compiler_unknown": Reason("it can't be told what runs as the C++ compiler", "Set CXX to the compiler itself."),
+    "compiler_unknown": Reason(
+        "the program behind the C++ compiler's command is unknown", "Set CXX to the compiler itself."
+    ),
     "compiler_changed": Reason(
-        "the C++ compiler was changed while a graph was compiled",
-        "Set CXX to the compiler itself, if it happens each time.",
+        "the C++ compiler changed during a compile",
+        "If it happens every time, set CXX to the compiler itself.",
     ),
-    "choices_not_kept": Reason("the times of max_autotune could not be kept", "Run fxpool doctor."),
+    "choices_not_kept": Reason("the timings of max_autotune could not be stored", "Run fxpool doctor."),
     "quarantine_not_kept": Reason(
         "the record of a graph that killed workers could not be written", "Run fxpool doctor."
     ),
-    "unknown": Reason("the graph has no key, for no reason that is known", "Report it, with the program."),
+    "unknown": Reason("the graph has no key, for an unknown reason", "Report it, with the program."),
 }
 
 _SWITCHED_OFF = {
@@ -319,40 +325,42 @@ _SWITCHED_OFF = {
     "pool:": _POOL["pool:"],
     "cache_directory_refused": _BYPASSES["cache_directory_refused"],
     "cache_base_refused": Reason(
-        "the directory of cache_base is not yours or root's, or open to others", "Run fxpool doctor.", "security.md"
+        "the directory of cache_base belongs to another user, or other users can write to it",
+        "Run fxpool doctor.",
+        "security.md",
     ),
     "cache_not_written": Reason(
-        "the cache directory can't be written", "Free some space, or set FXPOOL_CACHE_DIR to another directory."
+        "the cache directory is not writable", "Free some space, or set FXPOOL_CACHE_DIR to another directory."
     ),
     "compiler_changed": _BYPASSES["compiler_changed"],
     "no_remote_cache": Reason(
-        "torch's switch asks for a remote cache, and there is no address",
+        "a switch of torch enables a remote cache, but no address is set",
         "Set FXPOOL_REMOTE_CACHE or Inductor's variables for Redis, or unset the switch.",
         "remote.md",
     ),
     "remote_refused": Reason(
-        "there is an address of a remote cache, and no key file, no client for it, or one that can't be trusted",
-        "Do what the warning says.",
+        "a remote cache is configured without a key file that can be trusted, or without its client package",
+        "Follow the warning.",
         "remote.md",
     ),
 }
 
 _EAGER = {
     "quarantined": Reason(
-        "the graph killed its workers before, and runs eagerly",
-        "Read the log that the warning names, then fxpool cache quarantine --release KEY.",
+        "the graph killed its workers earlier and runs eagerly",
+        "Read the log named in the warning, then run fxpool cache quarantine --release KEY.",
         "pool.md",
     ),
     "worker_died": Reason(
-        "the graph killed its workers, and runs eagerly", "Read the log that the warning names.", "pool.md"
+        "the graph killed its workers and runs eagerly", "Read the log named in the warning.", "pool.md"
     ),
     "overlap": Reason(
-        "inputs overlapped in memory in another way than where the graph was compiled",
-        "Clone them before the call, if it happens often.",
+        "inputs overlap in memory differently than at the compile",
+        "If it happens often, clone them before the call.",
     ),
 }
 
-#: Counters whose reasons are kept here, in the order in which they are shown.
+#: Counters whose reasons are explained here, in display order.
 COUNTERS = ("switched_off", "bypasses", "fallbacks", "eager_calls")
 TABLES: dict[str, dict[str, Reason]] = {
     "switched_off": _SWITCHED_OFF,
@@ -360,12 +368,12 @@ TABLES: dict[str, dict[str, Reason]] = {
     "fallbacks": _FALLBACKS,
     "eager_calls": _EAGER,
 }
-# Before a reason that is one itself.
+# Prefixes that are followed by another reason.
 _BEFORE_OTHERS = ("fx:", "return:", "borrowed:", "stage:")
 
 
 def find(counter: str, name: str) -> Reason | None:
-    """Return what a counted reason means; None for one that is not known here."""
+    """Return the explanation of a counted reason; None for an unknown reason."""
     table = TABLES.get(counter, {})
     if name in table:
         return table[name]

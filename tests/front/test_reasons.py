@@ -87,8 +87,8 @@ def test_each_has_a_sentence_and_a_page_that_exists() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fx:code_differs", ("after AOTAutograd", "other code")),
-        ("return:output_code", ("sent back", "another kind")),
+        ("fx:code_differs", ("after AOTAutograd", "different code")),
+        ("return:output_code", ("sent back", "kind of result")),
         ("compile_error:RuntimeError", ("raised this error",)),
         ("borrowed:operator_in_main", ("install()", "main script")),
         ("borrowed:WorkerDiedError", ("install()",)),
