@@ -2,42 +2,43 @@
 
     torch.compile(model, backend="fxpool")
 
-hashes each graph and looks into a guarded cache; on a miss it hands the whole job after Dynamo to a warm worker
-process and loads the result. No import of this package is needed for that: torch finds the backend by its
-entry point. Import it to configure it, to see what it did, or to end it early:
+hashes each graph and looks it up in a guarded cache. On a miss, a warm worker process does everything after Dynamo,
+and the result is loaded. This needs no import of the package: torch finds the backend by its
+entry point. Import it to configure fxpool, to read its counters, or to end the pool early:
 
     import fxpool
 
     fxpool.configure(cache_dir="/data/fxpool", strict=True)
     fxpool.stats()["compiles"]      # {"worker": 4, "in_process": 0}
-    fxpool.wait()                   # until every background compile has finished
-    fxpool.close()                  # ends the worker pool now instead of at exit
+    fxpool.wait()                   # wait until every background compile has finished
+    fxpool.close()                  # end the worker pool now instead of at exit
     fxpool.install()                # stock backend="inductor" compiles on this pool instead of its own
 
-Where a line of code belongs, in three rooms behind this front door:
+The code is in three packages behind this front door:
 
-    fxpool.codecache   Has this been compiled before, and may it be served here?
-                       Keys, guards, entries, stores, toolchain facts. Knows torch; knows no process.
-    fxpool.pool        Who runs a job, where, and what if it dies?
-                       Zygote, workers, protocol, limits. Moves opaque jobs; never imports torch.
+    fxpool.codecache   Was this compiled before, and may it be served here?
+                       Keys, guards, entries, stores, toolchain facts. Knows torch, but no processes.
+    fxpool.pool        Where does a job run, and what happens if its process dies?
+                       Zygote, workers, protocol, limits. Runs opaque jobs; never imports torch.
     fxpool.lowering    How does a graph become something callable?
                        Capture, compile in a worker, link, load. Uses the other two.
 
-Every private name of torch is used in `fxpool.torch_compat` and nowhere else. Around the rooms:
+Private names of torch are used in `fxpool.torch_compat` only. Around these packages:
 
     config        settings and their precedence          commands    the command line, a module per group of commands
-    counters      counters behind `stats()`              doctor      checks of all that fxpool needs
-    errors        the hierarchy of errors                bench       measurements, ``fxpool bench`` and ``fxpool demo``
+    counters      counters behind `stats()`              doctor      checks of everything fxpool needs
+    errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool and stock Inductor compared
     installed     digests of torch, Triton and sympy     watch       events, progress display, traces
-    notices       warnings and logs                      forks       locks and state that a fork leaves usable
+    notices       warnings and logs                      forks       locks and state that survive a fork
     descriptors   closed standard streams                quantities  formats and parses times and sizes
-    version       the version, in its one place          torch_release  is torch supported, or tried?
-    torch_import  what torch calls when it is imported
-    reasons       what each counted reason means        explanation    ``fxpool.explain``: misses, pairs of keys
+    version       the version                            torch_release  is torch supported?
+    torch_import  called by torch when torch is imported
+    measurement   times code while nothing else runs    benchmarks   ``fxpool bench``: suites, run side by side
+    reasons       explains each counted reason          explanation    ``fxpool.explain``: misses, pairs of keys
     setting_values    parses the values of settings   torch_compat  torch's private names
-    dashboard     ``fxpool dashboard``: a page on pool and store, and metrics
+    dashboard     ``fxpool dashboard``: a page about pool and store, and metrics
 
-Importing this module imports neither torch nor anything else that takes time: that happens inside functions.
+Importing this module imports neither torch nor anything else that is slow; functions do.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: a program that only trains should not pay for the parser of a settings file.
+    # Imported on first use: a program that only trains should not pay for the parser of settings files.
     if name == "__version__":
         from fxpool.version import __version__
 
@@ -108,26 +109,26 @@ def __dir__() -> list[str]:
 
 
 def _imported(name: str) -> Any:
-    """Return a module of ours if it is in use, else None. Waits if another thread is importing it."""
+    """Return an fxpool module if it was imported, else None. Waits if another thread is importing it."""
     return importlib.import_module(name) if name in sys.modules else None
 
 
 def stats() -> dict[str, Any]:
-    """Return counts of this process's graphs, and the size of the cache, as plain data.
+    """Return counters of this process's graphs, and the size of the cache, as plain data.
 
     `hits`, `misses`, `guard_misses`: numbers of graphs. `bypasses`, `fallbacks`: reason to count. `compiles`: graphs
-    compiled, by `worker` and `in_process`. `seconds_saved`: seconds spared by hits, by the compile times stored with
-    their entries. `remote`: `hits`, `misses` and `writes` of the cache that machines share, and what went wrong with
-    it; `remote_seconds`: how long graphs waited for it. `graphs`: one record per graph, the latest ones. `store`:
+    compiled, by `worker` and `in_process`. `seconds_saved`: compile time saved by hits, from the times stored with
+    their entries. `remote`: `hits`, `misses` and `writes` of the cache shared between machines, and its errors;
+    `remote_seconds`: time for which graphs waited for it. `graphs`: one record per graph, the latest ones. `store`:
     numbers of `entries` and `blobs` in the configured cache directory, their `bytes`, and how many entries were
-    `evicted` by all processes since its index was begun; None if there is none yet. `cache_disk_bytes`: bytes that the
-    whole directory takes on the disk, precompiled headers included. `host`: the same numbers of all processes with this
-    cache directory, of the last 30 days; a process adds its own when it ends, and now and then. `background`: what
-    `wait` returns, now.
+    `evicted` by all processes since its index was created; None without a directory. `cache_disk_bytes`: bytes that the
+    whole directory takes on disk, including precompiled headers. `host`: the same counters of all processes with this
+    cache directory in the last 30 days; a process adds its own when it ends, and periodically. `background`: the
+    current result of `wait`.
 
     Raises:
-        errors.ConfigurationError: a setting does not parse.
-        errors.UnsafeDirectoryError: others can write to the cache directory.
+        errors.ConfigurationError: a setting cannot be parsed.
+        errors.UnsafeDirectoryError: other users can write to the cache directory.
     """
     from fxpool import counters
 
@@ -145,9 +146,9 @@ def _store_sizes() -> dict[str, Any] | None:
 
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
-        return None  # reading the size must not create it
-    from fxpool.codecache.store import collector
-    from fxpool.codecache.store.store import LocalStore
+        return None  # reading the size must not create the directory
+    from fxpool.codecache import collector
+    from fxpool.codecache.store import LocalStore
 
     store = LocalStore(str(cache_dir))
     evicted = collector.evicted(store.root)
@@ -173,18 +174,18 @@ def explain() -> ProcessExplanation: ...
 @overload
 def explain(a: Explained, b: Explained | None = None) -> Comparison: ...
 def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessExplanation | Comparison:
-    """Say why graphs were compiled, or in what two keys differ: down to the node, the input, the option, the function.
+    """Explain why graphs were compiled, or how two keys differ: the nodes, inputs, options and functions.
 
-    Without arguments, of this process: each of the last misses beside the nearest entry of the cache, or with the guard
-    that did not hold, and each bypass, fallback and part that is switched off, with an example and what to do about it.
-    With `a`, of that entry beside the nearest other one; with both, from `a` to `b`. Each is a key or its beginning, an
+    Without arguments, explain this process: each of the latest misses with the nearest cache entry, or with the guard
+    that did not hold, and each bypass, fallback and disabled part with an example and advice.
+    With `a`, compare the nearest other entry with `a`; with both, compare `a` with `b`. Each is a key or its start, an
     entry, or a record of ``fxpool.stats()["graphs"]``.
 
-    The result is plain data (dataclasses), and ``str()`` of it is for people.
+    The result is plain data (dataclasses); ``str()`` formats it as text.
 
     Raises:
-        errors.NoEntryError: nothing is kept under a key, several keys begin so, or there is nothing to compare with.
-        errors.UnsafeDirectoryError: others can write to the cache directory.
+        errors.NoEntryError: no entry matches a key, several match, or there is no other entry to compare with.
+        errors.UnsafeDirectoryError: other users can write to the cache directory.
     """
     if a is not None:
         from fxpool.explanation import keys
@@ -198,17 +199,17 @@ def explain(a: Explained | None = None, b: Explained | None = None) -> ProcessEx
 
 
 def close() -> None:
-    """End this process's worker pool now, rather than at exit. The next miss starts another."""
+    """End this process's worker pool now instead of at exit. The next miss starts a new pool."""
     module = _imported("fxpool.lowering.core.runtime")
     if module is not None:
         module.runtime.close()
 
 
 def wait(timeout: float | None = None) -> list[dict[str, Any]]:
-    """Wait until nothing is compiled in the background any more, nor uploaded, at most `timeout` seconds.
+    """Wait until no background compile or upload is pending, at most `timeout` seconds.
 
-    Returns plain data on each graph compiled there (modes with ``async+`` or ``progressive+``): `label`, `state`
-    (``ready``, ``failed``: eager for good, or ``pending`` after `timeout`), `error`, `stage` (the number of the one in
+    Returns plain data about each graph compiled there (modes with ``async+`` or ``progressive+``): `label`, `state`
+    (``ready``, ``failed``: stays eager, or ``pending`` after `timeout`), `error`, `stage` (the number of the stage in
     use, None for eager), `stages` (number to state: ``in use``, ``superseded``, ``measured``, ``slower``,
     ``skipped``, ``failed``, ``pending``), and counts: `eager_calls`, `compiled_calls`, `swaps`, `outside_guards`.
     """
@@ -224,10 +225,10 @@ def wait(timeout: float | None = None) -> list[dict[str, Any]]:
 def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
     """Show the progress of each graph from now on: queued, compiling, loading, ready, failed.
 
-    A terminal gets a line for each graph that is done or takes long, anything else a line per event. Written to
-    standard error, or to `to` (a path, appended to, or an open file). Ends with the ``with`` block it is used in, with
-    `close()` of the result, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do it for a whole
-    program. Raises OSError if the file can't be opened. A later write error is warned of once, and ends the display.
+    A terminal gets a line for each graph that is done or slow, other outputs a line per event. Written to
+    standard error, or to `to` (a path to append to, or an open file). Ends with its ``with`` block, with
+    `close()` of the result, or with the process. ``FXPOOL_PROGRESS=1`` or ``FXPOOL_PROGRESS=path`` do so for a whole
+    program. Raises OSError if the file cannot be opened. A later write error ends the display with one warning.
     """
     from fxpool.watch.display import Progress
 
@@ -237,17 +238,17 @@ def progress(to: str | os.PathLike[str] | IO[str] | None = None) -> Progress:
 def aot_compile(
     program: torch.export.ExportedProgram, path: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
 ) -> str:
-    """Compile an exported program in the pool into a package at `path`, a file that ends in ``.pt2``; returns the path.
+    """Compile an exported program in the pool into a package at `path` (``.pt2``); return the path.
 
-    The package is what ``torch._inductor.aoti_compile_and_package`` makes, and stock torch loads it
-    (``torch._inductor.aoti_load_package``). It is kept in the cache: the same program with the same parameters, options
-    and compiler is copied from there. `options` are those of ``torch.compile``, names such as
-    ``aot_inductor.package_constants_in_so`` among them.
+    The package equals that of ``torch._inductor.aoti_compile_and_package``, and stock torch loads it
+    (``torch._inductor.aoti_load_package``). It is cached: the same program with the same parameters, options
+    and compiler is copied from the cache. `options` are those of ``torch.compile``, including names such as
+    ``aot_inductor.package_constants_in_so``.
 
     Raises:
-        TypeError, ValueError: no exported program, one without example inputs, or another ending.
+        TypeError, ValueError: not an exported program, no example inputs, or a path with another suffix.
         errors.ConfigurationError: an unknown option.
-        Exception: whatever AOTInductor raises.
+        Exception: any exception of AOTInductor.
     """
     from fxpool.lowering.packages import aot_compile
 
@@ -261,19 +262,19 @@ def standalone_compile(
     dynamic_shapes: Shapes = "from_graph",
     options: Mapping[str, Any] | None = None,
 ) -> StandaloneGraph:
-    """Compile a graph that is not Dynamo's, or not any more: for back ends that split graphs themselves.
+    """Compile a graph that does not come from Dynamo directly, for back ends that split graphs themselves.
 
-    Takes and returns what ``torch._inductor.standalone_compile`` does, but returns while workers are at it: the
-    artifact's first call, `wait()` and `save(path=...)` wait for them. So pieces that are handed in one after another
-    compile side by side, and each is kept in the cache. The file that `save` writes is read by
-    ``torch._inductor.CompiledArtifact.load``, where fxpool is installed.
+    Like ``torch._inductor.standalone_compile``, but returns while workers still compile: the
+    artifact's first call, `wait()` and `save(path=...)` wait for the result. Pieces submitted one after another
+    therefore compile in parallel, and each is cached. A file written by `save` is read by
+    ``torch._inductor.CompiledArtifact.load`` if fxpool is installed.
 
-    `dynamic_shapes` says where symbolic sizes come from: ``from_graph``, ``from_tracing_context`` (inside of a back
+    `dynamic_shapes` is the source of symbolic sizes: ``from_graph``, ``from_tracing_context`` (inside a back
     end) or ``from_example_inputs`` (sizes are fixed). `options` are those of ``torch.compile``.
 
     Raises:
         errors.ConfigurationError: an unknown option.
-        ValueError: another `dynamic_shapes`, or no tracing context.
+        ValueError: unknown `dynamic_shapes`, or no tracing context.
     """
     from fxpool.lowering.standalone import standalone_compile
 
@@ -281,18 +282,18 @@ def standalone_compile(
 
 
 def install() -> None:
-    """Let ``backend="inductor"``, otherwise unchanged, compile on fxpool's workers in place of processes of its own.
+    """Let ``backend="inductor"`` compile on fxpool's workers instead of its own processes.
 
-    Triton kernels go there if Inductor would use its compile pool (not with one compile thread). Whole graphs do under
-    ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``; set that before this call, which imports Inductor, as torch reads it
-    once. ``async+subprocess`` and ``progressive+...`` mean the same as for ``backend="fxpool"``, with its cache;
-    torch's own need all of Inductor's caches off. A job that the pool can't do is compiled in this process and counted
-    (`stats()["fallbacks"]`), or an error under `strict`; a job that killed its workers twice is always an error.
-    Idempotent.
+    Triton kernels do if Inductor would use its compile pool (not with one compile thread). Whole graphs do with
+    ``TORCHINDUCTOR_FX_COMPILE_MODE=subprocess``; set it before this call, which imports Inductor, because torch reads
+    it once. ``async+subprocess`` and ``progressive+...`` mean the same as for ``backend="fxpool"``, with its cache;
+    torch's own modes need all of Inductor's caches off. A job that the pool cannot run is compiled in this process and
+    counted (`stats()["fallbacks"]`), or raises an error with `strict`; a job that killed its workers twice always
+    raises. Idempotent.
 
     Raises:
         errors.UnsupportedTorchError: torch is outside the supported range.
-        errors.ConfigurationError: a setting does not parse.
+        errors.ConfigurationError: a setting cannot be parsed.
     """
     from fxpool.lowering.inductor import installation
 
@@ -300,7 +301,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. Jobs under way finish normally. Idempotent."""
+    """Undo `install`. Running jobs finish normally. Idempotent."""
     installation = _imported("fxpool.lowering.inductor.installation")
     if installation is not None:
         installation.uninstall()

@@ -1,8 +1,8 @@
 """Counters of this process's graphs, and a short record per graph.
 
-Every package counts here, under names that `fxpool.stats()` shows. A name counted with a reason
-(`count("bypasses", "has_custom_hop")`) is a table of reason to count; one counted without is a number.
-This module covers one process and nothing on disk; see `codecache.store.store` for the contents of a store.
+All packages count here, under the names shown by `fxpool.stats()`. A name counted with a reason
+(`count("bypasses", "has_custom_hop")`) is a table of reason to count; a name counted without is a number.
+Covers this process and nothing on disk; see `codecache.store` for the contents of a store.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fxpool import forks
 
 __all__ = ["KEPT_GRAPHS", "add_remote_seconds", "add_seconds_saved", "count", "record_graph", "reset", "snapshot"]
 
-KEPT_GRAPHS = 1000  # a record is under 1 KB; a sweep over many models must not grow without bound
+KEPT_GRAPHS = 1000  # a record is under 1 KB; limits the memory of a sweep over many models
 
-# Present from the start, so that a reader need not check whether a name exists.
+# Present from the start, so that readers need not check whether a name exists.
 _NUMBERS = (
     "hits",
     "misses",
@@ -32,12 +32,12 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "bypasses": (),
     "fallbacks": (),
     "compiles": ("worker", "in_process"),
-    "quarantine_retries": (),  # reason: the limit that a graph exceeded, and that is larger now
-    "borrowed": (),  # jobs of stock Inductor's after `fxpool.install()`
+    "quarantine_retries": (),  # reason: the limit that a graph exceeded and that is larger now
+    "borrowed": (),  # jobs of stock Inductor after `fxpool.install()`
     "eager_calls": (),
-    "remote": ("hits", "misses", "writes"),  # and `error:` with the reasons, see docs/counters.md
-    "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with the reasons
-    "switched_off": (),  # reasons why this process has no pool or no cache; each was warned of once
+    "remote": ("hits", "misses", "writes"),  # and `error:` with reasons, see docs/counters.md
+    "regions": (),  # graphs cut, pieces, distinct pieces; `whole:` and `refused:` with reasons
+    "switched_off": (),  # reasons why this process has no pool or cache, each reported in one warning
 }
 
 _lock = forks.lock(__name__, "_lock", lambda: _complete())
@@ -52,7 +52,7 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
     """Add `n` to the counter `name`, under `reason` if the counter is a table of reasons.
 
     Raises:
-        ValueError: `name` is a number here and was a table of reasons before, or the other way round.
+        ValueError: `name` is a table of reasons and no reason is given, or the other way round.
     """
     with _lock:
         if reason is None:
@@ -67,7 +67,7 @@ def count(name: str, reason: str | None = None, n: int = 1) -> None:
 
 
 def record_graph(record: Mapping[str, Any]) -> None:
-    """Keep a record of one graph; the last `KEPT_GRAPHS` are kept.
+    """Add the record of a graph; the latest `KEPT_GRAPHS` records are kept.
 
     Plain data. Usual fields: `label`, `key`, `outcome` (`hit`, `worker`, `joined`, `in_process`, ...), `level` (`aot`
     or `fx`), `seconds` (phase to seconds; ``worker_lowering`` and ``worker_kernels`` are parts of ``compile``) and
@@ -78,7 +78,7 @@ def record_graph(record: Mapping[str, Any]) -> None:
 
 
 def add_seconds_saved(seconds: float) -> None:
-    """Add the time of a graph's first compile, less that of loading it now (seconds). Ignores negative values."""
+    """Add the time of a graph's first compile minus the time of loading it now (seconds). Ignores negative values."""
     global _seconds_saved
     with _lock:
         _seconds_saved += max(0.0, seconds)
@@ -92,7 +92,7 @@ def add_remote_seconds(seconds: float) -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """Return a copy of everything counted: numbers, tables of reasons, `seconds_saved`, `remote_seconds`, `graphs`."""
+    """Return a copy of all counters: numbers, tables of reasons, `seconds_saved`, `remote_seconds`, `graphs`."""
     with _lock:
         result: dict[str, Any] = dict(_numbers)
         result.update({name: dict(table) for name, table in _tables.items()})
@@ -103,7 +103,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def reset() -> None:
-    """Set every counter to zero and forget the graphs."""
+    """Set all counters to zero and forget the graphs."""
     with _lock:
         _clear()
 
@@ -119,7 +119,7 @@ def _clear() -> None:
 
 
 def _complete() -> None:
-    """Restore missing counters in a child that was forked while another thread was resetting them."""
+    """Restore missing counters in a child forked while another thread was resetting them."""
     for name in _NUMBERS:
         _numbers.setdefault(name, 0)
     for name, reasons in _TABLES.items():

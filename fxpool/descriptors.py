@@ -1,10 +1,10 @@
-"""Handles standard descriptors that are closed or lead to a full disk.
+"""Handles standard descriptors that are closed or write to a full disk.
 
-They are closed in ``python train.py 2>&-``, and in processes that some daemons and schedulers start.
+They are closed in ``python train.py 2>&-``, and in processes started by some daemons and schedulers.
 
-The next file or socket that such a process opens gets the number 0, 1 or 2. A library's prints then go into an entry of
-the cache, or into the connection to the server. A child that is given a socket of such a number has it replaced by its
-own standard error.
+The next file or socket opened by such a process gets the number 0, 1 or 2. Prints of a library then go into a cache
+entry or into the connection to the server. In a child that inherits a socket with such a number, its own standard
+error replaces the socket.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["drop_unwritable", "keep_standard"]
 
 
 def keep_standard() -> None:
-    """Open closed descriptors 0, 1 and 2 to /dev/null. Programs that this process starts have them closed as before.
-    Python's own streams, None or closed, stay as they are."""
+    """Open closed descriptors 0, 1 and 2 to /dev/null. They stay closed in programs started by this process.
+    Python's streams, which are None or closed, do not change."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -27,7 +27,7 @@ def keep_standard() -> None:
         except OSError:
             pass
         try:
-            opened = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # gets the lowest free number
+            opened = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # takes the lowest free number
         except OSError:
             return
         if opened > 2:
@@ -43,8 +43,8 @@ class _Dropping(io.FileIO):
 
 
 def drop_unwritable() -> None:
-    """Drop printed text that can't be written (the log's disk is full), instead of raising where it was printed. For a
-    process of the pool: its streams are its log."""
+    """Drop printed text that cannot be written (the log's disk is full), instead of raising in print. For
+    processes of the pool, whose streams are their log."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw: Any = _Dropping(number, "w", closefd=False)
         stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)

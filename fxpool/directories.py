@@ -1,6 +1,6 @@
-"""Checks whether other users could have written to a directory, or could put another in its place.
+"""Checks whether other users could write to a directory or replace it.
 
-For directories whose content is run or unpickled: the cache, and that of a server's socket. Imports nothing heavy.
+For directories whose content is run or unpickled: the cache, and the directory of a server's socket. Cheap to import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Danger", "ancestors", "danger_above", "foreign_link", "replaceable_p
 
 @dataclass(frozen=True)
 class Danger:
-    """A place that other users control: `path`, `what` is wrong with it, and how to `mend` that."""
+    """A directory or link under other users' control: `path`, `what` is wrong, and how to `mend` it."""
 
     path: str
     what: str
@@ -25,12 +25,12 @@ class Danger:
 
 
 def danger_above(path: str) -> Danger | None:
-    """Return a place that lets others put another directory in place of `path`, or None. Missing parts are safe."""
+    """Return a part of the path that lets other users replace `path`, or None. Missing parts are safe."""
     return foreign_link(path) or replaceable_parent(path)
 
 
 def foreign_link(path: str) -> Danger | None:
-    """Return a symbolic link on the way to `path`, itself included, that is neither ours nor root's; or None."""
+    """Return a symbolic link in `path`, including `path` itself, owned by neither this user nor root; or None."""
     for link in ancestors(os.path.abspath(path)):
         try:
             status = os.lstat(link)
@@ -42,7 +42,7 @@ def foreign_link(path: str) -> Danger | None:
 
 
 def replaceable_parent(path: str) -> Danger | None:
-    """Return a directory above the real `path` that others may rename in: writable for them, not sticky; or None."""
+    """Return a parent of the real `path` in which others may rename: writable for them, not sticky; or None."""
     for parent in ancestors(os.path.dirname(os.path.realpath(path))):
         try:
             status = os.stat(parent)
@@ -66,7 +66,7 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name and number, for messages."""
+    """Return a user's name and uid, for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -80,7 +80,7 @@ def _others_can_write(status: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group has no member but us (and root), as with umask 002 and one group per user."""
+    """Return whether a group has no members but this user and root, as with umask 002 and one group per user."""
     if gid == 0:
         return True
     try:

@@ -1,13 +1,13 @@
-"""Makes locks that a forked child can use: a child has one thread, and would wait forever for another thread's locks.
+"""Locks that work in a forked child, which has one thread and would wait forever for locks of other threads.
 
-    self._lock = forks.lock(self, "_lock")      names its place, so that a child gets a new lock there
+    self._lock = forks.lock(self, "_lock")      names its attribute, where a child gets a new lock
     _lock = forks.rlock(__name__, "_lock")      the same for a module
-    over = forks.event()                        an event that is renewed in a child, and set there if it was
-    with forks.held_off(): ...                  around what a child could not repair: no thread forks meanwhile
+    over = forks.event()                        an event that is renewed in a child and keeps its state
+    with forks.held_off(): ...                  no thread forks inside: for state that a child could not repair
 
-Data guarded by a lock may be half changed if another thread held it: the lock's `reset` is then called in the child,
-after all locks are renewed. Every lock and event of fxpool's is made here; a test looks for others. Forks that do not
-go through Python are not seen. Imports nothing of ours.
+Data guarded by a lock may be inconsistent if another thread held it; the lock's `reset` is then called in the child,
+after all locks are renewed. All locks and events of fxpool are created here; a test finds others. Forks that do not
+go through Python are not handled. Imports no other fxpool module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Event", "event", "held_off", "lock", "rlock"]
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a lock: an attribute of an object, or of the module with that name."""
+    """The attribute that holds a lock: of an object, or of the module with that name."""
 
     owner: weakref.ref[Any] | str
     name: str
@@ -34,32 +34,32 @@ class _Place:
     reset: Callable[[], object] | None
 
     def renew(self) -> Callable[[], object] | None:
-        """Put a new lock there; return the `reset` to call if another thread held the old one."""
+        """Replace the lock; return the `reset` to call if another thread held the old lock."""
         owner = sys.modules.get(self.owner) if isinstance(self.owner, str) else self.owner()
         before = getattr(owner, self.name, None)
         if owner is None or before is None:
             return None
-        # The thread that forked releases a lock that it holds on its way out. Locks implemented in C, without Python
-        # code around them: an interrupt there would leave them held.
+        # A lock held by the forking thread is released later by that thread. Locks are implemented in C, without Python
+        # code around them, where an interrupt would leave them held.
         setattr(owner, self.name, self.make())
         return None if before.acquire(False) else self.reset
 
 
-# A dictionary: a fork can't interrupt its single operations.
+# A dictionary, because a fork cannot interrupt its single operations.
 _places: dict[tuple[object, str], _Place] = {}
 _events: dict[int, weakref.ref[Event]] = {}
 
 
 def lock(owner: object, name: str, reset: Callable[[], object] | None = None) -> threading.Lock:
-    """Return a `threading.Lock` to keep as attribute `name` of `owner`: an object, or the name of a module.
+    """Return a `threading.Lock` to store as attribute `name` of `owner`: an object, or the name of a module.
 
-    `reset` is called in a child that was forked while another thread held it, to repair the data it guards.
+    `reset` is called in a child forked while another thread held the lock, to repair the guarded data.
     """
     return _kept(owner, name, threading.Lock, reset)
 
 
 def rlock(owner: object, name: str, reset: Callable[[], object] | None = None) -> Any:
-    """Return a `threading.RLock`; as `lock`, but `reset` is not called if the thread that forked held it."""
+    """Return a `threading.RLock`; like `lock`, but `reset` is not called if the forking thread held it."""
     return _kept(owner, name, threading.RLock, reset)
 
 
@@ -102,7 +102,7 @@ class Event:
 
 
 def event() -> Event:
-    """Return an event. In a child it is set if it was; threads that waited for it do not exist there."""
+    """Return an event. It keeps its state in a child, where the threads that waited for it do not exist."""
     return Event()
 
 
@@ -112,8 +112,8 @@ _forking = threading.RLock()
 
 @contextmanager
 def held_off() -> Iterator[None]:
-    """Hold off forks of this process during a ``with`` block. For moments: a process that is being started, or a module
-    that is being imported, which would stay half imported in a child."""
+    """Delay forks of this process during a ``with`` block. For short operations: starting a process, or importing a
+    module (which would stay half imported in a child)."""
     with _forking:
         yield
 

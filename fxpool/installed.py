@@ -1,10 +1,10 @@
-"""Digests of the installed code that compiles: torch, Triton and sympy, by content.
+"""Digests of the installed code used by compiles: torch, Triton and sympy, by content.
 
-Used twice: in every graph's key (`codecache.key.system`), and to name the server whose workers have exactly this code
-(`pool.client.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
-differ in it. Whatever differs from the RECORD now counts by its own content: a file edited in place, added or removed,
-a tree earlier on the path than the installed one, an editable or develop install, which has no such lines at all. A
-file that was only touched, or copied back, does not.
+Part of each graph's key (`codecache.system`), and of the name of the server whose workers have exactly this code
+(`pool.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
+differ in it. Deviations from the RECORD count by content: a file edited in place, added or removed, a tree
+earlier on the path than the installed one, an editable or develop install (whose RECORD lists no such files). A file
+that was only touched, or restored, does not count.
 
     RECORD ──▶ digest of what was installed
     tree   ──▶ files newer than their RECORD, or of another size ──▶ those whose content differs ──▶ their digest
@@ -33,10 +33,10 @@ Identity = tuple["str | int", ...]
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Code that compiles. `roots` are importable names, one of `distributions` is the name it is installed under.
+    """A package used by compiles. `roots` are importable names; it is installed under one of `distributions`.
 
-    `left_out` are directories that no compile imports, `headers` those with files that C++ kernels include; all are
-    written as in a RECORD.
+    `left_out` are directories that no compile imports, `headers` directories with headers that C++ kernels include,
+    both as in a RECORD.
     """
 
     name: str
@@ -73,7 +73,7 @@ PACKAGES = (
         "sympy",
         ("sympy",),
         ("sympy",),
-        # Together with the tests, half of its files.
+        # With the tests, half of its files.
         ("sympy/physics", "sympy/plotting", "sympy/stats", "sympy/testing"),
     ),
 )
@@ -81,9 +81,9 @@ _NEVER = ("__pycache__", "tests", "benchmarks")
 # Seconds that a file must have been unchanged before its state can stand for its content: clocks of file systems tick
 # a hundred times a second, so that two edits can have the same time.
 _SETTLED = 2.0
-# Nanoseconds: files up to this much older than the RECORD are read, too, as archives round times to seconds.
+# Nanoseconds: files up to this much older than the RECORD are read, too, because archives round times to seconds.
 _SLACK = 2 * 10**9
-# Bytes above which a file's digest is kept by itself: libraries of hundreds of megabytes seldom change with the rest.
+# Bytes above which a file's digest is stored separately: large libraries seldom change with the other files.
 _LARGE = 4 << 20
 
 
@@ -96,7 +96,7 @@ def version(distribution: str) -> str:
 
 
 def facts(kept: Kept | None = None, packages: Sequence[Package] = PACKAGES) -> dict[str, str]:
-    """Return versions, digests of RECORDs, and digests of what differs from them now, by name of the fact.
+    """Return versions, digests of RECORDs, and digests of deviations from them, by name of the fact.
 
     If `kept` has the answer, the state of every file is checked and none is read: 9 ms for torch's 2,800, 2 for sympy,
     1 for Triton (once per process, on a shared AMD EPYC; nothing less would see an edit in place, which leaves its
@@ -155,7 +155,7 @@ class _Recorded:
     def __init__(self, package: Package) -> None:
         self._prefixes = tuple(f"{root}/" for root in package.roots)
         self.files: dict[str, tuple[str, int]] = {}
-        self.modified = self.changed = 0  # the RECORD's times in ns; a file that is not newer is as it was installed
+        self.modified = self.changed = 0  # the RECORD's times in ns; files that are not newer are unchanged
 
     def add(self, distribution: importlib.metadata.Distribution) -> str:
         """Add a distribution's RECORD. Return the digest of its lines about the package, "" if there are none."""
@@ -171,7 +171,7 @@ class _Recorded:
         try:
             status = os.stat(os.path.join(str(getattr(distribution, "_path", "")), "RECORD"))
         except OSError:
-            pass  # without a time, every file counts by its content
+            pass  # without a time, all files count by content
         else:
             self.modified = max(self.modified, status.st_mtime_ns)
             self.changed = max(self.changed, status.st_ctime_ns)
@@ -179,7 +179,7 @@ class _Recorded:
 
 
 class _Tree:
-    """The files of a package in the directories that this process imports it from, or would."""
+    """The files of a package in the directories from which this process imports it or would import it."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
@@ -190,7 +190,7 @@ class _Tree:
         return tuple(part for root, place in self.places for part in (root, os.path.realpath(place)))
 
     def walk(self) -> None:
-        """List the directories. Links are followed: an overlay may be made of them."""
+        """List the directories. Links are followed, because an overlay may consist of links."""
         self._found = {}
         for number, (root, place) in enumerate(self.places):
             seen: set[tuple[int, int]] = set()
@@ -247,7 +247,7 @@ class _Tree:
         return hashlib.sha256(marshal.dumps(states, 2)).hexdigest()
 
     def is_settled(self) -> bool:
-        """Return whether nothing changed just now: the file system's clock may not have ticked since."""
+        """Return whether the last change is long enough ago for the file system's clock to have ticked since."""
         return max((status.st_ctime_ns for _, _, status in self.files()), default=0) < (time.time() - _SETTLED) * 1e9
 
     def files(self) -> Iterator[tuple[str, str, os.stat_result]]:
@@ -300,7 +300,7 @@ def _counts(below: str, name: str) -> bool:
 
 
 def _places(root: str) -> list[str]:
-    """Return the directories of an importable package: of the imported one, else of the one an import would find."""
+    """Return the directories of an importable package: those of the imported module, else those an import would use."""
     module = sys.modules.get(root)
     if module is None:
         spec = importlib.util.find_spec(root)
@@ -311,12 +311,12 @@ def _places(root: str) -> list[str]:
 
 
 def _edited(tree: _Tree, recorded: _Recorded, kept: Kept | None) -> Iterator[str]:
-    """Yield a line for each file that is not as it was installed: its name, and its content's digest or "is gone"."""
+    """Yield a line for each file that differs from its installation: its name, and its digest or "is gone"."""
     present = set()
     for name, path, status in tree.files():
         present.add(name)
         digest, size = recorded.files.get(name, ("", -1))
-        # The ctime can't be set, so it shows an edit whose mtime was put back. Links and unpacking in another order
+        # The ctime cannot be set, so it shows an edit whose mtime was restored. Links and unpacking in another order
         # change it, too; for libraries, which can have gigabytes and would have to be read, size and mtime are enough.
         newer = status.st_mtime_ns > recorded.modified
         if status.st_size < _LARGE:
@@ -333,7 +333,7 @@ def _edited(tree: _Tree, recorded: _Recorded, kept: Kept | None) -> Iterator[str
 
 
 def _content(path: str, status: os.stat_result, kept: Kept | None) -> str:
-    """Return a file's digest, as a RECORD writes it; "" if it can't be read."""
+    """Return a file's digest in the form of a RECORD; "" if the file cannot be read."""
     large = kept if status.st_size >= _LARGE else None
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = large.read(["content"], identity) if large is not None else None

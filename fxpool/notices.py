@@ -1,15 +1,15 @@
-"""fxpool's own log records and warnings, which never fail the work they are about.
+"""Log records and warnings of fxpool. They never fail the work that they report on.
 
     log = notices.logger(__name__)            a logger whose handlers may raise
     notices.warn("graph 3 runs eagerly: ...")   a warning; a log record if a filter makes warnings errors
     notices.switched_off("cache_directory_refused", "compiles without a cache: ...", about="/data/cache")
 
-The reader has not asked for them, so they name their source: warnings, and records from WARNING on, begin with
-``fxpool: ``. They may have no reader at all: standard error can be closed, full, or None, and then Python's own
-handlers raise in the middle of a compile.
+They appear unasked, so they name their source: warnings, and records from WARNING on, start with
+``fxpool: ``. Standard error can be closed, full, or None; Python's
+handlers would then raise in the middle of a compile.
 
-Whatever keeps a whole process from its pool or its cache is reported by `switched_off`: one warning for each reason and
-what it is about, and a count under ``fxpool.stats()["switched_off"]`` each time.
+`switched_off` reports that a whole process runs without its pool or cache: one warning for each reason and
+subject, and a count under ``fxpool.stats()["switched_off"]`` each time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PREFIX = "fxpool: "
 
 _lock = forks.lock(__name__, "_lock")
 _said: set[tuple[str, ...]] = set()
-# Packages whose lines tell a reader nothing about the cause.
+# Packages whose lines are never the cause of a warning.
 _NOT_THE_PROGRAM = ("fxpool", "torch", "threading", "contextlib", "concurrent")
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger of a name, shared with all who use the name. Exceptions of its handlers are dropped."""
+    """Return the (shared) logger of a name. Exceptions of its handlers are dropped."""
     shared = logging.getLogger(name)
     if "handle" not in vars(shared):
         shared.handle = functools.partial(_handle, shared.handle)  # type: ignore[method-assign]
@@ -56,9 +56,9 @@ log = logger("fxpool")
 
 
 def warn(text: str) -> None:
-    """Warn (RuntimeWarning) from the program's line that led here.
+    """Warn (RuntimeWarning), attributed to the line of the program that led here.
 
-    If the program's filters make it an error, which would cost the graph that it is about, it is logged instead.
+    If the program's filters turn warnings into errors, log instead: an error would fail the graph.
     """
     level = _level_of_the_program()
     try:
@@ -70,9 +70,9 @@ def warn(text: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_left_to_write() -> Iterator[None]:
-    """Keep our own text from staying in standard error's buffer: unwritten text makes the exit status 120."""
+    """Leave no fxpool text in standard error's buffer: unwritten text makes the exit status 120."""
     stream = sys.stderr
-    is_ours = _flushed(stream)  # otherwise the buffer holds text of the program's, which is left alone
+    is_ours = _flushed(stream)  # otherwise the buffer holds text of the program, which is not dropped
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def _flushed(stream: object) -> bool:
 
 
 def _drop(stream: object) -> None:
-    """Empty a stream's buffer. There is no call for that, so it is flushed to /dev/null."""
+    """Empty a stream's buffer by flushing it to /dev/null, for lack of a direct call."""
     try:
         number = stream.fileno()  # type: ignore[attr-defined]
         kept, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ def _drop(stream: object) -> None:
 
 
 def _level_of_the_program() -> int:
-    """Return the stack level of the program's line above `warn`; 1 in a thread of ours, which has none."""
+    """Return the stack level of the program's line above `warn`; 1 in a thread of fxpool, which has none."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         frame, level = frame.f_back, level + 1
@@ -115,13 +115,13 @@ def _level_of_the_program() -> int:
 
 
 def once(what: str, text: str) -> None:
-    """Log a warning, unless there has been one for `what` in this process."""
+    """Log a warning, once per `what` in this process."""
     if _is_first("log", what):
         log.warning("%s", text)
 
 
 def switched_off(reason: str, text: str, *, about: str = "") -> None:
-    """Count `reason`, and warn the first time in this process for `about`. `text` says what is off and what to do."""
+    """Count `reason`, and warn once per process and `about`. `text` names what is off and a remedy."""
     counters.count("switched_off", reason)
     if _is_first(reason, about):
         warn(text)

@@ -1,4 +1,4 @@
-"""Formats times, sizes and counts for people, and parses times. Imports nothing heavy."""
+"""Formats times, sizes and counts as text, and parses times. Cheap to import."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 def size(number: float) -> str:
-    """Format bytes in the largest unit, up to GB, of which there is at least 1."""
+    """Format bytes in the largest unit up to GB that gives at least 1."""
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1024 or unit == "GB":
             break
@@ -54,14 +54,14 @@ def size(number: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration in seconds, to two digits or so."""
+    """Format a duration, given in seconds, to about two digits."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds // 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def ago(when: float) -> str:
-    """Format how long ago a Unix time was."""
+    """Format the time since a Unix time."""
     seconds = max(0.0, time.time() - when)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

@@ -1,8 +1,8 @@
-"""Called by torch when it has been imported: the entry point in the group ``torch.backends``.
+"""Entry point in the group ``torch.backends``, which torch calls at the end of its import.
 
-What it raised would end ``import torch`` in every program, whether it uses fxpool or not. So nothing is imported here
-before the call, and whatever a damaged installation, or metadata without a package beside it, raises is only logged:
-the backend says it again, to those who ask for it.
+An exception here would break ``import torch`` in every program, with or without fxpool. So nothing is imported
+before the call, and exceptions (a damaged installation, metadata without its package) are only logged:
+the backend reports them to programs that use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["on_torch_import"]
 
 
 def on_torch_import() -> None:
-    """Make fxpool's artifacts known to torch (`fxpool.lowering.autoload`). Never raises."""
+    """Register fxpool's cache artifacts with torch (`fxpool.lowering.autoload`). Never raises."""
     with contextlib.suppress(Exception):
         try:
             from fxpool.lowering import autoload  # as said above

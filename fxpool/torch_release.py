@@ -1,6 +1,6 @@
-"""Whether this process's torch is supported, or tried at the user's wish.
+"""Decides whether this process's torch is supported, or untested but allowed by the settings.
 
-torch is imported inside functions: whoever imports fxpool may not want it.
+torch is imported inside functions: importing fxpool must not import it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["current_refusal", "is_untested"]
 
 
 def current_refusal() -> str | None:
-    """Return why torch, Python or the platform is refused, or None if it is supported or may be tried.
+    """Return why torch, Python or the platform is refused, or None if it is supported or allowed.
 
-    Raises ConfigurationError where torch is newer than any tested and the settings do not parse.
+    Raises ConfigurationError if torch is newer than any tested release and the settings cannot be parsed.
     """
     return _refusal(_is_newer() and config.current().untested_torch)
 
 
 def is_untested() -> bool:
-    """Return whether torch is newer than any tested, and the setting `untested_torch` wants to try it. Warns once."""
+    """Return whether torch is newer than any tested release and allowed by `untested_torch`. Warns once."""
     if not _is_newer() or not config.current().untested_torch:
         return False
     import torch
