@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_python_file_is_said(tmp_path: Path, content: str, 
     ("content", "said"),
     [
         ("[[case]]\nname = 'a'", "make"),
-        ("[[case]]\nname = 'a'\nmake = 'b:c'\nmodel = 1", "model is no setting"),
+        ("[[case]]\nname = 'a'\nmake = 'b:c'\nmodel = 1", "unknown settings of a case: model"),
         ("[[cases]]\nname = 'a'", "cases"),
         ("[[case", "cannot read"),
     ],

@@ -70,7 +70,7 @@ def test_cache_show(store: LocalStore) -> None:
 
 def test_cache_show_of_nothing_or_of_too_much(store: LocalStore) -> None:
     result = run("cache", "show", "zz")
-    assert result.exit_code == 2 and "no entry whose key begins with 'zz'" in result.stderr
+    assert result.exit_code == 2 and "no entry has a key that starts with 'zz'" in result.stderr
     assert run("cache", "show", "").exit_code == 2
 
 

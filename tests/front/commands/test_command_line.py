@@ -29,7 +29,7 @@ def start(python: str, *arguments: str, **kwargs: Any) -> subprocess.Popen[str]:
 def test_a_full_output_is_said_in_a_line(python: str, arguments: list[str]) -> None:
     with open("/dev/full", "w") as full, start(python, *arguments, stdout=full, stderr=subprocess.PIPE) as running:
         _, said = running.communicate()
-    assert said == "fxpool: the output can't be written: No space left on device\n"
+    assert said == "fxpool: cannot write the output: No space left on device\n"
     assert running.returncode == 1
 
 

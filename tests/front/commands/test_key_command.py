@@ -77,4 +77,4 @@ def test_a_key_is_added_to_a_key_file_only(content: str | None, tmp_path: Path) 
 def test_a_directory_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(str(tmp_path / "file" / "key"))
-    assert result.exit_code == 2 and "can't write" in result.output
+    assert result.exit_code == 2 and "cannot write" in result.output

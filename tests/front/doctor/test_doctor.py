@@ -63,7 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: st
 def test_a_check_that_fails_is_a_finding_and_the_others_go_on() -> None:
     first, second, third = examine([("a", broken), ("b", lambda: [Finding("b", OK, "fine")])])
     assert (first.state, third.check) == (OK, "b")
-    assert (second.check, second.state, second.found) == ("a", WARN, "can't be told here: RuntimeError: two lines")
+    assert (second.check, second.state, second.found) == ("a", WARN, "the check failed: RuntimeError: two lines")
     assert second.remedy
 
 
@@ -217,7 +217,7 @@ def test_directories_that_are_well(tmp_path: Path) -> None:
         (DISK(os.ST_NOEXEC, 1 << 30, 4096, 0, 0), FAIL, "noexec"),
         (DISK(os.ST_RDONLY, 1 << 30, 4096, 0, 0), FAIL, "read-only"),
         (DISK(0, 10, 4096, 0, 0), WARN, "less than"),
-        (DISK(0, 1 << 30, 4096, 1000, 3), WARN, "only 3 files"),
+        (DISK(0, 1 << 30, 4096, 1000, 3), WARN, "only 3 more files"),
         (DISK(0, 1 << 30, 4096, 0, 0), OK, ""),  # a disk that counts no files
     ],
 )
@@ -407,7 +407,7 @@ def test_a_real_compile_and_a_real_hit(python: str) -> None:
     facts = json.loads(done.stdout)
     states = {check["check"]: check for check in facts["checks"]}
     assert done.returncode == 0, facts
-    assert "nothing was lowered in the process that asked" in states["compile"]["found"]
+    assert "nothing was lowered in the calling process" in states["compile"]["found"]
     assert states["hit"]["state"] == OK and "from the cache" in states["hit"]["found"]
     assert done.stderr == ""
 
