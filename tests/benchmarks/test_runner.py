@@ -128,8 +128,8 @@ def test_one_that_fails_costs_itself_only(mine: suite.Suite) -> None:
 def test_one_that_hangs_or_eats_is_ended(mine: suite.Suite) -> None:
     found = run_all(mine, "hangs", "eats", "model", jobs=3)
     assert {name: one.state for name, one in found.items()} == {"hangs": "timeout", "eats": "memory", "model": "done"}
-    assert "longer than 3 s, and was building" in found["hangs"].reason
-    assert "MB of 500, and was building" in found["eats"].reason
+    assert "longer than 3 s (while building" in found["hangs"].reason
+    assert "MB of 500 (while building" in found["eats"].reason
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_what_torch_does_not_hand_on_is_counted_and_said_once(run: Run) -> None:
     assert (report["lowerings"], report["stats"]["borrowed"]) == (3 + 2, {"fx": 1}), "of branches, too"
     assert [line.count("\n") for line in report["said"]] == [0, 0], report["said"]
     pickle, higher = report["said"]
-    assert pickle.startswith("fxpool: no worker compiles this, it is compiled in this process (said once, ")
+    assert pickle.startswith("fxpool: not compiled by a worker: it is compiled in this process (reported once, ")
     assert "borrowed:not_picklable" in pickle and "Unable to pickle" in pickle
     assert "borrowed:higher_order_operator" in higher and "cond" in higher
     assert "higher_order_operator" in report["strict"]

@@ -507,7 +507,7 @@ def broken_answers(session: bytes) -> Iterator[tuple[bytes, str]]:
     yield resized(answer, payload=100_000), "inside a frame"
     yield answer[: HEADER.size - 1], "not a frame of fxpool"  # the rest of the header is that of the real answer
     yield b"".join(encode(m.Granted(number=1))), "known message"
-    yield b"".join(encode(m.Submit(job=1, function="pool_jobs:sleep", label="x"))) * 2, "is in use"
+    yield b"".join(encode(m.Submit(job=1, function="pool_jobs:sleep", label="x"))) * 2, "already in use"
     yield session[: session.index(MAGIC, 1)] + b"garbage" * 9, "not a frame of fxpool"
 
 

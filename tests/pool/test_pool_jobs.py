@@ -301,7 +301,7 @@ def test_payloads_over_the_cap(client: PoolClient, monkeypatch: pytest.MonkeyPat
     from fxpool.pool.wire import protocol
 
     monkeypatch.setattr(protocol, "PAYLOAD_CAP", 1000)
-    with pytest.raises(ProtocolError, match="cap"):
+    with pytest.raises(ProtocolError, match="maximum size"):
         run(client, "echo", b"x" * 1001)
     assert run(client, "echo", b"x").result() == b"x"
 

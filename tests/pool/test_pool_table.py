@@ -323,7 +323,7 @@ def _is_said(error: BaseException, cell: tuple[str, str, str], plan: Plan, job: 
         assert (error.fxpool_job, error.fxpool_worker) == (plan.text, job.worker_pid)  # type: ignore[attr-defined]
         if kind == "unpicklable":
             assert type(error) is TypeError
-            assert "returned lock; a job returns bytes" in str(error)
+            assert "returned lock; a job must return bytes" in str(error)
         else:
             assert type(error) is RemoteError
             assert error.type_name == {"exit": "SystemExit", "unpickling": "pool_crashes.Sour"}[kind]

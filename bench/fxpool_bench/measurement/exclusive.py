@@ -53,7 +53,7 @@ def measuring(
     pause: bool = True,
     runtime_dir: str | None = None,
 ) -> Iterator[Exclusive]:
-    """Run a ``with`` block while no other process of this user measures on `device`, and fxpool compiles nothing.
+    """Measure exclusively in a ``with`` block: the host measures nothing else on `device`, and fxpool compiles nothing.
 
     Processes measure in the order of their requests. `device` is None (the CPU) or an argument of `torch.device`. A
     block for the CPU excludes all other blocks; a block for a GPU excludes those for the same GPU and for the CPU.

@@ -109,10 +109,10 @@ def test_what_can_not_be_compiled_again_is_said(kept: LocalStore, cache: Path, m
     assert REQUEST not in entry_of(kept, "cosines").blobs, "off unless it is asked for"
     result = verify("--recompute", "9")
     assert result.exit_code == 0 and "compiled 1 entry again: 1 equal" in result.output
-    assert "1 entry was kept without what to compile again from: FXPOOL_KEEP_REQUESTS=1" in result.output
+    assert "1 entry holds no request to recompile; set FXPOOL_KEEP_REQUESTS=1" in result.output
     kept.publish(entry_of(kept, "sines"), {REQUEST: b"nothing that unpickles"})
     result = verify("--recompute", "9")
-    assert result.exit_code == 1 and "can't be compiled again: UnpicklingError" in result.output
+    assert result.exit_code == 1 and "could not be recompiled: UnpicklingError" in result.output
     kept.remove(entry_of(kept, "sines").key)
     assert verify("--recompute", "9").exit_code == 1, "nothing was compared"
     monkeypatch.setenv("FXPOOL_POOL", "off")
