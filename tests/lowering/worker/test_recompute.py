@@ -66,7 +66,7 @@ def test_equal_after_it_was_compiled_again(kept: LocalStore) -> None:
     before = sorted((one.key, one.entry) for one in kept.scan() if one.entry is not None)
     result = verify("--recompute", "5")
     assert result.exit_code == 0, result.output
-    assert "compiled 2 entries again: 2 equal, 0 differing, 0 failed" in result.output
+    assert "recompiled 2 entries: 2 equal, 0 differing, 0 failed" in result.output
     assert result.output.count("equal code, equal outputs") == 2
     assert sorted((one.key, one.entry) for one in kept.scan() if one.entry is not None) == before
     compiled(sines, torch.randn(4, 8), dynamic=True)
@@ -108,7 +108,7 @@ def test_what_can_not_be_compiled_again_is_said(kept: LocalStore, cache: Path, m
     compiled(cosines, torch.randn(4, 8))
     assert REQUEST not in entry_of(kept, "cosines").blobs, "off unless it is asked for"
     result = verify("--recompute", "9")
-    assert result.exit_code == 0 and "compiled 1 entry again: 1 equal" in result.output
+    assert result.exit_code == 0 and "recompiled 1 entry: 1 equal" in result.output
     assert "1 entry holds no request to recompile; set FXPOOL_KEEP_REQUESTS=1" in result.output
     kept.publish(entry_of(kept, "sines"), {REQUEST: b"nothing that unpickles"})
     result = verify("--recompute", "9")
