@@ -24,7 +24,7 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
     from fxpool.lowering import verification  # imports torch, which `verify` alone does not need
 
     if config.current().pool == "off":
-        fail("recompiling needs workers, and FXPOOL_POOL is off")
+        fail("recompiling needs workers, which FXPOOL_POOL=off disables")
     chosen = verification.sample(entries, count, seed)
     equal = failed = differing = 0
     for entry, found in verification.recomputed(chosen, store, seed):
