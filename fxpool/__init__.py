@@ -147,8 +147,8 @@ def _store_sizes() -> dict[str, Any] | None:
     cache_dir = config.current().cache_dir
     if not cache_dir.is_dir():
         return None  # reading the size must not create the directory
-    from fxpool.codecache import collector
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store import collector
+    from fxpool.codecache.store.store import LocalStore
 
     store = LocalStore(str(cache_dir))
     evicted = collector.evicted(store.root)

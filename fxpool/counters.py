@@ -2,7 +2,7 @@
 
 All packages count here, under the names shown by `fxpool.stats()`. A name counted with a reason
 (`count("bypasses", "has_custom_hop")`) is a table of reason to count; a name counted without is a number.
-Covers this process and nothing on disk; see `codecache.store` for the contents of a store.
+Covers this process and nothing on disk; see `codecache.store.store` for the contents of a store.
 """
 
 from __future__ import annotations

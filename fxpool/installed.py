@@ -1,7 +1,7 @@
 """Digests of the installed code used by compiles: torch, Triton and sympy, by content.
 
-Part of each graph's key (`codecache.system`), and of the name of the server whose workers have exactly this code
-(`pool.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
+Part of each graph's key (`codecache.key.system`), and of the name of the server whose workers have exactly this code
+(`pool.client.identity`). A distribution's RECORD holds the digest of every installed file, so two builds of one version
 differ in it. Deviations from the RECORD count by content: a file edited in place, added or removed, a tree
 earlier on the path than the installed one, an editable or develop install (whose RECORD lists no such files). A file
 that was only touched, or restored, does not count.

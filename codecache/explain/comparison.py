@@ -27,7 +27,7 @@ _SHOWN = 20  # differences listed per component
 class Difference:
     """One item that differs. `before` and `after` are its values as text, None on the side without the item.
 
-    `component` is a component of the key (`codecache.key`), `item` a node, input, option or function; empty if only
+    `component` is a component of the key (`codecache.key.key`), `item` a node, input, option or function; empty if only
     the digests of the component are known to differ. `position` is the position of a node in its graph.
     """
 

@@ -31,19 +31,6 @@ _MOST = 8 << 20
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
-def short_digest(value: str) -> str:
-    """Return a short digest of a text, to compare values without showing them."""
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Return environment variables by name, with digests instead of values."""
-    return {
-        f"environment variable {name}": "not set" if value is None else f"a value of digest {short_digest(value)}"
-        for name, value in variables.items()
-    }
-
-
 def packed(
     parts: Mapping[str, Any],
     *,

@@ -75,11 +75,11 @@ def bench(
     failed, gave wrong results, or (with --compare) is slower.
     """
     # Imported here, so that `fxpool --help` answers at once.
-    from fxpool.benchmarks import page, plots, pyperf_file, report, runner
-    from fxpool.benchmarks import suite as suites
-    from fxpool.benchmarks.case import runs
-    from fxpool.benchmarks.display import Display
-    from fxpool.benchmarks.results import Record, Results, read
+    from fxpool.bench import page, plots, pyperf_file, report, runner
+    from fxpool.bench import suite as suites
+    from fxpool.bench.case import runs
+    from fxpool.bench.display import Display
+    from fxpool.bench.results import Record, Results, read
 
     chosen = suites.load(suite)
     selected = suites.select(chosen.cases, _words(cases))

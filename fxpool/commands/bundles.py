@@ -49,8 +49,8 @@ def cache_export(
 
     All entries, or those whose key starts with a KEY.
     """
-    from fxpool.codecache import bundle
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.bundle import bundle
+    from fxpool.codecache.store.store import LocalStore
 
     cache_dir = config.current().cache_dir
     if not os.path.lexists(cache_dir):  # looking must not create it
@@ -145,7 +145,7 @@ def _keyring(key_file: str | None) -> Keyring | None:
 
 def _since(given: Sequence[str], keyring: Keyring | None) -> tuple[Earlier | None, float]:
     """Return the contents of earlier bundles, and the Unix time since which entries are exported."""
-    from fxpool.codecache import bundle, bundle_file
+    from fxpool.codecache.bundle import bundle, bundle_file
 
     earlier, created = None, 0.0
     for text in given:

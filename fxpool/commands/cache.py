@@ -33,7 +33,7 @@ _LABEL = 11  # width of the labels of `cache show`
 @click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def stats(as_json: bool) -> None:
     """Show the size of the cache, and counters of the last 30 days."""
-    from fxpool.codecache import collector, contents, host_statistics
+    from fxpool.codecache.store import collector, contents, host_statistics
 
     store = _store()
     settings = config.current()
@@ -290,7 +290,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
 
     These graphs run eagerly until they are released.
     """
-    from fxpool.codecache import quarantine
+    from fxpool.codecache.store import quarantine
 
     store = _store()
     records = list(quarantine.scan(store.root)) if store is not None else []
@@ -372,7 +372,7 @@ def cache_clear(yes: bool) -> None:
 
     Entries, blobs, precompiled headers, facts about hosts, and the quarantine.
     """
-    from fxpool.codecache import contents
+    from fxpool.codecache.store import contents
 
     store = _store()
     if store is None:
@@ -394,7 +394,7 @@ def cache_clear(yes: bool) -> None:
 
 def _listed(shares: dict[str, Any]) -> str:
     """Format as ``12 entries, 24 blobs and 9 other files (155.0 MB)``, without files that fxpool did not write."""
-    from fxpool.codecache import contents
+    from fxpool.codecache.store import contents
 
     ours = {kind: share for kind, share in shares.items() if kind != contents.FOREIGN}
     numbers = {kind: share.files for kind, share in ours.items()}

@@ -71,7 +71,7 @@ def _serve(detach: bool) -> None:
             pass
         if not ended.is_set():
             raise click.ClickException("the server ended; see its log (`fxpool status` names it)")
-        hosts.stop(launch.link_of(runtime_root(), client.config.host))
+        hosts.stop(runtime_dir.link_of(runtime_root(), client.config.host))
     client.close()
 
 
@@ -188,7 +188,7 @@ def stop() -> None:
 
     A server that hangs is killed.
     """
-    from fxpool.pool import ending, hosts
+    from fxpool.pool.client import ending, hosts
 
     ended = [ending.end(link) for link in hosts.links(runtime_root())]
     for one in ended:
@@ -202,7 +202,7 @@ def stop() -> None:
 
 def runtime_root() -> Path:
     """Return the directory of this host's servers. Raises PoolUnavailableError if it is unsafe."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     configured = config.current().runtime_dir
     return runtime_dir.runtime_root(str(configured) if configured is not None else None)

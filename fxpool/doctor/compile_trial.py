@@ -90,7 +90,7 @@ class Trial:
 
 def _environment(directory: Path) -> dict[str, str]:
     """Return the user's settings, without caches and without settings that change how a graph gets to a worker."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     extra = {}
     try:

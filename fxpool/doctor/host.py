@@ -219,7 +219,7 @@ def _is_as_recorded(record: Path) -> bool:
 
 def cache_directory() -> Iterator[Finding]:
     """Check the cache directory: private to this user, executable, with room."""
-    from fxpool.codecache import blobs
+    from fxpool.codecache.store import blobs
 
     path = config.current().cache_dir
     try:
@@ -232,7 +232,7 @@ def cache_directory() -> Iterator[Finding]:
 
 def runtime_directory() -> Iterator[Finding]:
     """Check the directory of sockets and logs. Creates a socket, because its path is limited to 107 bytes."""
-    from fxpool.pool import runtime_dir
+    from fxpool.pool.host import runtime_dir
 
     configured = config.current().runtime_dir
     remedy = "set FXPOOL_RUNTIME_DIR to another directory"
@@ -305,7 +305,7 @@ def _place(name: str, path: Path, room: int, remedy: str, *, runs: bool = False)
 
 def processors() -> Iterator[Finding]:
     """Check the number of workers, and the limit that sets it."""
-    from fxpool.pool import limits
+    from fxpool.pool.host import limits
 
     count, rule = limits.default_workers()
     wanted = config.current().workers

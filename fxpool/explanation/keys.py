@@ -79,7 +79,7 @@ def _side(what: Any, there: Sequence[Entry]) -> Side:
 
 def _stores() -> list[LocalStore]:
     """Return the configured stores that exist, without creating them."""
-    from fxpool.codecache.store import LocalStore
+    from fxpool.codecache.store.store import LocalStore
 
     settings = config.current()
     stores = [LocalStore(str(settings.cache_dir))] if settings.cache_dir.is_dir() else []

@@ -73,9 +73,9 @@ def test_a_toml_file(tmp_path: Path) -> None:
         ("CASES = [1]", "which is not a Case"),
         ("1/0", "ZeroDivisionError"),
         (_PYTHON + "CASES *= 2", "several cases with one name"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', modes=('fast',))]", "'fast'"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a/b', 'b:c')]", "not a valid name"),
-        ("from fxpool.benchmarks.case import Case\nCASES = [Case('a', 'b:c', seconds=0)]", "above 0"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a', 'b:c', modes=('fast',))]", "'fast'"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a/b', 'b:c')]", "not a valid name"),
+        ("from fxpool.bench.case import Case\nCASES = [Case('a', 'b:c', seconds=0)]", "above 0"),
     ],
 )
 def test_what_is_wrong_with_a_python_file_is_said(tmp_path: Path, content: str, said: str) -> None:
