@@ -6,7 +6,7 @@ differ in it. Deviations from the RECORD count by content: a file edited in plac
 earlier on the path than the installed one, an editable or develop install (whose RECORD lists no such files). A file
 that was only touched, or restored, does not count.
 
-    RECORD ──▶ digest of what was installed
+    RECORD ──▶ digest of the installed files
     tree   ──▶ files newer than their RECORD, or of another size ──▶ those whose content differs ──▶ their digest
 
 Left out: compiled bytecode, and headers that no kernel includes. Imports nothing of torch; facts hold no absolute path.
@@ -158,7 +158,7 @@ class _Recorded:
         self.modified = self.changed = 0  # the RECORD's times in ns; files that are not newer are unchanged
 
     def add(self, distribution: importlib.metadata.Distribution) -> str:
-        """Add a distribution's RECORD. Return the digest of its lines about the package, "" if there are none."""
+        """Add a distribution's RECORD. Return the digest of its lines about the package, "" without any."""
         text = distribution.read_text("RECORD") or ""
         # Lines about bytecode differ between machines.
         lines = sorted(line for line in text.splitlines() if line.startswith(self._prefixes) and ".pyc," not in line)

@@ -105,7 +105,7 @@ def _drop(stream: object) -> None:
 
 
 def _level_of_the_program() -> int:
-    """Return the stack level of the program's line above `warn`; 1 in a thread of fxpool, which has none."""
+    """Return the stack level of the program's line above `warn`; 1 in a thread of fxpool, where it has no line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         frame, level = frame.f_back, level + 1

@@ -370,7 +370,7 @@ def _pids() -> tuple[int, int] | None:
             for root in roots:
                 for group in (Path(root + path), Path(root)):
                     with contextlib.suppress(OSError, ValueError):
-                        allowed = int((group / "pids.max").read_text())  # "max" is no number
+                        allowed = int((group / "pids.max").read_text())  # "max" does not parse
                         groups.append((int((group / "pids.current").read_text()), allowed))
     return min(groups, key=lambda pair: pair[1] - pair[0], default=None)
 

@@ -20,7 +20,7 @@ class CountedReason:
     """A reason counted by this process, under the name of a counter of `fxpool.stats()`.
 
     `example` is the label of the latest graph counted under it, with its function and details;
-    empty if there is none. `page` is a page of docs/ about it.
+    or empty. `page` is a page of docs/ about it.
     """
 
     counter: str

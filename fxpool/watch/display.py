@@ -10,7 +10,7 @@ A line of a log, with the seconds since it was begun, and a terminal's lines abo
     fxpool: graph 3 [1/0]: ready compiled by a worker after 12.3 s
 
 A terminal is the program's. Its cursor may be anywhere: the program prints through Python, C and other processes, on
-two streams. So this module never moves the cursor or erases; it writes whole lines, in a thread of its own: a stopped
+two streams. So this module never moves the cursor or erases; it writes whole lines, in its own thread: a stopped
 terminal (Ctrl-S) holds up that thread, not a compile. Bars of tqdm step aside for the lines.
 
 Text that can't be written is not kept in a buffer, where it would fail the program's own output later, or its exit.

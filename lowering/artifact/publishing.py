@@ -57,7 +57,7 @@ def _dumped(request: CompileRequest) -> bytes:
     """Return the request as bytes, without paths of this host; empty if it does not pickle, as in its own process."""
     try:
         return dataclasses.replace(request, store=None, toolchain_dir=None, rejected_entries=()).dump()
-    except Exception as error:  # whatever pickling a program's objects raises
+    except Exception as error:  # pickling a program's objects may raise anything
         log.info("%s is stored without its request: %s", request.label, error)
         return b""
 

@@ -79,7 +79,7 @@ class CpuTimes:
             try:
                 root = job.runtime_root if job is not None else None
                 stack.enter_context(exclusive.measuring(patience=_PATIENCE, runtime_dir=root))
-            except (FxpoolError, OSError) as error:  # somebody measures for long
+            except (FxpoolError, OSError) as error:  # another process measures for too long
                 log.warning("timing %s while other processes may be measuring: %s", asked.operation, error)
             yield
 

@@ -118,7 +118,11 @@ def alone_on(index: int, root: str | None = None) -> Iterator[None]:
             device = torch.device("cuda", index)
             turn = exclusive.measuring(device, patience=_PATIENCE, pause=False, runtime_dir=root)
             stack.enter_context(turn)
-        except (FxpoolError, RuntimeError, AssertionError) as error:  # somebody measures for long, or no such device
+        except (
+            FxpoolError,
+            RuntimeError,
+            AssertionError,
+        ) as error:  # another process measures for too long, or no such device
             log.warning("measuring while other processes may be measuring: %s", error)
         yield
 

@@ -100,7 +100,7 @@ def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
                 return _kept(directory, name) or _made(directory, name, begun)
-        except (OSError, StoreError) as error:  # full, read-only, or somebody else's work that takes for ever
+        except (OSError, StoreError) as error:  # full, read-only, or another process never finishes it
             log.warning("could not store the library that stands in for GPUs: %s", error)
     return _made(os.environ["TORCHINDUCTOR_CACHE_DIR"], name)  # the job's own
 
@@ -130,7 +130,7 @@ def library_ahead(toolchain_dir: str | None) -> None:
         try:
             if toolchain.find_compiler(toolchain_dir) is not None:
                 _library(toolchain_dir, begun)
-        except Exception as error:  # who needs it says what is wrong
+        except Exception as error:  # the first graph that needs it reports the error
             log.debug("could not build the library ahead of the first graph: %s", error)
 
     def end() -> None:

@@ -17,7 +17,7 @@ def install() -> None:
         raise UnsupportedTorchError(
             refusal, remedy="remove fxpool.install(), or install a version of torch in that range"
         )
-    config.current()  # what does not parse is said here, not in the middle of a compile
+    config.current()  # invalid settings raise here, not in the middle of a compile
     if torch_release.is_untested():
         from fxpool.lowering import untested_torch  # as below
 

@@ -111,7 +111,7 @@ def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int
         made_call = load(request, made, fakes)
         try:
             kept_call = load(request, kept, fakes)
-        except Exception as error:  # code that nobody can vouch for
+        except Exception as error:  # untrusted code may raise anything
             return f"the cached code does not load: {type(error).__name__}: {error}"
     with ambient.entered(request.ambient):
         try:

@@ -500,7 +500,9 @@ class Server:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="fxpool.pool.server.server", description="The pool's server. Started by clients.")
+    parser = argparse.ArgumentParser(
+        prog="fxpool.pool.server.server", description="The pool's server. Started by clients."
+    )
     parser.add_argument(
         "--directory", type=Path, required=True, help="the server's private directory, with its configuration"
     )

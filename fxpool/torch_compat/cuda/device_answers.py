@@ -1,4 +1,4 @@
-"""Compiles for a CUDA device in a process that has none: answers torch and Triton from `DeviceFacts`.
+"""Compiles for a CUDA device in a process without one: answers torch and Triton from `DeviceFacts`.
 
 A query without an answer is an error that names it: no answer is guessed. Generated code is not executed: a generated
 module is only read for the calls that compile its kernels.

@@ -1,4 +1,4 @@
-"""Answers torch's C++ about CUDA devices while it traces for them, in a process that has none.
+"""Answers torch's C++ about CUDA devices while it traces for them, in a process without any.
 
 Autograd records a stream for each tensor of a device, fake ones included. It gets the stream from torch's guard of that
 device type, and checks whether such a device exists; a convolution checks for cuDNN. A build without CUDA has no guard,

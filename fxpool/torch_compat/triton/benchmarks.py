@@ -1,4 +1,4 @@
-"""Times candidates on a CUDA device for a process that has none: the counterpart of `autotuning`.
+"""Times candidates on a CUDA device for a process without one: the counterpart of `autotuning`.
 
 The candidates are run by torch's own code, on inputs made as torch makes them.
 """

@@ -341,7 +341,7 @@ class _NoDriver:
     """Replaces Triton's driver, which compiles for a named target never use."""
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"compiling a kernel asked Triton's driver for {name}, and there is none here")
+        raise RuntimeError(f"compiling a kernel asked Triton's driver for {name}, which a worker lacks")
 
 
 @contextlib.contextmanager
