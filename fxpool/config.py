@@ -6,11 +6,11 @@
                                         or ~/.config/fxpool/config.toml
       > the default
 
-A new setting is one field of `Settings` and one row of `_TABLE`. An unknown name raises `UnknownNameError`, a value
-that does not parse raises `ConfigurationError` naming its source: a typing error in a setting must not look like a
-setting without effect.
+A new setting is one field of `Settings` and one row of `_TABLE`. An unknown name raises `UnknownNameError`; a value
+that does not parse raises `ConfigurationError`, which names its source. A typing error in a setting must not look like
+a setting without effect.
 
-Parsers are imported inside functions: most processes have no settings file.
+The TOML parser is imported inside a function: most processes have no settings file.
 """
 
 from __future__ import annotations
@@ -39,71 +39,70 @@ _KUBERNETES_LINK = re.compile(r"FXPOOL_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\
 
 @dataclass(frozen=True)
 class Settings:
-    """One consistent reading of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
+    """A consistent snapshot of every setting. Paths are absolute, sizes are bytes, times are seconds (`2m` is 120)."""
 
     cache_dir: Path
-    """Directory of compiled entries and toolchain facts."""
+    """Directory of entries, blobs and toolchain facts."""
     cache_base: Path | None
-    """A cache filled before by this user or root (for an image, say): looked into first, never written to."""
+    """Read-only cache that this user or root has filled, for example in an image. Lookups try it first."""
     cache_max_bytes: int | None
-    """Bytes that the cache directory may take on disk; what was used least recently is removed first. `none`: no
+    """Bytes that the cache directory may take on disk. The least recently used entries are evicted first. `none`: no
     limit."""
     cache_max_files: int | None
     """Number of files that the cache directory may hold; `none`: no limit."""
     cache_min_seconds: float
-    """Graphs that were compiled in less time than this are not kept. 0: all are."""
+    """Graphs compiled in less time are not stored. 0: all graphs are stored."""
     keep_requests: bool
-    """Keep with each entry what it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
+    """Store with each entry the request it was compiled from, for ``fxpool cache verify --recompute``: the graph, its
     constants, and names of the program's code."""
     remote_cache: str | None
     """Address of a cache that machines share, behind the directory: ``redis://host:6379/0``, ``rediss://``, ``unix://``
     or ``s3://bucket/prefix``."""
     remote_key_file: Path | None
-    """File with the keys that authenticate what comes from the remote cache or a bundle (mode 0600, a key per line)."""
+    """File with the keys that authenticate remote values and bundles (mode 0600, a key per line)."""
     remote_use: str
     """`read-write`, or `read-only`: nothing is uploaded."""
     remote_timeout: float
-    """Seconds that one look into the remote cache may take in all, and that a remote which fails may cost once."""
+    """Seconds that one lookup in the remote cache may take. A failing remote costs this once."""
     pool: str
-    """`host`: workers of a server that all processes of this user and environment share. `embedded`: workers that live
-    and die with this process. `off`: everything compiles in this process."""
+    """`host`: one server and its workers for all processes of this user and environment. `embedded`: a server that
+    lives and dies with this process. `off`: everything compiles in this process."""
     workers: int | None
-    """Number of jobs that may run at once; None: as many as the CPU quota and affinity allow."""
+    """Number of jobs that may run at once; None: as many as CPU affinity, the CPU quota and memory allow."""
     strict: bool
     """Raise an error instead of falling back to an ordinary compile."""
     job_timeout: float
     """Seconds that one attempt to compile a graph may take."""
     job_memory: int | None
-    """Bytes that the processes which compile a graph may take together; None: half of the host's or the cgroup's
-    memory (see `fxpool.pool.host.memory` for small ones)."""
+    """Bytes that the processes of one compile may take together; None: half of the host's or the cgroup's memory, and
+    more on small hosts (`fxpool.pool.memory`)."""
     memory_high_watermark: float
-    """Part of the host's (the cgroup's) memory in use above which no compile begins beside those that run."""
+    """Part of the host's or the cgroup's memory. While more is in use, no compile starts beside a running one."""
     idle_timeout: float
-    """Seconds without a client after which the host's server ends."""
+    """Seconds without a client after which the host's server exits."""
     runtime_dir: Path | None
-    """Directory of sockets and logs. A socket's path may have no more than about 100 bytes: with a longer name, those
-    of the directory are under ``/tmp``. None: a directory that `fxpool.pool.host.runtime_dir` chooses, after checking
-    who owns it."""
+    """Directory of sockets and logs. A socket's path is limited to about 100 bytes: for a longer directory name, they
+    are under ``/tmp``. None: a directory that `fxpool.pool.runtime_dir` chooses, after checking who owns it."""
     mode: str
-    """How graphs are compiled: one of `WORKING_MODES`."""
+    """Where a graph is compiled, and whether the program waits: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]
-    """The stages that progressive modes compile one after another: for each, Inductor's options or the name of one of
-    torch.compile's modes."""
+    """Stages that progressive modes compile one after another, each as Inductor options or the name of a torch.compile
+    mode."""
     stage_calls: int
-    """Number of calls that a new stage and the one in use are timed with; 0: a later stage is taken to be better."""
+    """Number of calls that time a new stage against the current one; 0: a later stage always replaces it."""
     regions: str
-    """Whether graphs are cut into pieces, so that a model's equal blocks are compiled once and pieces side by side:
-    `on`, `off`, or `auto`: for the first code of ``async+`` and ``progressive+`` modes, if that is clearly faster."""
+    """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
+    `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if pieces are clearly faster."""
     progress: str
-    """`on`: show the progress of each graph on standard error; a path: write it there, line by line."""
+    """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
     trace: Path | None
-    """File to write a trace of the run to, for Perfetto or chrome://tracing."""
+    """File for a trace of the run, for Perfetto or chrome://tracing."""
     untested_torch: bool
-    """Try a torch that is newer than any that fxpool was tested with. What does not fit is compiled by Inductor."""
+    """Try a torch newer than any that fxpool was tested with. Where it does not fit, Inductor compiles the graph."""
 
 
 def _default_cache_dir() -> Path:
-    # Not /tmp: whatever a reboot or a cleaner removes has to be compiled again.
+    # Not /tmp: files that a reboot or a cleaner removes would have to be compiled again.
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that a relative value is to be ignored.
     if not os.path.isabs(base):
@@ -113,7 +112,7 @@ def _default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class _Row:
-    """How one setting is parsed, its default, and its environment variable if that is not the usual one."""
+    """The parser of a setting, its default, and its environment variable if that is not the usual one."""
 
     parse: Callable[[object], Any]
     default: Callable[[], Any]
@@ -148,7 +147,7 @@ _TABLE: dict[str, _Row] = {
     "untested_torch": _Row(setting_values.as_bool, lambda: False),
 }
 _VARIABLES = {row.variable or _PREFIX + name.upper(): name for name, row in _TABLE.items()}
-# Variables that the defaults depend on are watched, too.
+# Includes the variables that the defaults depend on.
 _WATCHED = (*_VARIABLES, _CONFIG_VARIABLE, "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 
 _lock = forks.lock(__name__, "_lock", lambda: _forget())
@@ -179,10 +178,10 @@ def current() -> Settings:
 
 
 def configure(**settings: object) -> Settings:
-    """Set values for this process; they win over environment and file. None removes a value set here.
+    """Set values for this process; they override environment and file. None removes a value set here.
 
-    All or nothing: if one name is unknown (`UnknownNameError`) or one value does not parse
-    (`ConfigurationError`), nothing is changed. Returns the settings now in force.
+    Return the settings now in force. Change nothing if any name is unknown (`UnknownNameError`) or any value does not
+    parse (`ConfigurationError`).
     """
     global _calls, _cached
     parsed = {
@@ -190,13 +189,13 @@ def configure(**settings: object) -> Settings:
     }
     with _lock:
         kept = {name: value for name, value in _calls.items() if name not in settings}
-        _calls = {**kept, **parsed}  # one assignment, as a fork may come between any two steps
+        _calls = {**kept, **parsed}  # one assignment, because a fork may come between two
         _cached = None
     return current()
 
 
 def override(settings: Settings, values: Mapping[str, object], where: str = "options") -> Settings:
-    """Return `settings` with `values` over them, as `torch.compile(..., options={...})` sets for one graph.
+    """Return `settings` with `values` on top, as `torch.compile(..., options={...})` sets them for one graph.
 
     `where` names the source in errors. Raises `UnknownNameError`, `ConfigurationError`.
     """
@@ -205,7 +204,7 @@ def override(settings: Settings, values: Mapping[str, object], where: str = "opt
 
 
 def reset() -> None:
-    """Forget every `configure()` call and the cached settings."""
+    """Undo every `configure()` call and drop the cached settings."""
     global _cached
     with _lock:
         _calls.clear()
@@ -248,7 +247,7 @@ def _fingerprint(path: Path) -> tuple[object, ...]:
     except OSError:
         file = None
     get = os.environ.get
-    # Unknown variables count, so that one that appears later is refused as well.
+    # Unknown variables count, so that a later misspelt variable is refused as well.
     ours = tuple(name for name in os.environ if name.startswith(_PREFIX))
     return (str(path), file, ours, *[get(name) for name in _WATCHED])
 
@@ -271,15 +270,15 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except FileNotFoundError:
         if os.environ.get(_CONFIG_VARIABLE):
-            raise ConfigurationError(f"{_CONFIG_VARIABLE}: there is no file {path}") from None
+            raise ConfigurationError(f"{_CONFIG_VARIABLE}: {path} does not exist") from None
         return {}
     except (NotADirectoryError, PermissionError) as error:
         if os.environ.get(_CONFIG_VARIABLE):
-            raise ConfigurationError(f"{_CONFIG_VARIABLE}: {path} can't be read: {error.strerror}") from None
+            raise ConfigurationError(f"{_CONFIG_VARIABLE}: cannot read {path}: {error.strerror}") from None
         return {}
     except OSError as error:
         raise ConfigurationError(f"{path} is not a readable TOML file: {error}") from None
-    if sys.version_info >= (3, 11):  # here, because it takes 4 ms and most people have no such file
+    if sys.version_info >= (3, 11):  # imported late: it takes 4 ms, and most users have no settings file
         import tomllib
     else:
         import tomli as tomllib

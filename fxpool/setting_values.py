@@ -1,6 +1,6 @@
-"""Values of settings: how each kind is parsed, and what is said of one that does not parse.
+"""Parsers for the values of settings.
 
-A parser takes what a call, a variable or a file gave, and returns the value or raises `BadValue`.
+A parser takes a value from a call, a variable or a file. It returns the parsed value or raises `BadValue`.
 
 json is imported inside functions: few settings are lists.
 """
@@ -52,7 +52,7 @@ WORKING_POOLS = ("embedded", "host", "off")
 
 
 class BadValue(ValueError):
-    """A value that does not parse. `str()` is what was expected; `remedy` a further hint."""
+    """A value that does not parse. `str()` names the expected value; `remedy` is a further hint."""
 
     def __init__(self, expected: str, remedy: str = "") -> None:
         self.remedy = remedy
@@ -66,11 +66,11 @@ def as_path(value: object) -> Path:
         path = Path(value).expanduser()
     except (RuntimeError, TypeError) as error:
         raise BadValue("a path") from error
-    # Absolute now, because a worker that reads it may have another working directory.
+    # Absolute, because a worker that reads it may have another working directory.
     try:
         return Path(os.path.abspath(path))
     except OSError:
-        raise BadValue("an absolute path, and the working directory is gone") from None
+        raise BadValue("an absolute path (needed because the working directory is gone)") from None
 
 
 def as_bool(value: object) -> bool:
@@ -147,7 +147,7 @@ def as_job_memory(value: object) -> int | None:
 
 
 def as_part(value: object) -> float:
-    return as_number(value, "a part, more than 0 and at most 1", 1.0)
+    return as_number(value, "a fraction, more than 0 and at most 1", 1.0)
 
 
 def as_pool(value: object) -> str:
@@ -155,7 +155,7 @@ def as_pool(value: object) -> str:
     if text.lower() in WORKING_POOLS:
         return text.lower()
     if "://" in text:
-        raise BadValue(" or ".join(WORKING_POOLS), "a pool shared by the cluster is not built yet")
+        raise BadValue(" or ".join(WORKING_POOLS), "pools on other machines are not supported yet")
     raise BadValue(" or ".join(WORKING_POOLS))
 
 
@@ -166,10 +166,10 @@ def as_mode(value: object) -> str:
     working = ", ".join(WORKING_MODES)
     match = _MODE.fullmatch(str(value).strip().lower())
     if match is None:
-        raise BadValue(f"[progressive+][async+]normal|serialize|subprocess, of which these work: {working}")
+        raise BadValue(f"[progressive+][async+]normal|serialize|subprocess; supported: {working}")
     if (match[1] or match[2]) and match[3] != "subprocess":
-        remedy = f"in the background, workers compile: {match[1] or ''}{match[2] or ''}subprocess"
-        raise BadValue(f"one of the modes that work: {working}", remedy)
+        remedy = f"in the background, workers compile: use {match[1] or ''}{match[2] or ''}subprocess"
+        raise BadValue(f"a supported mode: {working}", remedy)
     return match[0]
 
 
@@ -217,7 +217,7 @@ def as_progress(value: object) -> str:
 
 
 def as_seconds_or_none(value: object) -> float:
-    """Parse seconds, of which there may be none: 0 is a value."""
+    """Parse seconds; 0 is allowed."""
     return 0.0 if str(value).strip() in ("0", "0.0", "0s") else as_seconds(value)
 
 
@@ -232,7 +232,7 @@ def as_limit(value: object) -> int | None:
 
 
 def as_count(value: object) -> int | None:
-    """Parse a number of things, or `none` for no limit."""
+    """Parse a positive number, or `none` for no limit."""
     expected = "a whole number of at least 1, or none"
     if isinstance(value, str) and value.strip().lower() == "none":
         return None
@@ -254,7 +254,7 @@ def as_address(value: object) -> str:
 
 
 def as_remote_use(value: object) -> str:
-    """Parse whether a remote cache is written to."""
+    """Parse the access to a remote cache."""
     text = str(value).strip().lower()
     if text not in ("read-write", "read-only"):
         raise BadValue("read-write or read-only")

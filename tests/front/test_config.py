@@ -115,7 +115,7 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("FXPOOL_JOB_TIMEOUT", "0", "more than 0"),
         ("FXPOOL_JOB_MEMORY", "half", "or auto"),
         ("FXPOOL_MEMORY_HIGH_WATERMARK", "90", "at most 1"),
-        ("FXPOOL_POOL", "tcp://there:1", "not built yet"),
+        ("FXPOOL_POOL", "tcp://there:1", "not supported yet"),
         ("FXPOOL_STAGES", "max-autotune", "as JSON"),
         ("FXPOOL_STAGES", "[]", "max_autotune"),
         ("FXPOOL_STAGES", "[1]", "max_autotune"),
