@@ -4,11 +4,11 @@
     python cpu_fills_gpu_cache.py fill --facts facts.json --cache DIR        on any machine without one
     FXPOOL_CACHE_BASE=DIR python cpu_fills_gpu_cache.py use                  on every machine with such a GPU
 
-All machines need the same Python, torch (a CUDA build), Triton and fxpool: otherwise the keys differ, and `use` has the
-graph compiled again. DIR must belong to root or to the user on the GPU machines, and be writable by nobody else.
+All machines need the same Python, torch (a CUDA build), Triton and fxpool: otherwise the keys differ, and `use`
+compiles the graph again. On the GPU machines, DIR must belong to root or to the user, and be writable by no other user.
 
 `fill` traces the model on the CPU, moves the captured graph to "cuda:0" and compiles it from the facts. There is no
-public call for this yet, so that half uses modules inside fxpool, which may change in any release.
+public call for this yet, so `fill` uses internal modules of fxpool, which may change in any release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
 
 
 def model_and_data(device: str) -> tuple[Model, torch.Tensor]:
-    """Made on the CPU and moved, so that `fill` and `use` have the same graph."""
+    """Create both on the CPU and move them to `device`, so that `fill` and `use` have the same graph."""
     torch.manual_seed(0)
     return Model().to(device), torch.randn(128, 64).to(device)
 
@@ -42,7 +42,7 @@ def model_and_data(device: str) -> tuple[Model, torch.Tensor]:
 
 
 def use() -> None:
-    """An ordinary program: only FXPOOL_CACHE_BASE says that somebody has compiled for it."""
+    """Run an ordinary program; FXPOOL_CACHE_BASE names the cache that `fill` has filled."""
     import fxpool
 
     if not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def use() -> None:
     print(json.dumps({name: stats[name] for name in ("hits", "misses", "compiles", "fallbacks")}))
 
 
-# ------------------------------------------------------------------------------ on a machine without one
+# ------------------------------------------------------------------------------ on a machine without a GPU
 
 
 def fill(facts_path: str, cache: str) -> None:
@@ -77,10 +77,10 @@ def fill(facts_path: str, cache: str) -> None:
     fxpool.configure(cache_dir=cache)
     store = runtime.store()
     if store is None:
-        sys.exit(f"fill: {cache} can't be used as a cache")
+        sys.exit(f"fill: cannot use {cache} as a cache directory")
     into = Destination(store=store.root, toolchain_dir=runtime.toolchain_directory(store))
 
-    # What the key is made of, as data: it has to be made again for the GPU.
+    # The parts of the key, as data: the key is computed again for the GPU.
     parts: dict[str, Any] = {}
     original = capture.key_parts
     capture.key_parts = lambda *arguments: parts.update(original(*arguments)) or dict(parts)
@@ -116,12 +116,12 @@ def fill(facts_path: str, cache: str) -> None:
     reply = decode_reply(job.result())
     fxpool.close()
     if reply.reference is None:
-        sys.exit(f"fill: nothing was kept: {reply}")
+        sys.exit(f"fill: the graph was not cached: {reply}")
     print(json.dumps({"key": reply.reference.key, "for": facts.name, "cuda_here": torch.cuda.is_available()}))
 
 
 def on_gpu(data: Any) -> Any:
-    """An encoded graph or input, on CUDA device 0 instead of the CPU."""
+    """Return an encoded graph or input, on CUDA device 0 instead of the CPU."""
     if isinstance(data, list):
         if len(data) == 2 and data[0] == "cpu" and data[1] is None:
             return ["cuda", 0]
@@ -132,11 +132,11 @@ def on_gpu(data: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fill a cache for GPUs where there is none.")
+    parser = argparse.ArgumentParser(description="Fill a cache for GPUs on a machine without a GPU.")
     commands = parser.add_subparsers(dest="command", required=True)
-    filling = commands.add_parser("fill", help="compile for the GPU that the facts describe")
-    filling.add_argument("--facts", required=True, help="a file with the output of: fxpool device --json")
-    filling.add_argument("--cache", required=True, help="the cache directory to fill")
+    filling = commands.add_parser("fill", help="compile for the GPU described by the facts")
+    filling.add_argument("--facts", required=True, help="file with the output of: fxpool device --json")
+    filling.add_argument("--cache", required=True, help="cache directory to fill")
     commands.add_parser("use", help="run the model on a GPU")
     arguments = parser.parse_args()
     if arguments.command == "fill":

@@ -22,7 +22,7 @@ WIDTH = 4
 
 
 def load_model() -> Any:
-    """The weights come from a file in a real server; here they are the same at each start."""
+    """Return the compiled model. A real server would load weights; here a seed makes them the same at each start."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, 64), torch.nn.GELU(), torch.nn.Linear(64, 3), torch.nn.Softmax(-1)]
     model = torch.nn.Sequential(*layers).eval()
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a model that fxpool compiles.")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free port (default: 8000)")
     port = parser.parse_args().port
 
     begun = time.perf_counter()
@@ -77,7 +77,7 @@ def main() -> None:
         f"{stats['compiles']['worker']} compiled, {stats['hits']} cached",
         flush=True,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as with Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # exit as after Ctrl-C
     try:
         server.serve_forever()
     except KeyboardInterrupt:

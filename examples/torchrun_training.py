@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/torchrun_training.py
 
-Each rank prints where its graphs came from: `compiled` (it asked first), `joined` (another rank's compile was under
-way) or `cached`. Run it again, and every graph of every rank is `cached`.
+Each rank prints where its graphs came from: `compiled` (it asked first), `joined` (another rank was already compiling
+it) or `cached`. Run it again, and every graph of every rank is `cached`.
 """
 
 import torch
@@ -35,7 +35,7 @@ def main() -> None:
     model = torch.compile(DistributedDataParallel(network), backend="fxpool")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
-    torch.manual_seed(rank)  # every rank has data of its own
+    torch.manual_seed(rank)  # every rank has its own data
     data = torch.randn(64, 32, device=device)
     target = data.sum(1, keepdim=True).tanh()
     losses = []

@@ -92,7 +92,7 @@ class Settings:
     """Number of calls that time a new stage against the current one; 0: a later stage always replaces it."""
     regions: str
     """Whether to cut graphs into pieces, so that equal blocks of a model are compiled once and pieces side by side:
-    `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if pieces are clearly faster."""
+    `on`, `off`, or `auto`: for the first stage of ``async+`` and ``progressive+`` modes, if clearly faster."""
     progress: str
     """`on`: show the progress of each graph on standard error; a path: write it to that file, line by line."""
     trace: Path | None

@@ -1,4 +1,4 @@
-"""Print at the end what fxpool did in all of pytest's processes. Copy it, or leave it out: nothing else needs it."""
+"""Print fxpool's counters of all pytest processes at the end. Optional: nothing else depends on it."""
 
 from collections import Counter
 from typing import Any
@@ -24,7 +24,7 @@ def counted() -> dict[str, int]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is None:
-        TOTAL.update(counted())  # without -n, or the process that waits for the workers
+        TOTAL.update(counted())  # without -n, or in the process that waits for the workers
     else:
         output["fxpool"] = counted()
 

@@ -20,7 +20,7 @@ def make_model(width: int) -> torch.nn.Module:
 @pytest.mark.parametrize("attempt", range(2))
 @pytest.mark.parametrize("width", WIDTHS)
 def test_compiled_model_gives_the_eager_result(width: int, attempt: int) -> None:
-    torch.compiler.reset()  # every test compiles anew, as it would in a process of its own
+    torch.compiler.reset()  # every test compiles again, as in a separate process
     model = make_model(width)
     data = torch.randn(4, width)
     compiled = torch.compile(model, backend="fxpool")

@@ -2,8 +2,8 @@
 
     python examples/unchanged_code/run.py examples/unchanged_code/train.py
 
-`fxpool.install()` lets the back end "inductor" compile on fxpool's workers. The environment variable has whole graphs
-sent to them, and not only Triton kernels; it must be set before torch imports Inductor.
+`fxpool.install()` lets the backend "inductor" compile on fxpool's workers. With the environment variable, whole graphs
+go to them instead of Triton kernels only; set it before torch imports Inductor.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A training script that knows nothing of fxpool: `torch.compile` with its default back end."""
+"""A training script that does not mention fxpool: `torch.compile` with its default backend."""
 
 import torch
 
