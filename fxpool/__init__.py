@@ -38,7 +38,7 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     setting_values    parses the values of settings   torch_compat  torch's private names
     dashboard     ``fxpool dashboard``: a page about pool and store, and metrics
 
-Importing this module imports neither torch nor anything else that is slow; functions do.
+Importing this module imports neither torch nor anything else that is slow: that is imported inside functions.
 """
 
 from __future__ import annotations

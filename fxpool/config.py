@@ -75,14 +75,14 @@ class Settings:
     """Seconds that one attempt to compile a graph may take."""
     job_memory: int | None
     """Bytes that the processes of one compile may take together; None: half of the host's or the cgroup's memory, and
-    more on small hosts (`fxpool.pool.memory`)."""
+    more on small hosts (`fxpool.pool.host.memory`)."""
     memory_high_watermark: float
     """Part of the host's or the cgroup's memory. While more is in use, no compile starts beside a running one."""
     idle_timeout: float
     """Seconds without a client after which the host's server exits."""
     runtime_dir: Path | None
     """Directory of sockets and logs. A socket's path is limited to about 100 bytes: for a longer directory name, they
-    are under ``/tmp``. None: a directory that `fxpool.pool.runtime_dir` chooses, after checking who owns it."""
+    are under ``/tmp``. None: a directory that `fxpool.pool.host.runtime_dir` chooses, after checking who owns it."""
     mode: str
     """Where a graph is compiled, and whether the program waits: one of `WORKING_MODES`."""
     stages: tuple[str | Mapping[str, Any], ...]

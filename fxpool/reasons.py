@@ -200,7 +200,7 @@ _FALLBACKS = {
     "fx:": Reason("after AOTAutograd, which ran in your process"),
     "stage:": Reason("a stage of a progressive mode was skipped"),
     "device_needed:": Reason(
-        "the worker had to see the GPU (the name is the option that needs it, or `unanswered`)",
+        "the worker had to see the GPU (the name is the option that needs it, or says that a query had no answer)",
         _NONE,
         "gpu.md",
     ),

@@ -28,7 +28,7 @@ from fxpool.torch_compat.cuda.common_devices import COMMON
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 H200 = "NVIDIA H200"
-#: Where `make test-slow` puts Triton, which is not in the environment itself.
+#: Where `make test-all` puts Triton, which is not in the environment itself.
 BESIDE = os.environ.get("FXPOOL_TEST_TRITON", str(Path(sys.prefix) / "triton"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -131,7 +131,7 @@ def _example(name: str) -> Any:
 
 def test_a_test_suite_compiles_each_graph_once_for_all_of_pytests_processes() -> None:
     if importlib.util.find_spec("xdist") is None:
-        pytest.skip("pytest-xdist is not installed; `make test-slow` installs it")
+        pytest.skip("pytest-xdist is not installed; `make test-all` installs it")
     counted = []
     for _ in range(2):
         printed = run("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(EXAMPLES / "test_suite"))
@@ -164,7 +164,7 @@ def test_a_machine_without_a_gpu_fills_a_cache_for_one(tmp_path: Path) -> None:
     """What is kept is for the GPU, by its own headers; that a GPU is served from it is bench/gpu/elsewhere.py's."""
     place = "" if importlib.util.find_spec("triton") is not None else BESIDE
     if place and not (Path(place) / "triton").is_dir():
-        pytest.skip(f"no Triton in {place}; `make test-slow` puts it there")
+        pytest.skip(f"no Triton in {place}; `make test-all` puts it there")
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     facts = tmp_path / "facts.json"
