@@ -278,10 +278,11 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigurationError(f"{path} is not a readable TOML file: {error}") from None
-    if sys.version_info >= (3, 11):  # imported late: it takes 4 ms, and most users have no settings file
-        import tomllib
+    # Imported late: it takes 4 ms, and most users have no settings file.
+    if sys.version_info >= (3, 11):
+        import tomllib  # as said above
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # as said above
     try:
         table = tomllib.loads(content.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

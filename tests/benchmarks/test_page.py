@@ -88,7 +88,6 @@ def head(opened: Any, title: str, table: str = "cases") -> Any:
     return found
 
 
-@pytest.mark.slow
 def test_every_case_is_in_it(opened: Any) -> None:
     shown = rows(opened)
     assert [row[:4] for row in shown] == [
@@ -105,7 +104,6 @@ def test_every_case_is_in_it(opened: Any) -> None:
     assert opened.title == "mine, fxpool bench", "what a case raised was run"
 
 
-@pytest.mark.slow
 def test_columns_sort(opened: Any) -> None:
     head(opened, "per call").click()
     assert [row[4] for row in rows(opened)] == ["1.00 ms", "4.00 ms", "2.00 s", "2.50 s", "", ""]

@@ -235,7 +235,6 @@ def test_a_ratio_has_an_interval() -> None:
             ratio(wrong, [[1.0]])
 
 
-@pytest.mark.slow
 def test_equal_ones_rarely_differ_and_different_ones_do() -> None:
     equal = [ratio([noisy(1.0, seed)], [noisy(1.0, 1000 + seed)]).differs() for seed in range(60)]
     assert sum(equal) <= 9

@@ -21,7 +21,6 @@ def key_file(path: Path, *lines: str, mode: int = 0o600) -> Path:
     return path
 
 
-@pytest.mark.slow
 @given(st.binary(), st.text())
 def test_what_was_sealed_is_opened_under_its_name(data: bytes, name: str) -> None:
     ring = Keyring([ONE])

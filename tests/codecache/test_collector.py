@@ -97,7 +97,6 @@ def test_publishing_evicts_the_least_recently_used(store: LocalStore) -> None:
         assert not os.path.exists(layout.key_directory(store.root, entry.key))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["files", "bytes"])
 def test_the_size_after_each_publication_is_within_the_bounds(tmp_path: Path, what: str) -> None:
     measure = files if what == "files" else size

@@ -140,7 +140,6 @@ def test_there_and_back(expr: Any) -> None:
     assert isinstance(guards.render(data), str)
 
 
-@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(guard_expressions(), VALUES)
 def test_evaluates_as_sympy_substitutes(expr: Any, values: Values) -> None:

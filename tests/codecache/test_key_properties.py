@@ -33,7 +33,6 @@ def reordered(data: Any, rng: random.Random) -> Any:
     return [reordered(value, rng) for value in data] if isinstance(data, list) else data
 
 
-@pytest.mark.slow
 @given(component_values, st.randoms(use_true_random=False))
 def test_insertion_order_does_not_matter(parts: dict[str, Any], rng: random.Random) -> None:
     assert key.GraphKey.of(parts) == key.GraphKey.of(reordered(parts, rng))
@@ -106,7 +105,6 @@ print(hashlib.sha256(b"".join(t.encoded(t.program(seed)) for seed in range(200))
 """
 
 
-@pytest.mark.slow
 def test_other_processes_and_hash_seeds_say_the_same() -> None:
     here = os.path.dirname(__file__)
     found = set()

@@ -288,7 +288,6 @@ def test_without_any_index_the_directory_is_looked_at_now_and_then(
 # ---------------------------------------------------------------- file systems
 
 
-@pytest.mark.slow
 def test_locks_that_do_nothing_and_listings_that_are_late(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network file systems: rename is atomic, locks are not, and others' files appear late."""
     for name in ("flock", "lockf"):

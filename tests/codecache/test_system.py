@@ -23,7 +23,6 @@ print(json.dumps(facts))
 """
 
 
-@pytest.mark.slow
 def test_another_process_finds_the_same() -> None:
     facts = system.system_facts()
     run = subprocess.run(

@@ -81,7 +81,6 @@ def test_a_damaged_answer_is_asked_for_again(
     assert toolchain_facts(root) == first
 
 
-@pytest.mark.slow
 @needs_compiler
 def test_two_processes_agree(tmp_path: Path) -> None:
     program = "import sys, json; from fxpool.codecache.key.toolchain import toolchain_facts;"
@@ -95,7 +94,6 @@ def test_two_processes_agree(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.slow
 def test_cxx_is_what_inductor_reads(tmp_path: Path) -> None:
     mine = script(tmp_path / "my-c++", "mycc 1.0")
     program = "from fxpool.codecache.key.toolchain import toolchain_facts; print(toolchain_facts()['compiler'])"

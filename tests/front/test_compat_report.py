@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 
 def _script() -> Any:
     path = Path(__file__).parents[2] / "docs" / "compat_report.py"
@@ -53,7 +51,6 @@ def test_names_are_found_where_they_are_used() -> None:
     }
 
 
-@pytest.mark.slow
 def test_this_torch_is_asked() -> None:
     names = ["torch._guards.TracingContext", "torch._inductor.compile_fx.compile_fx", "torch._no_such_name"]
     release, _, facts = compat_report.ask(Path(sys.executable), names)

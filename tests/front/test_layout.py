@@ -229,7 +229,6 @@ def _unexplained_imports(path: Path) -> Iterator[int]:
             yield number
 
 
-@pytest.mark.slow
 def test_an_import_inside_a_function_says_why() -> None:
     found = [f"{path.relative_to(ROOT)}:{number}" for path in sources() for number in _unexplained_imports(path)]
     assert not found, "a comment beside or above it, or 'inside functions' in the module's docstring"

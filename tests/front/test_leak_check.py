@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 CASES = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
@@ -32,7 +30,6 @@ def test_leaves_nothing():
 """
 
 
-@pytest.mark.slow
 def test_what_a_test_leaves_behind_fails_it(python: str, tmp_path: Path) -> None:
     conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
     conftest, replaced = re.subn(r"(?m)^GRACE = .*$", "GRACE = 0.2", conftest)

@@ -30,7 +30,6 @@ def test_torch_calls_it() -> None:
     assert entry.load() is torch_import.on_torch_import
 
 
-@pytest.mark.slow
 def test_a_package_that_is_there_in_part_only(tmp_path: Path) -> None:
     """As in a checkout that lost its links: on a file system without them, or by a copy that left them out."""
     links = shutil.ignore_patterns("pool", "lowering", "codecache", "bench", "__pycache__")

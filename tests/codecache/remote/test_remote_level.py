@@ -99,7 +99,6 @@ def counted() -> dict[str, int]:
     return {name: count for name, count in counters.snapshot()["remote"].items() if count}
 
 
-@pytest.mark.slow
 def test_what_one_machine_publishes_another_finds(
     connect: Connect, levels: Callable[..., RemoteLevel], store: LocalStore, other: LocalStore
 ) -> None:

@@ -214,7 +214,6 @@ def test_everything_is_reached_by_keys(page: Any) -> None:
     assert not page.execute_script("return document.getElementById('detail').open")
 
 
-@pytest.mark.slow
 def test_a_name_is_text_wherever_it_stands(page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
