@@ -64,11 +64,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free port (default: 8000)")
     port = parser.parse_args().port
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     Handler.model = load_model()
     with torch.inference_mode():
         Handler.model(torch.zeros(1, WIDTH))  # compile, or load, before the first request
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
 
     stats = fxpool.stats()
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)

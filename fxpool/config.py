@@ -10,7 +10,7 @@ A new setting is one field of `Settings` and one row of `_TABLE`. An unknown nam
 that does not parse raises `ConfigurationError`, which names its source. A typing error in a setting must not look like
 a setting without effect.
 
-The TOML parser is imported inside a function: most processes have no settings file.
+The TOML parser is imported inside functions: most processes have no settings file.
 """
 
 from __future__ import annotations
