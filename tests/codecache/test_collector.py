@@ -256,7 +256,7 @@ def test_an_entry_evicted_between_finding_and_loading_is_a_miss(store: LocalStor
     publish(store, 0)
     (entry,) = store.entries(key(0))
     program = (
-        "import sys\nfrom fxpool.codecache import collector\nfrom fxpool.codecache.store.bounds import Bounds\n"
+        "import sys\nfrom fxpool.codecache.store import collector\nfrom fxpool.codecache.store.bounds import Bounds\n"
         "assert collector.collect(sys.argv[1], Bounds(max_files=0)).entries == 1"
     )
     subprocess.run([sys.executable, "-c", program, store.root], check=True, timeout=60)

@@ -367,7 +367,7 @@ def test_render_reads_well() -> None:
 
 def test_evaluating_imports_neither_sympy_nor_torch() -> None:
     program = (
-        "import sys; from fxpool.codecache import guards, store;"
+        "import sys; from fxpool.codecache.guards import guards; from fxpool.codecache.store import store;"
         "assert guards.evaluate(['StrictLessThan', ['symbol', 's0', 'integer'], 4], {'s0': 3});"
         "guards.digest([1]); guards.render(['Add', 1, 2]);"
         "assert 'sympy' not in sys.modules and 'torch' not in sys.modules, 'too much imported'"

@@ -46,7 +46,7 @@ def test_what_processes_add_is_summed_up_by_day(root: str) -> None:
 
 def test_many_processes_at_once_lose_nothing(root: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys\nfrom fxpool.codecache import host_statistics as h\n"
+        "import sys\nfrom fxpool.codecache.store import host_statistics as h\n"
         "for _ in range(100): assert h.add(sys.argv[1], h.Totals(processes=1, counted={'hits': 1}))\n"
     )
     running = [subprocess.Popen([python, "-c", code, root]) for _ in range(6)]

@@ -535,9 +535,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fxpool/lowering/standalone.py:StandaloneGraph._finishing": _of_object(
         _standalone, "_finishing", lambda one: one.wait()
     ),
-    "fxpool/bench/fxpool_bench/bystanders.py:Bystanders._lock": _of_object(
-        _bystanders, "_lock", lambda one: one.came(0)
-    ),
+    "fxpool/bench/bystanders.py:Bystanders._lock": _of_object(_bystanders, "_lock", lambda one: one.came(0)),
     "fxpool/pool/client/client.py:PoolClient._lock": _of_object(_client, "_lock", lambda one: _raises(one.start)),
     "fxpool/pool/client/job.py:Job._lock": _of_object(_job, "_lock", lambda one: one.result()),
     "fxpool/pool/wire/protocol.py:Channel._lock": _of_object(_channel, "_lock", lambda one: _raises(one.send, None)),

@@ -123,6 +123,7 @@ def test_it_is_compiled_here_under_a_name_and_gives_what_stock_inductor_gives(
     assert fxpool.stats()["entries_written"] == 0, "nothing tells one object from another"
 
 
+@pytest.mark.slow
 def test_a_graph_with_one_may_not_be_kept(bound: Any) -> None:
     graph = torch.fx.Graph()
     graph.output(graph.get_attr("scale"))

@@ -38,16 +38,19 @@ def test_each_graph_is_compiled_once_for_both_ranks(name: str, two: list[dict[st
     assert first["bypasses"] == second["bypasses"] == {}
 
 
+@pytest.mark.slow
 def test_groups_of_other_sizes_are_other_graphs(two: list[dict[str, Any]]) -> None:
     """The programs are the same but for the group; neither was served the other's code."""
     assert sum(report["a group of its own"]["worker"] for report in two) == 1
 
 
+@pytest.mark.slow
 def test_names_in_code() -> None:
     assert process_groups.number_in_code(process_groups.name_in_code(12)) == 12
     assert process_groups.number_in_code("0") is None
 
 
+@pytest.mark.slow
 def test_a_worker_s_groups_have_a_size_and_end(tmp_path: Path) -> None:
     name = process_groups.name_in_code(0)
     with process_groups.shown([4]):
@@ -56,6 +59,7 @@ def test_a_worker_s_groups_have_a_size_and_end(tmp_path: Path) -> None:
         process_groups.size(name)
 
 
+@pytest.mark.slow
 def test_which_argument_names_a_group() -> None:
     reduce = torch.ops._c10d_functional.all_reduce
     assert process_groups.position(reduce) == process_groups.position(reduce.default) == 2

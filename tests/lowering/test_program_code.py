@@ -358,6 +358,7 @@ def test_a_change_between_two_processes(name: str, programs: Programs) -> None:
         programs.run(changed, environment=case.environment[1], path=case.path)
 
 
+@pytest.mark.slow
 def test_effects_registered_by_the_program_are_seen(programs: Programs) -> None:
     programs.write({"registering": NOTE})
     programs.run(EFFECT + INPUT)
@@ -372,6 +373,7 @@ def test_effects_registered_by_the_program_are_seen(programs: Programs) -> None:
         assert len(report["seen"]) == 2, "once compiled, once eagerly"
 
 
+@pytest.mark.slow
 def test_what_was_compiled_here_is_served_to_the_next(programs: Programs) -> None:
     case = CASES["environment read at import"]
     programs.write(case.files)
@@ -382,6 +384,7 @@ def test_what_was_compiled_here_is_served_to_the_next(programs: Programs) -> Non
     assert second["lowerings"] == 0 and second["stats"]["hits"] == 1 and second["stats"]["fallbacks"] == {}
 
 
+@pytest.mark.slow
 def test_a_variable_that_code_names_travels(programs: Programs) -> None:
     case = CASES["environment read while tracing"]
     programs.write(case.files)
@@ -439,6 +442,7 @@ expected = function
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLACED)
 def test_functions_of_torch_s_that_stand_for_others_are_in_the_key(programs: Programs, name: str) -> None:
     plain = SINES.format(replaced="") + INPUT

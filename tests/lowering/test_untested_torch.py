@@ -41,7 +41,7 @@ print("RESULT", json.dumps([right, lowered[0], stats["compiles"], stats["fallbac
 """
 # Missing where it is imported, where the parent uses it, where a hit is loaded; and nothing at all.
 NO_MODULE = "sys.modules['fxpool.torch_compat.dynamo.shape_env'] = None"
-NO_NAME = "from fxpool.codecache import graph_codec; del graph_codec.GraphEncoder"
+NO_NAME = "from fxpool.codecache.graph import graph_codec; del graph_codec.GraphEncoder"
 NO_LOADING = "from fxpool.lowering.artifact import load; del load.load_aot"
 
 

@@ -103,6 +103,7 @@ def test_it_is_compiled_in_a_worker_and_found_again(
     assert in_next_process(function, x) == {"worker": 0, "in process": 0, "hits": graphs, "fallbacks": []}
 
 
+@pytest.mark.slow
 def test_other_ragged_sizes_are_served_the_same_code() -> None:
     """Neither the number of rows nor how they are divided is in it."""
     torch._dynamo.reset()

@@ -130,6 +130,7 @@ def test_threads_take_turns_and_a_block_in_a_block_is_a_part_of_it() -> None:
     assert order == ["mine", "other"]
 
 
+@pytest.mark.slow
 def test_a_graph_compiled_meanwhile_is_a_remark(tmp_path: Path) -> None:
     fxpool.configure(cache_dir=str(tmp_path / "cache"), pool="embedded")
     try:

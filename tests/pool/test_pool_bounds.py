@@ -79,6 +79,7 @@ def test_what_it_did_is_in_the_error(client: PoolClient) -> None:
     assert late.value.phase == "feeding"
 
 
+@pytest.mark.slow
 def test_a_full_host_begins_one_job_at_a_time_and_waits_before_that(make_client: Make) -> None:
     client = make_client(memory_high_watermark=0.0, workers=2)
     jobs = [run(client, "times") for _ in range(2)]

@@ -125,6 +125,7 @@ def test_workers_are_killed(host: PoolClient, place: Place, seed: int) -> None:
     assert again <= counters["retries"] <= died
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_zygotes_and_servers_are_killed_too(host: PoolClient, place: Place, seed: int) -> None:
     first = host.server_pid

@@ -174,6 +174,7 @@ def test_a_server_that_hangs_is_replaced(join: Make, place: Place) -> None:
     assert pid_of(join()) == second.server_pid
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_for_ever_is_killed_by_its_successor(join: Make, place: Place) -> None:
     """Also when that has nothing else to do any more; the zygote and the directory go with it."""
     hanging = join()
@@ -188,6 +189,7 @@ def test_a_server_that_hangs_for_ever_is_killed_by_its_successor(join: Make, pla
     assert until(lambda: ended(second), 30.0)
 
 
+@pytest.mark.slow
 def test_a_server_that_leaves_slowly_is_not_killed(join: Make, place: Place) -> None:
     """It was replaced, has said that it leaves, and a job goes on for longer than who hangs is given."""
     client = join()

@@ -146,6 +146,7 @@ def test_no_inodes_in_the_runtime_directory(make_client: Make, small_disk: Path)
 # ---------------------------------------------------------------- what does not ends as that
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["server", "zygote"])
 def test_out_of_descriptors_for_good(client: PoolClient, who: str) -> None:
     with without_descriptors(pid_of(client, who)):
@@ -193,6 +194,7 @@ def broken(make_client: Make, place: Place, how: str) -> tuple[PoolClient, Path]
     return make_client(preload=("breaks",), extra={"PYTHONPATH": str(modules)}), mark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", BROKEN)
 def test_workers_that_do_not_come_to_the_job(make_client: Make, place: Place, how: str) -> None:
     client, mark = broken(make_client, place, how)
@@ -206,6 +208,7 @@ def test_workers_that_do_not_come_to_the_job(make_client: Make, place: Place, ho
     assert (job.result(timeout=50), job.attempts) == (b"x", 1)
 
 
+@pytest.mark.slow
 def test_a_sub_job_without_a_worker_is_not_its_parent_s_death(make_client: Make, place: Place) -> None:
     client, mark = broken(make_client, place, "a worker that dies on its way")
     mark.unlink()
@@ -260,6 +263,7 @@ def test_the_parent_of_a_sub_job_that_waits_for_its_next_worker_dies(make_client
     assert echo(client).result(timeout=50) == b"x"
 
 
+@pytest.mark.slow
 def test_a_zygote_that_can_not_be_replaced_is_given_up_and_the_next_server_has_one(client: PoolClient) -> None:
     zygote, server = pid_of(client, "zygote"), pid_of(client, "server")
     with without_descriptors(server):

@@ -69,6 +69,7 @@ def test_what_a_job_logs_reaches_who_reads(client: PoolClient, caplog: pytest.Lo
     assert client.status()["counters"]["dropped_records"] == 0
 
 
+@pytest.mark.slow
 def test_questions_of_who_does_not_read_the_answers_are_not_read_either(client: PoolClient) -> None:
     sock, _ = hello(client)
     with sock:

@@ -78,6 +78,7 @@ def test_a_parked_worker_that_is_killed_costs_nobody_anything(client: PoolClient
     assert job.attempts == 1
 
 
+@pytest.mark.slow
 def test_it_leaves_when_nobody_comes(client: PoolClient) -> None:
     first = pid(client)
     assert first in client.status()["workers"]

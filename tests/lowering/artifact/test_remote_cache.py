@@ -261,6 +261,7 @@ def test_without_a_key_nothing_is_looked_at(redis_url: str, machine: Callable[[s
     assert counted() == {}
 
 
+@pytest.mark.slow
 @in_this_process
 def test_within_a_fresh_cache_there_is_no_remote(redis_url: str, key_file: Path, machine: Callable[[str], str]) -> None:
     fxpool.configure(remote_cache=redis_url, remote_key_file=key_file)

@@ -65,6 +65,7 @@ def test_without_a_device_to_ask_torch_s_own_product_is_taken_and_that_is_record
     assert found["guessed"] and not compiled["template"][0]["guessed"]
 
 
+@pytest.mark.slow
 def test_the_fastest_is_compiled_and_fused_with_what_follows(compiled: dict[str, Any]) -> None:
     found = compiled["template"][0]
     assert found["calls"] == ["triton_tem_fused_mm_relu_0.run("]

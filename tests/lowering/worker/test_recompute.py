@@ -59,6 +59,7 @@ def entry_of(store: LocalStore, name: str) -> Entry:
     return entry
 
 
+@pytest.mark.slow
 def test_equal_after_it_was_compiled_again(kept: LocalStore) -> None:
     """A graph with symbolic sizes, and a training graph, whose backward is compared as well."""
     compiled(sines, torch.randn(4, 8), dynamic=True)
@@ -73,6 +74,7 @@ def test_equal_after_it_was_compiled_again(kept: LocalStore) -> None:
     assert fxpool.stats()["hits"] == 1, "an entry with its request is served as any other"
 
 
+@pytest.mark.slow
 def test_other_code_under_a_key_is_found(kept: LocalStore) -> None:
     x = torch.randn(4, 8)
     compiled(sines, x)
@@ -102,6 +104,7 @@ def test_other_code_under_a_key_is_found(kept: LocalStore) -> None:
     assert "outputs" in found.output
 
 
+@pytest.mark.slow
 def test_what_can_not_be_compiled_again_is_said(kept: LocalStore, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(sines, torch.randn(4, 8))
     monkeypatch.delenv("FXPOOL_KEEP_REQUESTS")
@@ -123,6 +126,7 @@ def test_what_can_not_be_compiled_again_is_said(kept: LocalStore, cache: Path, m
 # ---------------------------------------------------------------- apart from compiles
 
 
+@pytest.mark.slow
 def test_the_same_seed_chooses_the_same_entries() -> None:
     from fxpool.codecache.store.blobs import BlobRef
 
@@ -133,6 +137,7 @@ def test_the_same_seed_chooses_the_same_entries() -> None:
     assert sample([Entry(key="0" * 64)], 5, 7) == []
 
 
+@pytest.mark.slow
 def test_guards_effects_and_parts_are_compared() -> None:
     one = Artifact(level="aot", result=b"", guards=[["a", 1]], library=b"x")
     assert recomputed.differences(one, one) == {}
@@ -140,6 +145,7 @@ def test_guards_effects_and_parts_are_compared() -> None:
     assert sorted(recomputed.differences(one, other)) == ["guards", "parts"]
 
 
+@pytest.mark.slow
 def test_only_passing_comments_are_left_out_of_a_diff() -> None:
     ours = "# AOT ID: ['0_inference']\na = 1\n    # kernel path: /tmp/x\n# 1"
     theirs = "# AOT ID: ['4_inference']\na = 1\n    # kernel path: /tmp/y\n# 1"
@@ -149,6 +155,7 @@ def test_only_passing_comments_are_left_out_of_a_diff() -> None:
     assert len(long.splitlines()) == 41 and "more lines" in long
 
 
+@pytest.mark.slow
 def test_inputs_are_as_they_are_described() -> None:
     with tensors.new_fake_mode(shape_env.ShapeEnv()):
         block = torch.empty(20)

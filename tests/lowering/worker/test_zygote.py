@@ -40,6 +40,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", ["triton", "plain"])
 def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) -> None:
@@ -52,6 +53,7 @@ def test_it_stays_one_that_can_be_forked(reports: dict[str, Any], which: str) ->
     assert report["driver"] == [], "of the driver no more than torch itself loads"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_workers_are_born_with_the_tables(reports: dict[str, Any]) -> None:
     assert reports["triton"]["inherited"]["tables"] == {"joint_graph": 2, "post_grad": 1, "pre_grad": 1}
@@ -64,6 +66,7 @@ def test_workers_are_born_with_the_tables(reports: dict[str, Any]) -> None:
     assert reports["triton"]["inherited"]["triton"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
 def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) -> None:
@@ -74,6 +77,7 @@ def test_a_worker_traces_no_patterns_anew(reports: dict[str, Any], name: str) ->
     assert fresh["traced"] > found["traced"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*FOR_DEVICES, "convolution@cpu"])
 def test_nothing_of_the_model_it_was_warmed_up_with_is_in_the_code(reports: dict[str, Any], name: str) -> None:
@@ -81,6 +85,7 @@ def test_nothing_of_the_model_it_was_warmed_up_with_is_in_the_code(reports: dict
     assert found["code"] == fresh["code"]
 
 
+@pytest.mark.slow
 def test_workers_do_not_say_that_there_is_no_cuda() -> None:
     """Devices are hidden from them, and their records are shown in the program, once for each compile."""
     program = """
