@@ -86,7 +86,7 @@ $(TRITON): | $(INSTALLED)
 
 # Beside it as well: what a row runs in, ahead of the ordinary packages in the path of that row only.
 $(ROWS): pyproject.toml | $(INSTALLED)
-	@PYTHONPATH=tests $(BIN)/python -m first_day.packages $(@D)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.first_day.packages $(@D)
 	@touch $@
 
 # An environment of its own: the site is built from the sources, without torch.
@@ -130,9 +130,9 @@ test-durations: $(INSTALLED) $(TRITON) browser redis
 	$(BIN)/python -m pytest -q $(PARALLEL) --store-durations --durations-path tests/durations.json
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
-# tests/conformance, tests/first_day, tests/hunt and tests/without are packages below tests.
-CHECKED := "tests/conftest.py tests/style.py tests/codecache tests/conformance tests/examples tests/first_day tests/front tests/hunt \
-  tests/without" "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
+# tests/campaigns is a package below tests.
+CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front" \
+  "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
 # mypy's cache is of this run only: what it remembered of an earlier one has hidden errors and made some.
 lint: $(LINTERS)
@@ -149,16 +149,16 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/run.py $(BENCH)
 
 hunt: $(INSTALLED)
-	@PYTHONPATH=tests $(BIN)/python -m hunt $(HUNT)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.hunt $(HUNT)
 
 conformance: $(INSTALLED)
-	@$(BIN)/python -m tests.conformance $(CONFORMANCE)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.conformance $(CONFORMANCE)
 
 without: $(INSTALLED) $(TRITON) redis
-	@$(BIN)/python -m tests.without $(WITHOUT)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.without $(WITHOUT)
 
 first-day: $(INSTALLED) $(ROWS)
-	@PYTHONPATH=tests $(BIN)/python -m first_day $(FIRST_DAY)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.first_day $(FIRST_DAY)
 
 # Pages that are made from the code come first, so that the site can't say anything else.
 docs: $(DOCS)

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from first_day import __main__ as first_day
-from first_day.environment import Place
-from first_day.row import Row
-from first_day.running import Runner
-from first_day.screen import Screen
-from first_day.verdict import Expected, Record, Run, Seen, judge, warnings_in
+from campaigns.first_day import __main__ as first_day
+from campaigns.first_day.environment import Place
+from campaigns.first_day.row import Row
+from campaigns.first_day.running import Runner
+from campaigns.first_day.screen import Screen
+from campaigns.first_day.verdict import Expected, Record, Run, Seen, judge, warnings_in
 
 _WORKER = {"compiles": {"worker": 1, "in_process": 0}, "hits": 0, "fallbacks": {}, "bypasses": {}}
 _HIT = {**_WORKER, "compiles": {"worker": 0, "in_process": 0}, "hits": 1}
@@ -144,7 +144,7 @@ def test_a_place_has_an_environment_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_server_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("first_day.environment._GRACE", 0.0)
+    monkeypatch.setattr("campaigns.first_day.environment._GRACE", 0.0)
     place = Place(tmp_path / "place")
     assert place.left() == []
     (place.tmp / "fxpool-0" / "pool-abc").mkdir(parents=True)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from without.removals import REMOVALS, Removal
+from campaigns.without.removals import REMOVALS, Removal
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture" / "systems.md"

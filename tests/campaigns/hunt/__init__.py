@@ -8,5 +8,5 @@
     runner     has the processes of a case run and judges them
     report     the table, and what is kept of a run
 
-`python -m hunt` (with ``tests`` on the path; `make hunt`) runs it.
+`make hunt`, or `PYTHONPATH=tests python -m campaigns.hunt`, runs it.
 """

@@ -1,8 +1,8 @@
-"""``python -m tests.conformance``: run sweeps under stock Inductor and fxpool, and print what differs.
+"""``python -m campaigns.conformance``: run sweeps under stock Inductor and fxpool, and print what differs.
 
-python -m tests.conformance --sweeps programs --only 'hop*,cond'
-python -m tests.conformance --sweeps operators --shard 3/32 --out DIRECTORY    all records as JSON lines
-python -m tests.conformance --backends inductor                                tries the sweep: what is not right
+python -m campaigns.conformance --sweeps programs --only 'hop*,cond'
+python -m campaigns.conformance --sweeps operators --shard 3/32 --out DIRECTORY    all records as JSON lines
+python -m campaigns.conformance --backends inductor                                tries the sweep: what is not right
 
 With TORCHINDUCTOR_AUTOGRAD_CACHE=0 in the environment, graphs are kept as AOTAutograd made them.
 """

@@ -11,5 +11,5 @@
 
 and the rows by subject: `processes`, `interpreters`, `streams`, `directories`, `limits`, `compilers`, `frameworks`.
 
-`python -m first_day` (with ``tests`` on the path; `make first-day`) runs all and prints a table.
+`make first-day`, or `PYTHONPATH=tests python -m campaigns.first_day`, runs all and prints a table.
 """

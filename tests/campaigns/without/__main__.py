@@ -1,9 +1,9 @@
-"""``python -m tests.without``: take systems out of a copy of the project, one at a time, and see that tests fail.
+"""``python -m campaigns.without``: take systems out of a copy of the project, one at a time, and see that tests fail.
 
 All of these tests have to pass there first.
 
-python -m tests.without                 all rows of docs/architecture/systems.md; half an hour
-python -m tests.without --rows 4,5      some
+python -m campaigns.without                 all rows of docs/architecture/systems.md; half an hour
+python -m campaigns.without --rows 4,5      some
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``python -m hunt``: run cases, print a table, write what was found as JSON; fails if anything is wrong.
+"""``python -m campaigns.hunt``: run cases, print a table, write what was found as JSON; fails if anything is wrong.
 
-python -m hunt --cases 200 --seed 3 --kinds read_closure,use_low_implicit
-python -m hunt --case read_closure:7 --keep DIRECTORY       one case again, its files kept
-python -m hunt --backend inductor --cases 100               tries the expectations: stock in fxpool's place
+python -m campaigns.hunt --cases 200 --seed 3 --kinds read_closure,use_low_implicit
+python -m campaigns.hunt --case read_closure:7 --keep DIRECTORY       one case again, its files kept
+python -m campaigns.hunt --backend inductor --cases 100               tries the expectations: stock in fxpool's place
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .program import Case
 from .report import Report
 from .runner import Hunter, scratch
 
-OUT = Path(__file__).resolve().parents[2] / "bench" / "out" / "hunt.json"
+OUT = Path(__file__).resolve().parents[3] / "bench" / "out" / "hunt.json"
 
 
 def chosen_kinds(patterns: str | None) -> list[str]:

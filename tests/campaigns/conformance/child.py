@@ -1,6 +1,6 @@
 """One process of a sweep: attempts items under one back end, and writes a record of each to a file.
 
-    python -m conformance.child '{"sweep": "programs", "backend": "fxpool", "keys": [...], "out": "...", "seed": 0}'
+    python -m campaigns.conformance.child '{"sweep": "programs", "backend": "fxpool", "keys": [...], "out": "...", ...}'
 
 Which item is under way stands in ``<out>.begun``. An item that hangs ends the process.
 """

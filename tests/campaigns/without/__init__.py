@@ -3,5 +3,5 @@
     removals     what is taken out for each row of docs/architecture/systems.md, and the tests that have to see it
     project      a copy of the project with an environment of its own, in which a text is replaced for a while
 
-`make without`, or `python -m tests.without --rows 4,5`, runs it.
+`make without`, or `PYTHONPATH=tests python -m campaigns.without --rows 4,5`, runs it.
 """

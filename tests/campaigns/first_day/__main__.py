@@ -1,8 +1,8 @@
-"""``python -m first_day``: run the rows, print a table; fails if a row does.
+"""``python -m campaigns.first_day``: run the rows, print a table; fails if a row does.
 
-python -m first_day --list
-python -m first_day --rows 'fork*,HOME*' --keep /tmp/fd     some rows, their files kept
-python -m first_day --backend inductor                      tries the rows: stock Inductor in fxpool's place
+python -m campaigns.first_day --list
+python -m campaigns.first_day --rows 'fork*,HOME*' --keep /tmp/fd     some rows, their files kept
+python -m campaigns.first_day --backend inductor                      tries the rows: stock Inductor in fxpool's place
 """
 
 from __future__ import annotations

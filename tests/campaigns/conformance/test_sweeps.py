@@ -21,7 +21,7 @@ from .__main__ import chosen
 from .record import CRASH, ERROR, RIGHT, SKIP, WRONG, Record, append, load
 from .running import survive
 
-ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[2]
 
 
 def _stock(first: str = RIGHT, second: str = RIGHT, lowered_again: int = 0) -> list[Record]:
@@ -135,14 +135,15 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.conformance", "--sweeps", "operators", "--backends", "inductor"]
+    command = [sys.executable, "-m", "campaigns.conformance", "--sweeps", "operators", "--backends", "inductor"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    sweep = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    sweep = subprocess.Popen(command, cwd=TESTS, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         batch: list[psutil.Process] = []
         while not batch:  # a hundred operators: some minutes
             assert sweep.poll() is None
-            batch = [one for one in psutil.Process(sweep.pid).children() if "conformance.child" in one.cmdline()]
+            children = psutil.Process(sweep.pid).children()
+            batch = [one for one in children if "campaigns.conformance.child" in one.cmdline()]
             time.sleep(0.05)
         sweep.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in sweep.communicate(timeout=60)[1]
@@ -156,9 +157,9 @@ def test_one_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(280)
 def test_programs_from_end_to_end(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.conformance", "--sweeps", "programs", "--out", str(tmp_path / "out"),
+        [sys.executable, "-m", "campaigns.conformance", "--sweeps", "programs", "--out", str(tmp_path / "out"),
          "--only", "closures,output_none,raises_value_error"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=TESTS, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip().splitlines()[-1].startswith("programs: 3 items: 3 same"), done.stdout

@@ -30,7 +30,7 @@ from .record import CRASH, Record, load
 
 __all__ = ["Runner", "place"]
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 RunKeys = Callable[[list[str], Path, Mapping[str, str]], None]
 
 # What a host's second use finds: the tool chain is known, the header precompiled. Both take 10 s and more.
@@ -142,7 +142,7 @@ class Runner:
             limit = float(module.LIMIT)
             asked: dict[str, Any] = {"sweep": sweep, "backend": backend, "keys": some, "out": str(out)}
             asked |= {"seed": self.seed, "limit": limit}
-            arguments = ["-m", "conformance.child", json.dumps(asked)]
+            arguments = ["-m", "campaigns.conformance.child", json.dumps(asked)]
             run_child(arguments, environment, f"{sweep} under {backend}", 60 + limit * len(some))
 
         for again in range(1 + module.AGAIN):
@@ -155,7 +155,7 @@ def _end_children() -> None:
     """Kill the batches that run, each a session of its own: their threads wait for them, minutes for operators."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if "conformance.child" in child.cmdline():
+            if "campaigns.conformance.child" in child.cmdline():
                 os.killpg(child.pid, signal.SIGKILL)
 
 

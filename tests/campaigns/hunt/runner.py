@@ -30,7 +30,7 @@ from .program import Case, Step, write_files
 
 __all__ = ["Hunter", "Outcome", "StepOutcome", "scratch"]
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
@@ -164,7 +164,7 @@ class Hunter:
             if role == "stock":  # read when torch is imported
                 environment |= _CACHES_OFF
             with self._lock:
-                found = self._stack.enter_context(Loader("hunt.phases", environment))
+                found = self._stack.enter_context(Loader("campaigns.hunt.phases", environment))
             setattr(self._local, role, found)
         return found
 
@@ -202,7 +202,7 @@ class Hunter:
             environment["PYTHONPATH"] = os.pathsep.join(
                 [*filter(None, [step.environment.get("PYTHONPATH")]), str(TESTS)]
             )
-            report = run_child(["-m", "hunt.phases", json.dumps(request)], environment, what, LIMIT)
+            report = run_child(["-m", "campaigns.hunt.phases", json.dumps(request)], environment, what, LIMIT)
         else:
             report = self._loader("fxpool" if ours else "stock").run([json.dumps(request)], environment, what, LIMIT)
         results = torch.load(request["save"], weights_only=False)

@@ -1,4 +1,4 @@
-"""``python -m first_day.packages DIRECTORY``: install what rows need into DIRECTORY, without what is here already.
+"""``python -m campaigns.first_day.packages DIRECTORY``: install there what rows need and this environment lacks.
 
 pip would install into a target all that is asked for and what that needs, torch included: so pip is asked what is
 missing here, and that alone goes there.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 

@@ -11,5 +11,5 @@
     record       what is known of one item in one process
     verdict      what differs between the back ends, and what of that is a loss
 
-`make conformance`, or `python -m tests.conformance`, runs it.
+`make conformance`, or `PYTHONPATH=tests python -m campaigns.conformance`, runs it.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .removals import Removal
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Project:

@@ -7,7 +7,7 @@ The program's module has
     around()      optional: a context manager for the calls
     state()       optional: what the program has besides its outputs (recorded lines, buffers), after a call
 
-As ``python -m hunt.phases --serve`` it forks for every request, after it has imported torch and Dynamo; what
+As ``python -m campaigns.hunt.phases --serve`` it forks for every request, after it has imported torch and Dynamo; what
 `fxpool` or Inductor need of their own is imported ahead as well, because no program can tell.
 """
 
@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 SEED = 1234
+_TESTS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 _NOT_COMPILED = "HUNT_NOT_COMPILED_AHEAD"
 
 
@@ -65,7 +66,7 @@ def _import_ahead(names: list[str]) -> None:
     if "torch._inductor.compile_fx" in names and not os.environ.get(_NOT_COMPILED) and not _compile_ahead():
         # What has threads can't be forked: begin again without, and each process asks and traces for itself.
         os.environ[_NOT_COMPILED] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "hunt.phases", "--serve", *names])
+        os.execv(sys.executable, [sys.executable, "-m", "campaigns.hunt.phases", "--serve", *names])
     gc.collect()
     gc.freeze()
 
@@ -135,7 +136,7 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(path: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+    return os.path.realpath(path) == _TESTS
 
 
 def _error(where: str, error: Exception) -> dict[str, Any]:
