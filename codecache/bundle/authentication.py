@@ -1,15 +1,15 @@
-"""Authenticates what came over a network, or in a file of somebody else's, before any of it is looked at.
+"""Authenticates data from a network, or from another user's file, before any of it is decoded.
 
-    fxpool-sealed 1\n     magic line
+    fxpool-sealed 1\\n     magic line
     8 bytes               which key: the beginning of the sha256 of the key
     32 bytes              HMAC-SHA-256 of the magic line, the length of the name, the name and the data
     data
 
-Compiled graphs are code, and a digest only says that bytes are whole. Whoever has the key can make others run code, so
-the key lies in a file that only its owner can read. The name under which data was asked for is authenticated, too: a
-value in the place of another key's value does not pass.
+Compiled graphs are code, and a digest only shows that bytes are undamaged. Anyone who has the key can make others run
+code, so the key is in a file that only its owner can read. The MAC covers the name under which the data was requested,
+so a value stored under another name is refused.
 
-What this does not do: hide the data, or tell an old value of the same name from the newest one.
+The data is not encrypted, and an old value is not told from the newest value of the same name.
 """
 
 from __future__ import annotations

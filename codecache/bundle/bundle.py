@@ -1,16 +1,16 @@
-"""Moves entries between cache directories in one file: a bundle, for images, for CI, for another machine.
+"""Exports entries into a bundle, a single file for images, CI or another machine, and imports them.
 
     store ──▶ choose ──▶ write ──▶ file ──▶ verify ──▶ restore ──▶ another store
-              which entries         │                  what is missing there
-                                    └─ a later bundle leaves out what an earlier one has (`earlier`)
+              entries               │                  missing entries and blobs
+                                    └─ a later bundle leaves out the contents of earlier ones (`earlier`)
 
-Bundles may build on one another like the layers of an image: an increment holds the entries that no earlier bundle has,
-their blobs without those of earlier bundles, and the names of these, which have to be in the store (or in another
-bundle of the same import) before anything of it is used.
+Bundles may build on each other like the layers of an image. An increment has only entries and blobs that no earlier
+bundle has, and the names of the earlier blobs that its entries need. These must be in the store, or in another bundle
+of the same import, before the increment is used.
 
-A bundle is code, as the cache is. It is refused as a whole, before anything is written, if one byte of it is damaged,
-if its MAC does not hold, if there is none and a key file is set, and without keys if others could have written it
-(`open_trusted`). The format is in `bundle_file.py`.
+A bundle is code, as the cache is. It is refused as a whole, before anything is written, if any byte is damaged, if its
+MAC is wrong, or if it has no MAC although a key file is set. Without keys, it is refused if other users could have
+written it (`open_trusted`). The format is in `bundle_file.py`.
 """
 
 from __future__ import annotations

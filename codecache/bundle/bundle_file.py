@@ -2,19 +2,19 @@
 
     fxpool-bundle 1\\n     magic line with the format's version
     records               1 byte kind, 8 bytes length (big-endian), content; in this order:
-        n                 32 bytes sha256, 8 bytes size: a blob that is expected to be there already
+        n                 32 bytes sha256, 8 bytes size: a blob that the importing store must have already
         b                 a blob
         e                 an entry, as `entry.py` writes it
         t                 the table: msgpack of `Table`
         s                 at most one: the sha256 of all before it, with a MAC (`authentication.py`)
     32 bytes              sha256 of all that precedes
 
-Blobs are ordered by digest and entries by key and name, each is there once, and no time but those in entries is
-written: equal content gives equal bytes, which is what container layers and other stores of files deduplicate. Nothing
-in a bundle is a path. Magic line and last digest stay the same in later versions, so that a bundle of another version
-can be told from a damaged one.
+Equal content gives equal bytes, so that container layers and other file stores can deduplicate bundles: blobs are
+ordered by digest and entries by key and name, each is written once, and the only times are those in entries. A bundle
+contains no paths. Later versions keep the magic line and the last digest, so that a bundle of another version can be
+told from a damaged bundle.
 
-A record has to fit into memory, a bundle need not. What the records mean to a store is in `bundle.py`.
+A record has to fit into memory, a bundle need not. `bundle.py` explains the records' meaning to a store.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     differences(a, b) ──▶ Difference(component, item, before, after), ...
 
-A pure function of the key details that entries store (`key_detail`). Equal keys give no difference, unequal keys at
-least one, and `differences(b, a)` is the same with before and after exchanged.
+A pure function of the key details in entries (`key_detail`). Equal keys give no difference, unequal keys at least one;
+`differences(b, a)` gives the same with before and after exchanged.
 """
 
 from __future__ import annotations

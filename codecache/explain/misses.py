@@ -1,7 +1,7 @@
-"""Explains why a graph was not served: the nearest entry and what differs, the guard that did not hold, the damage.
+"""Explains a miss: names the nearest entry and the differences, the guard that failed, or the damage.
 
-Miss          kept by the process that looked (`lowering.artifact.miss_records`): key, sizes, entries that were tried
-explained     the same against a store, as it is when it is asked
+Miss          the record of a lookup, in its process (`lowering.artifact.miss_records`): key, sizes, rejected entries
+explained     compares a miss with the current entries of a store
 """
 
 from __future__ import annotations

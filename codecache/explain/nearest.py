@@ -1,7 +1,7 @@
-"""Finds the kept graph that is nearest to one that was not served: what the miss is best explained by.
+"""Finds the stored graph that is nearest to a graph that was a miss, because their differences explain the miss best.
 
-Graphs of the same function of the program come before others, then those with the most equal components, then those
-with the fewest differences within them, then the youngest.
+Graphs of the same function of the program come first, then those with the most equal components, then those with the
+fewest differences in the other components, then the youngest.
 """
 
 from __future__ import annotations

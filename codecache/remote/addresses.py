@@ -1,4 +1,4 @@
-"""The client for an address of a remote cache, and what has to be installed for it."""
+"""Makes the client for the address of a remote cache, and names the package that it needs."""
 
 from __future__ import annotations
 

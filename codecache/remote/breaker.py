@@ -1,13 +1,13 @@
-"""Decides whether a remote cache is asked, and how long it may take. A state machine: it has no clock and asks nobody.
+"""Decides whether to ask a remote cache, and how long it may take. A state machine without clock or network.
 
-              failed, too slow in all, or bad values                 probe_due
+              failed, too slow in total, or bad values               probe_due
     closed ────────────────────────────────────────────▶ open ─────────────────▶ half_open
       ▲                                                   ▲                          │
       └───────────────────── probed(True) ────────────────┴──── probed(False) ◀──────┘
 
-While it is not closed nobody waits for the remote: whether it is back is found out by a probe in the background. So a
-remote that is down costs a program one delay, not one per graph. A slow one costs no more: what looks without a result
-take beyond the ordinary adds up, and together they may take the delay once. A hit sets the account back.
+Unless the breaker is closed, no compile waits for the remote; a probe in the background tests whether it is back. So a
+remote that is down costs a program one delay, not one per graph. A slow remote costs no more: the time that misses take
+beyond an ordinary lookup adds up, and the breaker opens before the sum reaches the delay. A hit resets the sum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client of a remote cache can do, and the one error by which it fails."""
+"""The protocol of clients of a remote cache, their deadline, and the only error that they raise."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The remote level of the cache: looks for an entry that the local store lacks, and takes new ones for uploading.
+"""The remote level of the cache: looks up entries that the local store lacks, and accepts new entries for upload.
 
-A look runs in a thread of its own, and its caller waits for the time that the breaker allows: name resolution has no
-time limit of its own, and a client's are for single requests. What comes too late is dropped. Each value is
-authenticated before anything else is done with it, and a blob's digest is compared with its name.
+Each lookup runs in a separate thread, and its caller waits as long as the breaker allows: name resolution has no time
+limit, and a client's time limits are for single requests. Late results are dropped. Each value is authenticated before
+anything else is done with it, and a blob's digest is compared with its name.
 
-Nothing here raises because of the remote. Whatever goes wrong is a miss, counted in ``fxpool.stats()["remote"]``.
+No failure of the remote raises here. It is a miss, counted in ``fxpool.stats()["remote"]``.
 """
 
 from __future__ import annotations

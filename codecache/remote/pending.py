@@ -1,9 +1,9 @@
-"""Entries that are still to be uploaded when a process ends, for the next one that uses the directory.
+"""Entries that are left to upload when a process ends, for the next process that uses the directory.
 
     <root>/pending/<key>-<name of the entry>        an empty file
 
-A process may end before its last compile has been uploaded, or while the remote is away. The mark costs a file; the
-entry itself is in the store.
+A process may end before its last entries are uploaded, or while the remote is down. It marks each such entry by an
+empty file; the entry itself is in the store.
 """
 
 from __future__ import annotations

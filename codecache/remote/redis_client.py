@@ -1,10 +1,10 @@
 """Redis and Valkey as a remote cache, by redis-py.
 
-redis-py's time limits are for each read of a socket, so that a server which sends a byte now and then is waited for
-without end; and it reads as many bytes as a server says there are. `_Bounded` sockets keep to the deadline and the size
-of the whole call instead.
+redis-py limits the time of each read from a socket, so a server that sends a byte now and then could make it wait
+forever. It also reads as many bytes as a server announces. `_Bounded` sockets enforce the deadline and the size of the
+whole call instead.
 
-redis is imported inside functions: 0.2 s that only a look into the remote needs.
+redis is imported inside functions: its import takes 0.2 s, and only a lookup in the remote needs it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Stores that speak S3 as a remote cache, by obstore.
 
-Endpoint, region and credentials come from the environment variables that other tools take: AWS_ENDPOINT_URL,
-AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... An index is what a listing below its name shows: the values
-themselves.
+Endpoint, region and credentials come from the usual environment variables: AWS_ENDPOINT_URL, AWS_REGION,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... An index is not stored: listing the values below its name gives it.
 
-obstore's threads do not live in a forked child, where any call would wait for them without end. A child of a process
-that has used obstore does without the remote.
+obstore's threads do not survive a fork, and any call in the child would wait for them forever. So the child of a
+process that has used obstore does not use the remote.
 
-obstore is imported inside functions: only a look into the remote needs it.
+obstore is imported inside functions: only a lookup in the remote needs it.
 """
 
 from __future__ import annotations

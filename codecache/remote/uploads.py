@@ -1,14 +1,14 @@
-"""Sends new entries to the remote cache from a thread of its own, so that no compile waits for it.
+"""Sends new entries to the remote cache from a background thread, so that no compile waits for uploads.
 
     offer ──▶ queue of names ──▶ thread: read from the local store, seal, put ──▶ remote
-                                   │ remote away: wait, probe, go on
+                                   │ remote is down: wait, probe, continue
     process ends ──▶ at most `AT_EXIT` seconds, then a mark for the next process (`pending.py`)
 
-Only names wait, so a long queue takes no memory to speak of. Blobs go before their entry, and the entry before its name
-in the index, so that readers meet no entry without its blobs, unless the server has removed them. A value that is there
-stays (write-once), except one that did not verify when this process looked for it.
+The queue holds names only, so a long queue takes little memory. Blobs are uploaded before their entry, and the entry
+before its name in the index, so that readers see no entry without its blobs, unless the server has removed them. An
+existing value stays (write-once), except for a value that did not verify when this process read it.
 
-The thread also probes a remote that is left alone: nobody else waits for that.
+The thread also probes the remote while the breaker is open, so that no compile waits for a probe.
 """
 
 from __future__ import annotations

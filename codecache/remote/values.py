@@ -1,17 +1,17 @@
-"""Names and bytes of what lies in a remote cache.
+"""Names and bytes of the values in a remote cache.
 
     fxpool/<format>/entry/<key>                   index: digests of the guards of the entries under the key
     fxpool/<format>/entry/<key>/<guards digest>   an entry, as `entry.encode_entry` makes it
     fxpool/<format>/blob/<digest>-<size>          a blob
 
-A value is sealed under its full name (`authentication.Keyring`), so that one in the place of another does not pass. In
-the seal is one byte for the packing (0 none, 1 zstandard) and the content. An index is a set of names, not
-authenticated: names in it that are wrong lead to nothing.
+A value is sealed under its full name (`authentication.Keyring`), so that a value stored under another name is refused.
+The sealed data is one byte for the packing (0 none, 1 zstandard) and the content. An index is a set of names and is not
+authenticated: a wrong name in it only leads to a value that is missing or does not verify.
 
-Sizes are bounded on both sides: of what is read, before it is there, and of what it unpacks to. Packing never makes a
-value larger, so that the size of a blob, which is in its name, bounds the bytes that are read for it.
+Two sizes are limited: that of the value, before it is read, and that of its content, before it is unpacked. Packing
+never makes a value larger, so the size of a blob, which is in its name, limits the bytes that are read for it.
 
-zstandard is imported inside functions: a hit in the local store needs none.
+zstandard is imported inside functions: a hit in the local store does not need it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A store that was filled before: read and never written to.
+"""A read-only store below the user's own, filled in advance.
 
-For images: a cache that root filled when the image was made lies below the one of the user who runs it. Its contents
-are run as code, so it must belong to root or to the user, be writable by nobody else, and nobody else may be able to
-put another directory in its place. The user may have no right to write to it, so its files are not set aside when they
-are damaged, nor marked when they are used.
+For container images: root fills the cache when the image is built, and users run on top of it. Its contents run as
+code, so the directory must belong to root or to the user, and no other user may be able to write to it or to replace
+it. The user may lack permission to write to it, so damaged files are not moved aside and hits are not recorded.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Private files, which nobody else could have written, and immutable blobs kept in them.
+"""Private files, which no other user could have written, and the immutable blobs stored in them.
 
-Everything the store writes goes through `write_private` (temporary name in the destination's directory, fsync,
-rename) and everything it reads through `read_private`, which refuses a file that another user owns or can write to,
-because entries and blobs are code.
+The store writes with `write_private` (temporary name in the destination's directory, fsync, rename). It reads with
+`read_private`, which refuses a file that another user owns or can write to, because entries and blobs run as code.
 
     write_private(path, data) ──▶ .tmp-<host>-<pid>-<random> ──fsync──rename──▶ path, fsync of the directory
     read_private(path)        ◀── O_NOFOLLOW, regular file, our uid, no write bit for others
 
-Importing this module imports neither torch nor anything heavy: the command line reads the cache with it.
+This module imports neither torch nor any other slow package, because the command line reads the cache with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The limits of a cache directory. In a module of its own, because a hit imports no more of what keeps them."""
+"""The limits of a cache directory.
+
+A separate module, because a hit imports the limits without the code that enforces them.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
-"""Keeps a cache directory within its bounds: looks at its files, has `eviction` decide, and removes.
+"""Keeps a cache directory within its limits: scans its files, lets `eviction` decide, and removes the chosen files.
 
-    a publication ─▶ look again at the parts it wrote to, and at the one not seen for longest ─▶ index: how much in all
-                       └─ over the bounds ─▶ claim ─▶ look at every part ─▶ eviction.plan ─▶ entries, then blobs
+    publication ─▶ scan the parts it wrote to, and the part scanned longest ago ─▶ index: size of the directory
+                     └─ over the limits ─▶ claim ─▶ scan every part ─▶ eviction.plan ─▶ entries, then blobs
 
-A publication costs some milliseconds. Where the index is new, the parts that are not known yet are looked at for at
-most `_PATIENCE` seconds per publication, and nothing is evicted before all are known. Without an index, all are looked
-at, once in ten minutes.
+This costs a publication a few milliseconds. While the index is new, each publication spends at most `_PATIENCE` seconds
+on parts that the index does not have yet, and eviction waits until it has all of them. Without an index, the whole
+directory is scanned, once in ten minutes.
 
-Nothing is locked: a lookup is never waited for and never waits. Each file is looked at again right before it is removed
-and stays if it was used or published since the decision; entries go before their blobs. So who reads an entry has all
-of it or a miss. The claim, a file made with O_EXCL, spares several processes the same work; if two do it all the same,
-they remove the same files.
+There are no locks: eviction and lookups never wait for each other. Each file is checked again right before it is
+removed, and stays if it was used or published since the decision. Entries are removed before their blobs, so a reader
+gets a whole entry or a miss. The claim, a file created with O_EXCL, keeps several processes from doing the same work;
+if two of them evict all the same, they remove the same files.
 
-What counts, and what may go:
+Which files count towards the limits, and which may be evicted:
 
-    entries, blobs                        both, see `eviction`
-    precompiled headers, failed, slower   both, by the time of their last use, unless a process uses them
-    aside                                 both, before anything else
-    quarantine, other facts, index        count, and stay
-    files that are not fxpool's           neither
+    entries, blobs                        count; evicted as `eviction` says
+    precompiled headers, failed, slower   count; evicted by the time of their last use, unless a process uses them
+    aside                                 count; evicted first
+    quarantine, other facts, index        count; never evicted
+    files that are not fxpool's           don't count; never evicted
 """
 
 from __future__ import annotations

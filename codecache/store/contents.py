@@ -1,16 +1,16 @@
-"""Measures a cache directory by kind of content, with its size on the disk, and clears it, or parts of it.
+"""Measures the disk usage of a cache directory by kind of file; clears it, except for precompiled headers in use.
 
     entries, blobs                           see `store.py`
     toolchain/headers                        precompiled headers, 150 MB each
     toolchain/..., slower, failed            facts about compilers, CPUs and GPUs of hosts; about stages, levels
-    stats                                    what the host's processes counted, by day
+    stats                                    counts of the host's processes, by day
     quarantine                               graphs that killed workers, with the end of their workers' output
     aside                                    files that failed verification
-    index                                    how much there is of all this, see `index.py`
+    index                                    the sizes of all this, see `index.py`
     pending                                  names of entries to upload, see `remote/pending.py`
 
-Anything else is not fxpool's: it is counted, and left alone. A header that a process compiles, or includes now,
-stays. Sizes are those of `du`: blocks, with those of directories, and a file with several names once.
+All other files are not fxpool's: they are counted, and never removed. A header that a process is compiling or including
+stays. Sizes are those of `du`: blocks, including those of directories; a file with several names counts once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compiled graphs that were measured slower than others of the same graph.
+"""Records of compiled graphs that were measured slower than another compile of the same graph.
 
-    <root>/slower/<key>    the key of the faster one
+    <root>/slower/<key>    the key of the faster entry
 
-Read only by callers that compile one graph in several ways; an entry under `key` itself stays valid.
+Only callers that compile a graph in several ways read these records; an entry under `key` itself stays valid.
 """
 
 from __future__ import annotations

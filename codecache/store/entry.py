@@ -5,9 +5,9 @@
     1 byte                    the body's packing: 0 none, 1 zstandard
     body                      msgpack of `Entry`
 
-The digest is checked before anything is decoded. This frame stays the same in later versions, so that a program can
-tell an entry of another version (to be ignored) from a damaged one. Nothing in an entry is a path or names a host, so a
-cache directory can be copied anywhere.
+The digest is checked before anything is decoded. Later versions keep this frame, so that a program can tell an entry
+of another version, which it ignores, from a damaged entry. An entry contains no paths and no host names, so a cache
+directory can be copied anywhere.
 
 zstandard is imported inside functions: small entries are not compressed.
 """

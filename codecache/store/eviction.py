@@ -1,18 +1,19 @@
-"""What is removed from a cache directory that is over its bounds: a decision about plain data.
+"""Decides which files to evict from a cache directory that is over its limits. A pure function of plain data.
 
-    entries, blobs, other files, bounds, now  ──▶  plan  ──▶  what to remove, in this order
+    entries, blobs, other files, limits, now  ──▶  plan  ──▶  files to remove, in this order
 
-What was used least recently goes first; of two used at one time, the one that was compiled faster. It goes on until the
-directory is below a low watermark of the bound it was over, so that the next publications remove nothing.
+The least recently used files are evicted first; of two that were used at the same time, the one that compiled faster.
+Eviction continues to a low watermark of the exceeded limit, so that the next publications evict nothing.
 
-A blob goes when no entry that stays names it. Nothing goes that was used or written within `Bounds.grace`: a publisher
-writes blobs before the entry that names them, a worker's answer names an entry that its asker is about to load, and a
-process that has found an entry may still be reading its blobs. Code that a process has loaded needs no file any more.
+A blob is evicted when no remaining entry names it. Files that were used or written within `Bounds.grace` stay: a
+publisher writes blobs before the entry that names them, a worker replies with an entry that its client is about to
+load, and a process that has read an entry may still be reading its blobs. Code that is already loaded no longer needs
+its files.
 
-An entry that can't be read (of another version, damaged) may name any blob that is not younger than it. Such a blob is
-no rubbish, and ages as if it were an entry.
+An entry that can't be read (damaged, or of another version) may need any blob that is not younger than itself. Such a
+blob is not garbage, and is evicted by its age like an entry.
 
-Nothing here reads a file or a clock: see `collector` for that.
+This module reads no file and no clock; `collector` does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Levels at which a graph can't be compiled for the cache: later processes don't try them again.
+"""Records of levels at which a graph can't be compiled for the cache, so that later processes skip them.
 
     <root>/failed/<key>    the reason
 
-Each level has a key of its own. The key includes torch and fxpool: another version of either gets another chance. A
-compiler's failure may have had a passing cause (a full disk, a killed process), so it counts for a day only.
+Each level has a separate key. Keys include the versions of torch and fxpool, so a new version of either tries again. A
+compiler may fail for a temporary cause (a full disk, a killed process), so such a failure counts for a day only.
 """
 
 from __future__ import annotations

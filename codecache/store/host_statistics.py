@@ -1,13 +1,13 @@
 """Totals of all processes that used a cache directory, by day, for `fxpool stats`.
 
     <root>/stats/2026-11-24.lines           a line of JSON per process and report, appended by one write
-    <root>/stats/2026-11-24.<random>.full   the same, once it was long
-    <root>/stats/2026-11-24.total           the sum of files that are gone, or named in it and about to be
+    <root>/stats/2026-11-24.<random>.full   the same file, renamed once it was long
+    <root>/stats/2026-11-24.total           the sum of files that were removed, or that it names and will be removed
 
-Writers take no lock: a line is appended by one `write`, and half a line is skipped by readers. Files are summed up now
-and then by whoever gets the lock for that without waiting. A total names the files in it, so that one that was summed
-up and could not be removed is not counted twice. Days older than `KEPT_DAYS` are removed. Nothing here raises, as
-nobody's compile is about statistics: where a directory can't be written, nothing is.
+Writers take no lock: one `write` appends a line, and readers skip incomplete lines. From time to time a process adds
+files to the day's total, if it gets the lock for that without waiting. A total names its files, so that a file that
+could not be removed is not counted twice. Days older than `KEPT_DAYS` are removed. Statistics must never make a compile
+fail, so nothing here raises: if the directory can't be written, the numbers are dropped.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How much a cache directory holds, and which blobs its entries name, without looking at every file again.
+"""The size of a cache directory, and the blobs that its entries need, so that a publication need not scan every file.
 
     <root>/index/index.sqlite    SQLite in WAL mode: a row per part of the directory, and one per entry
 
-An accelerator for publishers, and never the truth: nothing is served by it, and nothing removed before the file itself
-was looked at. A lookup does not open it.
+The index only makes publications faster; the files are the truth. No entry is served from it, and each file is checked
+before it is removed. Lookups do not open it.
 
-The directory is divided into parts (``entries/3f``, ``blobs/a0``, ``rest``) that are looked at one by one; what was
-seen in a part replaces what was known of it. A row about an entry holds for the file with the inode, size and times
-that the row names, and carries a digest, because SQLite does not notice damaged bytes. An index that is missing,
-damaged, or locked for longer than `_PATIENCE` is taken away as a whole and begun anew.
+The directory is divided into parts (``entries/3f``, ``blobs/a0``, ``rest``) that are scanned separately; a scan of a
+part replaces its rows. The row of an entry is valid for the file with the inode, size and times in the row, and has a
+digest, because SQLite does not notice damaged bytes. An index that is missing, damaged, or locked for longer than
+`_PATIENCE` is removed as a whole and rebuilt.
 
-Each call opens a connection of its own and forks are held off meanwhile: SQLite's locks do not survive one. sqlite3 is
-imported inside functions, as it takes 4 ms that a hit does without.
+Each call opens a separate connection and holds off forks until it is closed, because SQLite's locks do not survive a
+fork. sqlite3 is imported inside functions: its import takes 4 ms, and a hit does not need it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Where entries and blobs lie below the root of a cache directory, and how files there are listed and removed.
+"""The layout of a cache directory: paths of entries and blobs; lists and removes files.
 
     <root>/entries/<key[:2]>/<key>/<digest of the guards>.entry
     <root>/blobs/<digest[:2]>/<digest>-<size>
 
-A directory that is missing, or vanishes meanwhile, is an empty one: another process may clear the cache at any time.
+A directory that is missing, or disappears while it is listed, counts as empty: another process may clear the cache at
+any time.
 """
 
 from __future__ import annotations

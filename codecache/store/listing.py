@@ -1,10 +1,10 @@
-"""The entries of a store for who looks again and again: only files that are new or replaced are read.
+"""Lists the entries of a store repeatedly, for the dashboard; reads only files that are new or were replaced.
 
-Kept of each entry is a row of some hundred bytes, not the entry. Every change gets a number, so that a reader asks for
-what changed after the number it has.
+The listing holds a row of a few hundred bytes per entry, not the entry. Every change gets a number, so that a reader
+can ask for the changes after the last number that it has seen.
 
-An entry was a miss once, or it would not be there. `why_made` names what kept the nearest earlier entry of the same
-function from being served instead: the components in which their keys differ, or the guards.
+Every entry stems from a miss. `why_made` explains why the nearest earlier entry of the same function was not served
+instead: it names the components in which their keys differ, or the guards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lets other threads of a process run while one does a long piece of work.
+"""Lets other threads of a process run while one thread does long work.
 
-CPython's threads take turns. A thread that only computes keeps its turn for 5 ms, and one that reads files asks for a
-turn after every call of the system: some twenty times for one lookup, which takes 0.2 ms when nothing is in its way and
-took 100 ms beside a thread that chose what to evict (bench/store.py). So long work is done in short pieces with sleeps
-between them, in which a lookup runs from beginning to end.
+Threads of CPython share the GIL. A thread that only computes holds it for 5 ms, and a thread that reads files has to
+reacquire it after every system call: about twenty times per lookup. A lookup takes 0.2 ms on its own, and took 100 ms
+beside a thread that planned an eviction (bench/store.py). So long work is done in short pieces, with sleeps in between
+that are long enough for a whole lookup.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Quarantine: graphs that killed the workers that compiled them are not compiled again until a user releases them.
+"""Quarantine: a graph that killed its workers is not compiled again until a user releases it.
 
-If a limit ended the worker, they are compiled again once a higher limit is allowed.
+If a limit ended the worker, the graph is compiled again as soon as a higher limit is set.
 
-    <root>/quarantine/<key>.json    which graph, how it ended
+    <root>/quarantine/<key>.json    the graph, and how its worker ended
     <root>/quarantine/<key>.log     the end of its last worker's output
 
-The key includes everything a compile depends on, so another torch, compiler or processor is another chance. Records are
-data, nothing of them is run; an unreadable one is ignored.
+The key covers everything that a compile depends on, so another version of torch, compiler or processor tries again.
+Records are data and never run as code; unreadable records are ignored.
 """
 
 from __future__ import annotations

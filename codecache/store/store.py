@@ -6,15 +6,15 @@
     <root>/quarantine/                                              see `quarantine.py`
     <root>/pending/                                                 see `remote/pending.py`
 
-Nothing here takes a lock or asks an index: a record is complete or absent (write, fsync, rename), its blobs are written
-before it, and names are digests, so publishers of the same content can't harm one another. The digest of every byte is
-checked before it is used. A file that fails verification is a miss, is counted, and never raises; a failed write raises
-`StoreError`, which callers count and tolerate.
+The store needs neither locks nor an index. A record is complete or absent (write, fsync, rename) and is written after
+its blobs. Names are digests, so publishers of the same content can't harm each other. The digest of every file is
+checked before the content is used. A file that fails verification is a miss; it is counted and never raises. A failed
+write raises `StoreError`, which callers count and tolerate.
 
-A store that is given `bounds` keeps within them after each publication: see `collector.py`. An entry that is evicted
-between `entries` and `blob_path` is a miss, like one that another process clears.
+A store with `bounds` evicts down to them after each publication: see `collector.py`. An entry that is evicted between
+`entries` and `blob_path` is a miss, as is an entry that another process clears.
 
-What this does not do: fetch from elsewhere, or evaluate guards.
+The store neither fetches entries from a remote nor evaluates guards.
 """
 
 from __future__ import annotations

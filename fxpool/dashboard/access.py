@@ -1,8 +1,8 @@
 """Access control: requests need the secret in the URL and a Host header that names this machine.
 
-The secret keeps other users of the machine out: they reach the port as well. The Host header keeps out a page of
-another site whose name resolves to this machine (DNS rebinding): a browser sends that name. Answers carry a
-Content-Security-Policy: even a mistake in the page could load nothing from elsewhere.
+The secret keeps out other users of the machine, who can reach the port as well. The Host header keeps out pages of
+another site whose name resolves to this machine (DNS rebinding), because the browser sends that name. Answers have a
+Content-Security-Policy, so that even a mistake in the page could not load anything from another site.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Routes of the dashboard, polling of pool and store, and the stream of changes.
 
     /TOKEN/                    the page
-    /TOKEN/events              a stream (text/event-stream): everything first, then what changes
+    /TOKEN/events              a stream (text/event-stream): everything first, then the changes
     /TOKEN/entry/KEY/NAME      an entry in detail
     /TOKEN/code/KEY/NAME       its generated code
 
-Names in a path are digests that are looked up in the store: a path never becomes the name of a file. While nobody
-watches the looks are seldom: enough for the lines over time to go on.
+Names in a path are digests that are looked up in the store: a path never becomes the name of a file. While no page is
+open, polling slows down, but continues for the graphs over time.
 """
 
 from __future__ import annotations

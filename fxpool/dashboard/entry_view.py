@@ -1,4 +1,4 @@
-"""An entry in detail, and in which lines its key differs from the one before."""
+"""An entry in detail, and the lines in which its key differs from that of an earlier entry."""
 
 from __future__ import annotations
 

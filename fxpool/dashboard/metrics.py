@@ -1,7 +1,7 @@
 """Prometheus metrics of this host's servers and the store, in text format. Needs the extra `metrics`.
 
-Labels are a server's environment (twelve digits), the way a job ended, a kind of process or of file: no names of
-graphs, functions or files. prometheus_client is imported inside functions: only these commands need it.
+Labels are a server's environment (twelve digits), a job's result, and kinds of processes and files, but never names of
+graphs, functions or files. prometheus_client is imported inside functions: only commands that serve metrics need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""This host's servers and their jobs, looked at as a visitor: no server starts or stays for it.
+"""Shows this host's servers and their jobs. It connects as a visitor, which neither starts a server nor keeps it alive.
 
-A server that is replaced is another one; its jobs are kept here beside the new one's, and those that it had not
-finished ended with it. Times of servers are `time.monotonic()`; here they become Unix time.
+When a server is replaced, its jobs stay listed beside those of the new server; its unfinished jobs count as ended with
+it. Servers report times as `time.monotonic()`, which are converted to Unix time here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request's first lines, parsed: a pure function, strict in what it takes."""
+"""Parses the request line and headers of an HTTP request: a pure, strict function."""
 
 from __future__ import annotations
 

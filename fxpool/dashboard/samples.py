@@ -1,4 +1,4 @@
-"""Numbers over time in bounded memory: when there is no room, every second sample goes and the interval doubles."""
+"""Numbers over time in bounded memory: when it is full, every second sample is dropped and the interval doubles."""
 
 from __future__ import annotations
 

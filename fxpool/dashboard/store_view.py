@@ -1,7 +1,8 @@
-"""The store's entries, sizes and reasons, read from its files: a server knows none of it.
+"""The store's entries, their sizes, and the misses behind them, read from its files, as servers don't know the store.
 
-What was served is counted from the times that a hit leaves on an entry: at least as often, since several hits between
-two looks are one. Hits of earlier days are known as each entry's last. A process counts its own: `fxpool.stats()`.
+A hit sets the time of an entry's file, and the dashboard counts hits by these times. The count is a lower limit, since
+several hits between two polls count once, and of hits before the dashboard started only each entry's last is known.
+Exact counts are per process, in `fxpool.stats()`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explains in a phrase what a job waits for, from a server's status facts (`fxpool status --json`)."""
+"""Explains in a phrase why a job waits, from a server's status facts (`fxpool status --json`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attaches the watchers of the settings `progress` and `trace`: at the first graph, and when these change."""
+"""Attaches the watchers of the settings `progress` and `trace`, at the first graph and when the settings change."""
 
 from __future__ import annotations
 

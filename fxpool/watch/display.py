@@ -1,19 +1,20 @@
-"""Shows the progress of each graph in lines: the essential on a terminal, every event in a log.
+"""Shows the progress of each graph as lines: a summary on a terminal, every event in a log.
 
     fxpool.progress()                    or FXPOOL_PROGRESS=1: on standard error
     fxpool.progress("compile.log")       or FXPOOL_PROGRESS=compile.log: a line per event, into a file
 
-A line of a log, with the seconds since it was begun, and a terminal's lines about the same graph:
+A line of a log, which begins with the seconds since the log was opened, and a terminal's lines about the same graph:
 
     12.345 graph 3 [1/0]: compiling in worker 4711
     fxpool: graph 3 [1/0]: compiling in worker 4711: lowering, 8 s so far
     fxpool: graph 3 [1/0]: ready compiled by a worker after 12.3 s
 
-A terminal is the program's. Its cursor may be anywhere: the program prints through Python, C and other processes, on
-two streams. So this module never moves the cursor or erases; it writes whole lines, in its own thread: a stopped
-terminal (Ctrl-S) holds up that thread, not a compile. Bars of tqdm step aside for the lines.
+The terminal belongs to the program, and its cursor may be anywhere: the program prints through Python, C and other
+processes, on two streams. So this module never moves the cursor or erases text. It writes whole lines from its own
+thread, so that a stopped terminal (Ctrl-S) blocks that thread, not a compile. Bars of tqdm are cleared for the lines
+and drawn again below them.
 
-Text that can't be written is not kept in a buffer, where it would fail the program's own output later, or its exit.
+Text that can't be written is dropped, because in a buffer it would make the program's later output, or its exit, fail.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     backend, background, jobs ──▶ `state`, `span` ──▶ listeners: `fxpool.watch.display`, `fxpool.watch.trace`
 
-Times are `time.monotonic()`: on Linux one clock for all processes of a host, so the reports of workers and servers need
-no translation. Without a listener an event costs nothing.
+Times are `time.monotonic()`, which on Linux is one clock for all processes of a host, so times reported by workers and
+servers need no conversion. Without a listener, an event costs nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes a run as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: ``FXPOOL_TRACE=run.json``.
 
-One file for all processes that name it, on one clock: the programs, their server, the workers. It is a JSON
-array of trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), complete and
-valid after every event, so that a run that is killed leaves all events so far.
+All processes that name the file share it, on one clock: programs, their server, and workers. It is a JSON array of
+trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). The array is complete
+and valid after every event, so a killed run leaves all its events so far.
 """
 
 from __future__ import annotations
