@@ -21,7 +21,7 @@ _SETTING = "FXPOOL_CACHE_BASE"
 
 
 class BaseStore(LocalStore):
-    """A cache directory of root's or our own, read-only: methods that write raise StoreError or do nothing."""
+    """A read-only cache directory that belongs to root or to us. Methods that write raise StoreError or do nothing."""
 
     def __init__(self, root: str) -> None:
         """Raises UnsafeDirectoryError if others could have written to `root`, StoreError if it can't be read."""
@@ -64,7 +64,7 @@ class BaseStore(LocalStore):
 
 
 def _unreadable(root: str) -> str | None:
-    """Return why a store can't be read, judging by its first entry and first blob; None if it can."""
+    """Return why a store can't be read, None if it can. Tries to read the first entry and the first blob."""
     for top, depth in (("", 0), ("entries", 3), ("blobs", 2)):
         path = os.path.join(root, top) if top else root
         for level in range(depth + 1):
@@ -76,7 +76,7 @@ def _unreadable(root: str) -> str | None:
                 names = sorted(name for name in os.listdir(path) if not name.startswith("."))
             except FileNotFoundError:
                 if top:
-                    break  # no entry or blob has been kept yet
+                    break  # no entry or blob has been stored yet
                 return f"the directory {root} does not exist"
             except OSError as error:
                 return f"{path}: {error.strerror}"

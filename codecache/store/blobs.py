@@ -31,7 +31,7 @@ TEMPORARY_PREFIX = ".tmp-"
 TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
-# Errors that mean "the directory was removed meanwhile" (a concurrent clear): worth another try.
+# Errors of a directory that a concurrent clear has removed: worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
 
@@ -50,7 +50,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def relative_path(self) -> str:
         """Return the blob's path below the store's root.
 
-        Raises CorruptEntryError if the reference is not a digest and a size (it would name another place).
+        Raises CorruptEntryError if the reference is not a digest and a size, as its path could lie elsewhere.
         """
         if _BLOB_NAME.match(self.name) is None:
             raise CorruptEntryError(f"{self.name!r} is not the name of a blob")
@@ -58,7 +58,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, content: bytes) -> BlobRef:
-        """Return the reference of a content."""
+        """Return the reference of `content`."""
         return cls(digest=hashlib.sha256(content).hexdigest(), size=len(content))
 
     @classmethod
@@ -69,7 +69,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnsafeFileError(StoreError):
-    """A file in the store that another user owns or can write to. Never leaves the store: it is a miss."""
+    """Another user owns a file in the store, or can write to it. Never leaves the store: it is a miss."""
 
 
 class StoreWriteError(StoreError):
@@ -122,8 +122,8 @@ def make_private_directory(path: str) -> None:
 def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
     """Write `data` to `path` atomically, readable and writable by us alone.
 
-    A directory that is removed meanwhile is made again, unless `make_parents` is False. Raises StoreWriteError, and
-    leaves no temporary file.
+    If another process removes the directory, it is created again, unless `make_parents` is False. Raises
+    StoreWriteError, and leaves no temporary file.
     """
     directory = os.path.dirname(path)
     for attempt in range(_ATTEMPTS):
@@ -164,27 +164,27 @@ def _sync_directory(directory: str) -> None:
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return  # removed meanwhile
+        return  # another process removed it
     try:
         os.fsync(fd)
     except OSError:
-        pass  # some network file systems refuse; the rename stands
+        pass  # some network file systems refuse; the rename is done
     finally:
         os.close(fd)
 
 
 def is_private(status: os.stat_result, owners: Collection[int] = ()) -> bool:
-    """Return whether a file is ours (or that of one of the users in `owners`), and writable by nobody else."""
+    """Return whether a file belongs to us (or to one of `owners`), and no other user can write to it."""
     return status.st_uid in (owners or (os.geteuid(),)) and not status.st_mode & 0o022
 
 
 def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_result]:
-    """Open a regular file that is ours alone (or of one of `owners`); return its read-only descriptor and status.
+    """Open a private regular file of ours (or of one of `owners`); return its read-only descriptor and status.
 
-    Raises UnsafeFileError if it is a link, not a regular file, or open to others; OSError as the system raises it.
+    Raises UnsafeFileError if it is a link, not a regular file, or others could have written to it; OSError.
     """
     try:
-        # O_NONBLOCK: opening a FIFO that another user put here must not hang.
+        # O_NONBLOCK: opening a FIFO that another user created must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -203,9 +203,9 @@ def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_
 
 
 def read_private(path: str, *, size: int | None = None, owners: Collection[int] = ()) -> tuple[bytes, os.stat_result]:
-    """Return content and status of a file that is ours alone, or of one of `owners`.
+    """Return content and status of a private file of ours, or of one of `owners`.
 
-    With `size` (bytes), a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (size),
+    With `size` (bytes), a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (wrong size),
     OSError.
     """
     fd, status = open_private(path, owners)
@@ -223,12 +223,12 @@ def read_private(path: str, *, size: int | None = None, owners: Collection[int] 
 def check_directory(
     path: str, owners: Collection[int] = (), what: str = "cache directory", setting: str = "FXPOOL_CACHE_DIR"
 ) -> None:
-    """Refuse a cache directory that others could have written to: its contents are run as code.
+    """Refuse a cache directory that other users could have written to, because its contents run as code.
 
-    The directory must be ours (or that of one of `owners`) and not writable by group or others; a symbolic link to it
-    must be ours or root's; no directory above may let others rename what is in it (writable without the sticky bit).
-    A missing directory passes if the existing ones above it do. `what` and `setting` are used in the message. Raises
-    UnsafeDirectoryError.
+    The directory must belong to us (or to one of `owners`) and not be writable by group or others. A symbolic link to
+    it must belong to us or root. No directory above may let others rename its contents (writable without the sticky
+    bit). A missing directory passes if the existing directories above it do. The message uses `what` and `setting`.
+    Raises UnsafeDirectoryError.
     """
     users = owners or (os.geteuid(),)
     path = os.path.abspath(path)
@@ -242,7 +242,7 @@ def check_directory(
     try:
         status = os.stat(real)
     except OSError:
-        pass  # the first publish makes it
+        pass  # the first publication creates it
     else:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         if not stat.S_ISDIR(status.st_mode):
@@ -264,8 +264,8 @@ def check_directory(
         )
 
 
-# (device, inode, size, mtime, ctime) of blobs whose digest this process has verified. ctime is included because a
-# file's owner can set mtime back, but not ctime.
+# (device, inode, size, mtime, ctime) of blobs whose digest this process has verified. ctime is included because the
+# owner of a file can set back its mtime, but not its ctime.
 _verified: dict[tuple[int, int, int, int, int], str] = {}
 _verified_lock = forks.lock(__name__, "_verified_lock")
 
@@ -297,7 +297,7 @@ def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> N
 
 
 def sweep_temporaries(directory: str, *, now: float | None = None) -> int:
-    """Remove temporary files of dead writers from one directory; return how many. Never raises OSError."""
+    """Remove temporary files of dead writers from a directory; return how many. Never raises OSError."""
     now = time.time() if now is None else now
     removed = 0
     try:

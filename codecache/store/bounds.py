@@ -14,10 +14,10 @@ GRACE = 120.0
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Limits of a cache directory; None is no limit.
+    """Limits of a cache directory; None means unlimited.
 
-    `max_bytes` counts blocks on the disk. Graphs that were compiled in less than `min_seconds` are not kept. What was
-    used in the last `grace` seconds stays.
+    `max_bytes` counts blocks on the disk. Graphs that compiled in less than `min_seconds` are not stored. Files that
+    were used in the last `grace` seconds are not evicted.
     """
 
     max_bytes: int | None = None

@@ -47,26 +47,27 @@ __all__ = ["Collected", "after_publication", "collect", "evicted"]
 log = notices.logger(__name__)
 
 REST = "rest"
-#: Seconds in which nobody else begins, and in which a directory that stays over its bounds is not tried again.
+#: Seconds in which a claim keeps other processes from evicting, also from a directory that stays over its limits.
 _CLAIMED_FOR = 60.0
-#: Seconds that one publication gives to parts that the index does not know yet.
+#: Seconds that one publication spends on scanning parts that are not in the index yet.
 _PATIENCE = 0.25
-#: Seconds between looks at what is neither entry nor blob, if that is many files; between looks at everything where
-#: there can be no index.
+#: Seconds between scans of the files that are neither entries nor blobs, if there are many; without a usable index,
+#: seconds between scans of the whole directory.
 _REST_EVERY = 600.0
 _REST_IS_SMALL = 200
-#: Files removed between two signs that the claim's owner lives.
+#: Files removed between two renewals of the claim, which show that its owner is alive.
 _SIGN_EVERY = 64
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed: numbers of `entries`, `blobs` and `others`, and all that as files and bytes (`freed`).
+    """The result of an eviction: numbers of removed `entries`, `blobs` and `others`, and their total size (`freed`).
 
-    `before` is the size of the directory that counts, `over` whether what is left exceeds the bounds. `stuck`: it will
-    for a while, as the rest is in use or can't be removed. `failed` files could not be removed. In a dry run, what
-    would be.
+    `before` is the size that counted towards the limits, and `over` tells whether the remaining files exceed them.
+    `stuck`: the remaining files are in use or can't be removed, so another try would not help soon. `failed` is the
+    number of files that could not be removed. After a dry run, `entries`, `blobs`, `others` and `freed` are those of
+    the plan.
     """
 
     entries: int = 0
@@ -81,7 +82,7 @@ class Collected:
 
 @dataclass
 class _Scan:
-    """What lies in a directory, and when each file that may be removed was last changed."""
+    """The contents of a directory. `states` identifies each entry and blob by inode, size and times."""
 
     parts: list[Part] = field(default_factory=list)
     entries: list[KeptEntry] = field(default_factory=list)
@@ -96,9 +97,9 @@ class _Scan:
 
 
 def after_publication(root: str, entry: Entry, bounds: Bounds) -> Collected | None:
-    """Bring the index up to date with a published entry; evict if the directory is over its bounds.
+    """Update the index after a publication; evict if the directory is over its limits.
 
-    Returns None if there was nothing to do. Raises OSError, StoreError.
+    Returns None if no eviction was needed, or if another process does it. Raises OSError, StoreError.
     """
     if bounds.max_bytes is None and bounds.max_files is None:
         return None
@@ -118,7 +119,7 @@ def after_publication(root: str, entry: Entry, bounds: Bounds) -> Collected | No
 
 
 def _refresh(root: str, memory: Index, written: Iterable[str]) -> Size | None:
-    """Look again at some parts of the directory; return the size of all, None if some are not known yet."""
+    """Scan some parts of the directory again; return the total size, None if the index lacks some parts."""
     deadline = time.monotonic() + _PATIENCE
     looked = memory.look(written)
     known, present = looked.summary.parts, set(_part_names(root))
@@ -148,7 +149,10 @@ def _refresh(root: str, memory: Index, written: Iterable[str]) -> Size | None:
 
 
 def collect(root: str, bounds: Bounds, *, dry_run: bool = False) -> Collected:
-    """Remove what is over the bounds, whoever else is at it. Raises UnsafeDirectoryError, StoreWriteError, OSError."""
+    """Evict down to the limits, even if another process is evicting.
+
+    Raises UnsafeDirectoryError, StoreWriteError, OSError.
+    """
     check_directory(root)
     if not os.path.isdir(root):
         return Collected()
@@ -172,7 +176,7 @@ def collect(root: str, bounds: Bounds, *, dry_run: bool = False) -> Collected:
 
 
 def evicted(root: str) -> Size | None:
-    """Return how many entries were evicted since the index was begun, and the bytes that freed; None without one."""
+    """Return how many entries were evicted since the index was created, and the freed bytes; None without an index."""
     memory = Index(root)
     if not memory.exists():
         return None
@@ -187,7 +191,7 @@ def evicted(root: str) -> Size | None:
 
 
 def _collect_claimed(root: str, bounds: Bounds, every: float | None = None) -> Collected | None:
-    """Collect unless another process does; None then. With `every`, a number of seconds, not more often than that."""
+    """Evict, or return None if another process does. With `every`, at most once in that many seconds."""
     now = _claim(root, _CLAIMED_FOR if every is None else every)
     if now is None:
         return None
@@ -198,7 +202,7 @@ def _collect_claimed(root: str, bounds: Bounds, every: float | None = None) -> C
 
 
 def _claim(root: str, every: float) -> float | None:
-    """Return the time by the clock of the file system; None if somebody else has claimed the directory lately.
+    """Claim the directory; return the time by the clock of the file system, or None if a recent claim exists.
 
     Raises StoreWriteError.
     """
@@ -210,13 +214,13 @@ def _claim(root: str, every: float) -> float | None:
             try:
                 if abs(time.time() - os.lstat(path).st_mtime) < every:
                     return None
-                os.unlink(path)  # of a process that died, or that could not evict enough
+                os.unlink(path)  # its process died, or could not evict enough
             except FileNotFoundError:
                 pass
             continue
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return time.time()  # room is what is needed
+                return time.time()  # the disk is full: evict without a claim
             raise write_error(f"cannot evict from {root}", error) from error
         with open(descriptor, "wb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -232,7 +236,7 @@ def _release(root: str) -> None:
 
 
 def _part_names(root: str) -> list[str]:
-    """Return the names of the parts that a directory has now."""
+    """Return the names of the parts that exist in a directory."""
     found = [REST]
     for kind in (layout.ENTRIES, layout.BLOBS):
         found += [f"{kind}/{name}" for name in layout.names(os.path.join(root, kind)) if _PREFIX.fullmatch(name)]
@@ -240,7 +244,7 @@ def _part_names(root: str) -> list[str]:
 
 
 def _scan(root: str, *, keep: bool = True) -> _Scan:
-    """Look at every part; the index spares reading entries that it knows, and learns what is seen if `keep`."""
+    """Scan every part. Entries that are in the index are not read again; with `keep`, the index is updated."""
     memory = Index(root)
     known: dict[str, EntryFacts] = {}
     seen_before: set[str] = set()
@@ -263,7 +267,7 @@ def _scan(root: str, *, keep: bool = True) -> _Scan:
 
 
 def _scan_part(root: str, name: str, known: Mapping[str, EntryFacts], scan: _Scan, pace: Pace = unpaced) -> Part:
-    """Look at one part of the directory and add it to `scan`."""
+    """Scan one part of the directory and add it to `scan`."""
     seen = time.time()
     if name == REST:
         others, size = contents.others(root)
@@ -285,7 +289,7 @@ def _scan_entries(root: str, name: str, known: Mapping[str, EntryFacts], scan: _
     entries: list[KeptEntry] = []
     for key in pace(layout.names(os.path.join(root, name))):
         directory = os.path.join(root, name, key)
-        # The directory of a key goes with its last entry, and most have one.
+        # A key's directory is removed with its last entry, and most keys have one entry, so its size counts there.
         own = Size(0, _blocks_of(directory))
         for file in sorted(layout.names(directory)):
             path = f"{name}/{key}/{file}"
@@ -314,7 +318,7 @@ def _scan_entries(root: str, name: str, known: Mapping[str, EntryFacts], scan: _
 def _read_facts(path: str, state: tuple[int, int, int, int]) -> EntryFacts:
     try:
         entry = decode_entry(read_private(path)[0])
-    except (OSError, StoreError):  # damaged, of another version, or gone by now
+    except (OSError, StoreError):  # damaged, of another version, or removed
         return EntryFacts(state)
     return EntryFacts(state, entry.metadata.compile_seconds, tuple(sorted({ref.name for ref in entry.blobs.values()})))
 
@@ -404,8 +408,8 @@ class _Removal:
     def __init__(self, root: str, scan: _Scan) -> None:
         self._root = root
         self._scan = scan
-        self._spared: set[str] = set()  # blobs of entries that stay after all
-        self._gone: dict[str, Size] = {}  # path: what it took
+        self._spared: set[str] = set()  # blobs of planned entries that changed and therefore stay
+        self._gone: dict[str, Size] = {}  # removed path: its size
         self.counts = dict.fromkeys((layout.ENTRIES, layout.BLOBS, REST), 0)
         self.vanished = Size()
         self.failed = 0
@@ -437,7 +441,7 @@ class _Removal:
                 self.busy = True
 
     def _remove(self, path: str, size: Size, kind: str) -> bool:
-        """Remove a file; return whether it is gone. One that was used or replaced meanwhile stays."""
+        """Remove a file, unless it was used or replaced since the scan; return whether it is gone."""
         full = os.path.join(self._root, path)
         try:
             if _state(os.lstat(full)) != self._scan.states[path]:
@@ -445,7 +449,7 @@ class _Removal:
             os.unlink(full)
         except (FileNotFoundError, NotADirectoryError):
             self._gone[path] = Size()
-            self.vanished += size  # somebody else removed it, and counts it
+            self.vanished += size  # another process removed and counted it
             return True
         except OSError:
             self.failed += 1
@@ -458,7 +462,7 @@ class _Removal:
         return True
 
     def parts_left(self) -> tuple[list[Part], list[str]]:
-        """Remove directories that hold nothing any more; return the parts that have lost files, and those removed."""
+        """Remove empty directories; return the parts that lost files, and the names of removed parts."""
         lost: dict[str, Size] = {}
         for path, size in paced(self._gone.items()):
             name = _part_of(path)
@@ -476,7 +480,7 @@ class _Removal:
         return left, emptied
 
     def release(self) -> None:
-        """Free what is known of the directory, and of what was removed."""
+        """Free the memory of the scan and of the removal, piece by piece."""
         scan = self._scan
         release(self._gone, scan.entries, scan.blobs, scan.others, scan.states)
         for part in paced(scan.parts):
@@ -485,6 +489,6 @@ class _Removal:
 
 
 def _part_of(path: str) -> str:
-    """Return the name of the part that a path below the root lies in."""
+    """Return the name of the part that contains a path, which is relative to the root."""
     kind, _, below = path.partition("/")
     return f"{kind}/{below[:2]}" if kind in (layout.ENTRIES, layout.BLOBS) else REST

@@ -34,7 +34,7 @@ FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN = "host facts", "quarantine", "set asid
 #: In the order of display.
 KINDS = (ENTRIES, BLOBS, HEADERS, FACTS, QUARANTINE, ASIDE, INDEX, FOREIGN)
 
-#: The file of who evicts.
+#: The file by which a process claims eviction.
 CLAIM = ".evicting"
 _TOP = {
     "entries": ENTRIES,
@@ -54,16 +54,16 @@ _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that readers meet as few entries without blobs as possible.
 _ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "stats", "toolchain", "index",
           ".swept", CLAIM)  # fmt: skip
-# Their files are removed one by one when the cache is over its bounds. Those set aside serve nobody: they go first.
+# Their files are evicted one by one when the cache is over its limits. Files in `aside` are never served: they go first.
 _RECORDS = {"failed": None, "slower": None, "aside": 0.0}
 _BUILDING = "building-"
-#: Seconds in which a compile that was given a header's name may yet include it.
+#: Seconds in which a compile that knows a header's name may still include it.
 _LATELY = 3600.0
 
 
 @dataclass
 class Share:
-    """Number of `files` of one kind, and the `bytes` of disk they take with their directories."""
+    """The number of `files` of one kind, and the `bytes` that they and their directories take on the disk."""
 
     files: int = 0
     bytes: int = 0
@@ -71,7 +71,7 @@ class Share:
 
 @dataclass
 class Cleared:
-    """Result of `clear`: what was removed, by kind; paths of headers `in_use` that stay; what is `left`, by kind."""
+    """The result of `clear`: sizes of `removed` and `left` files by kind, and paths of headers `in_use` that stay."""
 
     removed: dict[str, Share] = field(default_factory=dict)
     in_use: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Cleared:
 
 
 def measure(root: str) -> dict[str, Share]:
-    """Return the share of every kind; the directory itself counts as host facts. Raises OSError."""
+    """Return the share of every kind. The root directory counts as host facts. Raises OSError."""
     shares = {kind: Share() for kind in KINDS}
     seen: set[tuple[int, int]] = set()
     with contextlib.suppress(FileNotFoundError):
@@ -96,9 +96,9 @@ def measure(root: str) -> dict[str, Share]:
 
 
 def clear(root: str) -> Cleared:
-    """Remove all that is fxpool's from a cache directory, except headers in use. Raises StoreError.
+    """Remove all of fxpool's files from a cache directory, except headers in use. Raises StoreError.
 
-    Concurrent publishers are not disturbed; what they write stays. Graphs are let out of quarantine.
+    Does not disturb concurrent publishers; their files stay. Releases all graphs from quarantine.
     """
     check_directory(root)
     cleared = Cleared()
@@ -121,15 +121,15 @@ def clear(root: str) -> Cleared:
 
 
 def others(root: str) -> tuple[list[OtherFiles], Size]:
-    """Return what may be evicted besides entries and blobs, and the size of all of fxpool's but those two.
+    """Return the files other than entries and blobs that may be evicted, and the size of all other files of fxpool.
 
-    Headers that are being built, and files that vanish meanwhile, are not listed.
+    Headers that are being built, and files that disappear during the scan, are not listed.
     """
     found: list[OtherFiles] = []
     files = size = 0
     for name in _names(root):
         kind = _kind(name)
-        if kind == FOREIGN or name == CLAIM:  # that is there only while somebody evicts
+        if kind == FOREIGN or name == CLAIM:  # the claim exists only during an eviction
             continue
         within = _walk(os.path.join(root, name)) if kind not in (ENTRIES, BLOBS) else _itself(os.path.join(root, name))
         for path, status in within:
@@ -152,7 +152,7 @@ def _headers(root: str) -> Iterator[OtherFiles]:
         if stem.startswith(_BUILDING):
             continue
         statuses = [one for name in group for one in _itself(os.path.join(directory, name))]
-        # The lock's file stays, and so does the text that includes a header used lately.
+        # Lock files stay, and so do the text files that include recently used headers.
         sizes = [_blocks(one) for path, one in statuses if path.endswith((".gch", ".json"))]
         used = max((one.st_mtime for path, one in statuses if path.endswith(".json")), default=0.0)
         if sizes:
@@ -160,7 +160,7 @@ def _headers(root: str) -> Iterator[OtherFiles]:
 
 
 def remove_other(root: str, one: OtherFiles) -> bool:
-    """Remove what `others` listed; return whether it is gone. A header in use, or used since then, stays."""
+    """Remove files listed by `others`; return whether they are gone. A header in use, or used since then, stays."""
     path = os.path.join(root, one.path)
     if os.path.dirname(one.path) == _HEADERS:
         status = dict(_itself(path + ".json")).get(path + ".json")
@@ -180,7 +180,7 @@ def remove_other(root: str, one: OtherFiles) -> bool:
 
 
 def _itself(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield a path with its status, nothing if it is missing."""
+    """Yield a path with its status, or nothing if the path is missing."""
     with contextlib.suppress(OSError):
         yield path, os.lstat(path)
 
@@ -197,7 +197,7 @@ def _blocks(status: os.stat_result) -> int:
 
 
 def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield `path` and all below it with their status; links are not followed, files that vanish are skipped."""
+    """Yield `path` and all paths below it with their status. Doesn't follow links; skips files that disappear."""
     try:
         status = os.lstat(path)
         names = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
@@ -209,7 +209,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _remove(path: str, spared: str) -> None:
-    """Remove what is still there of a tree, without `spared`. Raises OSError."""
+    """Remove a tree except for `spared`; parts that are already gone are skipped. Raises OSError."""
     if path == spared and os.path.isdir(path):
         with contextlib.suppress(OSError):
             os.rmdir(path)  # succeeds if it is empty
@@ -222,13 +222,13 @@ def _remove(path: str, spared: str) -> None:
             _remove(os.path.join(path, name), spared)
     except FileNotFoundError:
         return
-    # Published into meanwhile, or spared: both are fine.
+    # Fails if `spared` is in it, or if another process has published into it.
     with contextlib.suppress(OSError):
         os.rmdir(path)
 
 
 def _groups(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of files that belong to one precompiled header, by its stem."""
+    """Group the names of files by the stem of their precompiled header."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name if name.startswith(_BUILDING) else name.split(".")[0], []).append(name)
@@ -238,10 +238,10 @@ def _groups(names: Iterable[str]) -> dict[str, list[str]]:
 def _clear_headers(directory: str, only: str | None = None) -> list[str]:
     """Remove precompiled headers that no process compiles or includes; return the paths of those that stay.
 
-    With `only`, the stem of one, others are left alone.
+    With `only`, remove just the header of that stem.
 
-    For one used within `_LATELY` the one-line text file that includes it stays: a worker may have been given its name,
-    and then takes the header as text.
+    If a header was used within `_LATELY`, the one-line text file that includes it stays: a worker may already have its
+    name, and then uses the header as text.
     """
     try:
         names = sorted(os.listdir(directory))

@@ -19,7 +19,7 @@ _DIRECTORY = "slower"
 
 
 def find(root: str, key: str) -> str | None:
-    """Return the key of the graph that is faster than that of `key`, or None."""
+    """Return the key of the entry that was faster than `key`'s, or None."""
     path = os.path.join(root, _DIRECTORY, key)
     if not os.path.exists(path):  # the usual case, before anything that costs more
         return None
@@ -32,7 +32,7 @@ def find(root: str, key: str) -> str | None:
 
 
 def add(root: str, key: str, faster: str) -> None:
-    """Record that `faster`'s graph is faster than `key`'s. Raises StoreError; ValueError for an invalid key."""
+    """Record that the entry under `faster` is faster than `key`'s. Raises StoreError; ValueError for an invalid key."""
     for one in (key, faster):
         if not is_hex_digest(one):
             raise ValueError(f"{one!r} is not a key: a key is a lower-case sha256")

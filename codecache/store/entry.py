@@ -36,7 +36,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Component(msgspec.Struct, frozen=True, array_like=True):
-    """One named part of a key: its digest, and a short text that describes it to a person."""
+    """A named part of a key, with its digest and a short description for users."""
 
     name: str
     digest: str
@@ -46,10 +46,10 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
 class Origin(msgspec.Struct, frozen=True):
     """The function of the program that a graph comes from.
 
-    `model` is the class of the module whose method `function` is, or empty. `file` is relative to the directory it was
-    imported from. `line` is where the function begins, or, if it was `resumed`, where it continues after a graph break.
-    `part` is ``forward`` or ``backward`` if the two were compiled apart. `inputs` has dtype and sizes of inputs that
-    are neither parameters nor buffers; `parameters` counts those.
+    `model` is the class of the module that has `function` as a method, or empty. `file` is relative to the directory it
+    was imported from. `line` is where the function begins or, if it was `resumed`, where it continues after a graph
+    break. `part` is ``forward`` or ``backward`` if the two were compiled separately. `inputs` has dtype and sizes of
+    inputs other than parameters and buffers; `parameters` is the number of parameters and buffers.
     """
 
     model: str = ""
@@ -74,9 +74,9 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """Facts for people and statistics; nothing is decided by them. `created` is Unix time, seconds.
+    """Information for users and statistics; no decision depends on it. `created` is Unix time in seconds.
 
-    Every field added later has a default: older entries can be read without it, and older programs ignore it.
+    Fields added later have defaults, so that entries without them can be read; older programs ignore these fields.
     """
 
     label: str = ""
@@ -88,11 +88,11 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph compiled under one set of guards.
+    """A graph compiled under one set of guards.
 
-    `guards` is a list of encoded guards (`codecache.guards.encode`), `content` is plain data that only its writer
-    understands (`lowering.artifact.content`), `blobs` maps a role to the blob that plays it. `detail` is what is in the
-    components (`key_detail`): packed, as only comparisons of keys look into it.
+    `guards` is a list of encoded guards (`codecache.guards.encode`). `content` is plain data that only its writer
+    understands (`lowering.artifact.content`). `blobs` maps roles to blobs. `detail` has the details of the components
+    (`key_detail`), packed because only comparisons of keys read it.
     """
 
     key: str
@@ -106,12 +106,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The digest of its guards, which tells it from other entries of the same key."""
+        """The digest of the guards, which distinguishes entries with the same key."""
         return guards_digest(self.guards)
 
 
 class OtherVersionError(StoreError):
-    """An undamaged entry in a format that this program does not read; the store ignores and keeps it."""
+    """An undamaged entry in a format that this program can't read. The store ignores it and does not remove it."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -171,7 +171,7 @@ def _unpack(rest: bytes) -> bytes:
     import zstandard
 
     try:
-        # Frames carry their size; one that claims more than any real entry is not unpacked.
+        # A frame states its unpacked size. A frame that claims more than any real entry has is not unpacked.
         if zstandard.frame_content_size(rest[1:]) > _MAX_BODY:
             raise CorruptEntryError("the entry claims a size above the maximum")
         return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=_MAX_BODY)

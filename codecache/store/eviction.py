@@ -38,7 +38,7 @@ __all__ = [
     "sum_of",
 ]
 
-#: Part of a bound that eviction goes down to.
+#: Fraction of a limit that eviction goes down to.
 LOW_WATERMARK = 0.9
 
 
@@ -55,12 +55,12 @@ class Size(msgspec.Struct, frozen=True, gc=False):
         return Size(self.files - other.files, self.bytes - other.bytes)
 
     def over(self, bounds: Bounds) -> bool:
-        """Return whether it exceeds one of the bounds."""
+        """Return whether the size exceeds one of the limits."""
         return _exceeds(self.bytes, bounds.max_bytes) or _exceeds(self.files, bounds.max_files)
 
 
 class KeptEntry(msgspec.Struct, frozen=True, gc=False):
-    """An entry's file. `used` is Unix time; `blobs` are the names of those it needs, None if it can't be read."""
+    """An entry's file. `used` is Unix time; `blobs` has the names of its blobs, None if the entry can't be read."""
 
     key: str
     name: str
@@ -87,7 +87,7 @@ class OtherFiles(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to remove, in this order, and what that frees. `over`: what is left exceeds the bounds all the same."""
+    """The files to remove, in order, and the size that this frees. `over`: the remaining files exceed the limits."""
 
     entries: list[KeptEntry] = msgspec.field(default_factory=list)
     blobs: list[KeptBlob] = msgspec.field(default_factory=list)
@@ -105,10 +105,10 @@ def plan(
     now: float,
     pace: Pace = unpaced,
 ) -> Plan:
-    """Return what to remove from a directory so that it keeps within `bounds`.
+    """Return which files to remove from a directory to keep it within `bounds`.
 
-    `rest` is what it holds besides and can't be removed; `now` is Unix time by the clock of the file system. Blobs that
-    no entry can need are removed in any case. `pace` lets other threads run meanwhile.
+    `rest` is the size of all files that can't be removed; `now` is Unix time by the clock of the file system. Blobs
+    that no entry can need are always removed. `pace` lets other threads run during the work.
     """
     files: list[KeptEntry | KeptBlob | OtherFiles] = [*entries, *blobs, *others]
     total = sum_of(one.size for one in pace(files)) + rest
@@ -144,7 +144,7 @@ def plan(
 
 
 def _turn(one: KeptEntry | KeptBlob | OtherFiles) -> tuple[float, float, str]:
-    """Return what decides which goes first: least recently used, then fastest to compile, then by name."""
+    """Return the sort key of eviction: least recently used, then fastest to compile, then by name."""
     if isinstance(one, KeptEntry):
         return one.used, one.seconds, f"{one.key}/{one.name}"
     if isinstance(one, KeptBlob):
@@ -181,7 +181,7 @@ def sum_of(sizes: Iterable[Size]) -> Size:
 
 
 def _lately(when: float, now: float, grace: float) -> bool:
-    """Return whether something happened within `grace`. Not what is further in the future: a clock was set back."""
+    """Return whether `when` is within `grace` of `now`. False for times further in the future: a clock was set back."""
     return abs(now - when) < grace
 
 
@@ -190,7 +190,7 @@ def _exceeds(value: int, limit: int | None) -> bool:
 
 
 def _goal(total: Size, bounds: Bounds) -> Bounds:
-    """Return the bounds to come down to: below the low watermark for one that is exceeded."""
+    """Return the limits to evict down to: the low watermark of each exceeded limit, the others unchanged."""
 
     def of(value: int, limit: int | None) -> int | None:
         return int(limit * LOW_WATERMARK) if limit is not None and value > limit else limit

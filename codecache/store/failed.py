@@ -25,7 +25,7 @@ _LONGEST = 200
 
 
 def find(root: str, key: str) -> str:
-    """Return why the graph of a key is not to be tried at its level; empty if it may be."""
+    """Return why the graph of a key should not be compiled at its level; empty if it may be."""
     path = os.path.join(root, _DIRECTORY, key)
     try:
         modified = os.stat(path).st_mtime  # usually missing: checked before anything that costs more

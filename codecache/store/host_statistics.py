@@ -29,20 +29,20 @@ from fxpool.errors import StoreError
 __all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "read"]
 
 KEPT_DAYS = 30
-#: Counters of `fxpool.counters` that are summed up, and those that are by reason.
+#: Counters of `fxpool.counters` that are totalled: plain numbers, and tables by reason.
 NUMBERS = ("hits", "misses", "guard_misses", "joined", "restarts", "corrupt_entries", "entries_written", "quarantined")
 TABLES = ("compiles", "bypasses", "fallbacks", "switched_off", "eager_calls")
 
 _DIRECTORY = "stats"
 _LONG = 64 * 1024  # bytes of a day's lines, about 200 processes
-_AT_REST = 60.0  # seconds; a writer that opened a file under its name has written by then
-_REASONS = 100  # of one counter; an error's class is part of some
+_AT_REST = 60.0  # seconds after which a writer that opened the file before its renaming has surely written
+_REASONS = 100  # per counter; some reasons contain the class of an error
 _OTHER = "other"
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d)\.(lines|total|[0-9a-f]{16}\.full)\Z")
 
 
 class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a number of processes counted. `counted` is counter to number, `reasons` counter to reason to number."""
+    """Totals of several processes. `counted` maps counters to numbers, `reasons` counters to reasons to numbers."""
 
     processes: int = 0
     seconds_saved: float = 0.0
@@ -51,7 +51,7 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any]) -> Totals:
-        """Return the part of `fxpool.counters.snapshot()` that is summed up."""
+        """Return the part of `fxpool.counters.snapshot()` that is totalled."""
         return cls(
             processes=1,
             seconds_saved=round(float(snapshot.get("seconds_saved", 0.0)), 3),
@@ -60,7 +60,7 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
     def since(self, before: Totals) -> Totals:
-        """Return what was counted after `before`, which is of the same process."""
+        """Return the counts since `before`, which are earlier totals of the same process."""
         counted = {name: n - before.counted.get(name, 0) for name, n in self.counted.items()}
         reasons = {
             name: {reason: n - before.reasons.get(name, {}).get(reason, 0) for reason, n in table.items()}
@@ -76,22 +76,22 @@ class Totals(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data with every counter, as `fxpool.stats()` has them."""
+        """Return every counter as plain data, named as in `fxpool.stats()`."""
         numbers = {name: self.counted.get(name, 0) for name in NUMBERS}
         tables = {name: self.reasons.get(name, {}) for name in TABLES}
         return {"processes": self.processes, **numbers, **tables, "seconds_saved": self.seconds_saved}
 
     def is_empty(self) -> bool:
-        """Return whether nothing was counted."""
+        """Return whether all counters are zero."""
         return not (self.counted or self.reasons or self.seconds_saved)
 
 
 class _Summed(Totals, kw_only=True, omit_defaults=True):
-    files: list[str] = []  # names of the files in it that may be there still
+    files: list[str] = []  # names of the files in the total that may still exist
 
 
 def added(all_of_them: Iterable[Totals]) -> Totals:
-    """Return the sum. Of each counter the reasons with the greatest numbers are kept, the others are ``other``."""
+    """Return the sum. Each counter keeps its most frequent reasons; the others are summed as ``other``."""
     total = Totals()
     for one in all_of_them:
         total.processes += one.processes
@@ -118,7 +118,7 @@ def _bounded(table: dict[str, int]) -> dict[str, int]:
 
 
 def add(root: str, totals: Totals, now: float | None = None) -> bool:
-    """Add what a process counted to today's; return whether that could be written. Raises nothing."""
+    """Add a process's totals to today's file; return whether that succeeded. Never raises."""
     now = time.time() if now is None else now
     line = msgspec.json.encode(totals) + b"\n"
     directory = os.path.join(root, _DIRECTORY)
@@ -132,7 +132,7 @@ def add(root: str, totals: Totals, now: float | None = None) -> bool:
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
-        if size > _LONG or size == len(line):  # a day has begun
+        if size > _LONG or size == len(line):  # the first line of a day
             _sum_up(directory, now)
     except (OSError, StoreError):
         return False
@@ -140,7 +140,7 @@ def add(root: str, totals: Totals, now: float | None = None) -> bool:
 
 
 def read(root: str, now: float | None = None) -> dict[str, Totals]:
-    """Return the totals of the last `KEPT_DAYS` days by day, the oldest first, without days of nothing."""
+    """Return the totals of the last `KEPT_DAYS` days by day, oldest first. Days without files are left out."""
     directory = os.path.join(root, _DIRECTORY)
     first = _first_day(time.time() if now is None else now)
     by_day: dict[str, Totals] = {}
@@ -165,7 +165,7 @@ def _first_day(now: float) -> str:
 
 
 def _files(directory: str) -> dict[str, list[str]]:
-    """Return the names of files with lines by day; a day with a total has a list, too."""
+    """Return the names of files with lines by day. A day that has only a total has an empty list."""
     files: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(directory)):
@@ -182,7 +182,7 @@ def _lines(directory: str, name: str) -> Iterator[Totals]:
     except (OSError, UnsafeFileError):
         return
     for line in data.splitlines():
-        with contextlib.suppress(msgspec.DecodeError):  # torn by a full disk, or of a later version
+        with contextlib.suppress(msgspec.DecodeError):  # cut off by a full disk, or of a later version
             yield msgspec.json.decode(line, type=Totals)
 
 
@@ -195,13 +195,13 @@ def _total_of(directory: str, day: str) -> _Summed:
 
 
 def _sum_up(directory: str, now: float) -> None:
-    """Put files that nobody writes to any more into their day's total, and remove old days. Raises OSError."""
+    """Add files that are no longer written to their day's total, and remove old days. Raises OSError."""
     lock = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return  # somebody is at it, or the file system has no locks
+            return  # another process holds the lock, or the file system has no locks
         today, first = _day(now), _first_day(now)
         for day, names in _files(directory).items():
             if day < first:
@@ -215,7 +215,7 @@ def _sum_up(directory: str, now: float) -> None:
 
 
 def _renamed(directory: str, name: str, is_today: bool) -> str:
-    """Give a day's lines a name that nobody opens any more; empty for a short file that is still written to."""
+    """Rename a day's lines so that no writer opens the file again; return "" for a short file that is still in use."""
     path = os.path.join(directory, name)
     if is_today and os.stat(path).st_size <= _LONG:
         return ""

@@ -57,9 +57,9 @@ _SCHEMA = f"""
 
 
 class EntryFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an entry's file said when it was read. `state` tells whether it is still that file.
+    """Facts read from an entry's file. `state` identifies the file that was read.
 
-    `blobs` are the names of blobs that it needs, None if it could not be read.
+    `blobs` has the names of the blobs that the entry needs, None if it could not be read.
     """
 
     state: tuple[int, int, int, int]
@@ -69,9 +69,9 @@ class EntryFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True)
 class Part:
-    """What was seen in one part of the directory. `entries` are by their path below the root.
+    """The result of scanning one part of the directory. `entries` maps paths below the root to facts.
 
-    `seen` is when the look began, in Unix time.
+    `seen` is the Unix time at which the scan began.
     """
 
     name: str
@@ -82,8 +82,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of the whole: each part's size and when it was seen (Unix time); what was evicted since the index
-    was begun."""
+    """A summary of the index: each part's size and the Unix time of its scan, and evictions since it was created."""
 
     parts: dict[str, tuple[Size, float]] = field(default_factory=dict)
     evicted_entries: int = 0
@@ -91,7 +90,7 @@ class Summary:
 
     @property
     def size(self) -> Size:
-        """The size of all known parts together."""
+        """The total size of all parts in the index."""
         return Size(
             sum(size.files for size, _ in self.parts.values()), sum(size.bytes for size, _ in self.parts.values())
         )
@@ -99,29 +98,29 @@ class Summary:
 
 @dataclass(frozen=True)
 class Look:
-    """A summary, and the facts that are known of the entries in some parts, by path."""
+    """A summary, and the facts about the entries in some parts, by path."""
 
     summary: Summary
     entries: dict[str, EntryFacts]
 
 
 class IndexUnusableError(StoreError):
-    """The index can neither be used nor begun anew here: the directory is read-only, or the disk full."""
+    """The index can be neither used nor rebuilt, because the directory is read-only or the disk is full."""
 
 
 class Index:
-    """The index of one cache directory. Its methods raise IndexUnusableError, and nothing else."""
+    """The index of one cache directory. Its methods raise only IndexUnusableError."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._directory = os.path.join(root, DIRECTORY)
 
     def exists(self) -> bool:
-        """Return whether there is one, without making it."""
+        """Return whether the index exists, without creating it."""
         return os.path.isfile(os.path.join(self._directory, _FILE))
 
     def look(self, parts: Iterable[str] | None = None, pace: Pace = unpaced) -> Look:
-        """Return the summary, and what is known of the entries in `parts`; of all if it is None.
+        """Return the summary, and the facts about the entries in `parts`, or in all parts if it is None.
 
         `pace` lets other threads run while the rows are decoded.
         """
@@ -139,10 +138,10 @@ class Index:
         return Look(summary, {path: facts for path, facts in pace(found) if facts is not None})
 
     def keep(self, parts: Sequence[Part], *, entries_evicted: int = 0, bytes_evicted: int = 0) -> Summary:
-        """Replace what is known of `parts`, and add to what was evicted; return the summary.
+        """Replace the rows of `parts`, and add to the counts of evictions; return the summary.
 
-        A part that somebody has looked at since stays as that saw it: who evicts looks long before, and publications go
-        on meanwhile.
+        A part that another process has scanned since is not replaced: an eviction takes long after its scan, and other
+        processes publish during that time.
         """
 
         def write(connection: sqlite3.Connection) -> Summary:
@@ -167,7 +166,7 @@ class Index:
         return self._anew_if_broken(write)
 
     def forget(self, parts: Iterable[str]) -> None:
-        """Forget parts that are gone from the directory."""
+        """Delete the rows of parts that no longer exist in the directory."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
@@ -181,7 +180,7 @@ class Index:
     # ---------------------------------------------------------------- the file
 
     def _anew_if_broken(self, use: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what `use` does with a connection; begin the index anew if it is broken or locked."""
+        """Call `use` with a connection and return its result; rebuild the index if it is broken or locked."""
         import sqlite3
 
         for attempt in range(2):
@@ -200,13 +199,13 @@ class Index:
         import sqlite3
 
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self._directory, 0o700)  # not those above: a cache that is gone stays gone
+            os.mkdir(self._directory, 0o700)  # without parents: a removed cache stays removed
         path = os.path.join(self._directory, _FILE)
-        # Private whatever the umask; SQLite gives its other files the rights of this one.
+        # Private whatever the umask; SQLite gives its other files the permissions of this file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
         try:
-            # A crash of the host may damage it, and then it is begun anew: nothing waits for the disk.
+            # Don't wait for the disk: if a crash of the host damages the index, it is rebuilt.
             connection.execute("PRAGMA synchronous = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -219,7 +218,7 @@ class Index:
             connection.close()
 
     def _put_away(self) -> None:
-        """Take the directory with all files of the index away at once: a log must not meet another's database."""
+        """Remove the directory with all files of the index at once, so that no log meets a database of another index."""
         away = os.path.join(self._root, f"{TEMPORARY_PREFIX}{DIRECTORY}-{secrets.token_hex(8)}")
         try:
             os.rename(self._directory, away)
@@ -231,10 +230,10 @@ class Index:
 
 
 class _DamagedError(Exception):
-    """A row that no program has written."""
+    """A row has content that fxpool does not write."""
 
 
-# On damaged bytes, sqlite3 also fails to decode texts and its own messages, and asks for memory without measure.
+# On damaged bytes, sqlite3 also fails to decode texts and its own messages, or requests huge amounts of memory.
 _TROUBLE = (_DamagedError, OSError, ValueError, OverflowError, MemoryError)
 
 
@@ -243,7 +242,7 @@ def _digest(path: str, facts: bytes) -> bytes:
 
 
 def _facts(path: Any, facts: Any, digest: Any) -> EntryFacts | None:
-    """Return a row's facts, None if they are damaged: then the file is read again."""
+    """Return a row's facts, None if they are damaged; the file is then read again."""
     if not (isinstance(path, str) and isinstance(facts, bytes) and digest == _digest(path, facts)):
         return None
     try:
@@ -253,13 +252,13 @@ def _facts(path: Any, facts: Any, digest: Any) -> EntryFacts | None:
 
 
 def _seen_since(connection: sqlite3.Connection, part: Part) -> bool:
-    """Return whether a later look at a part is known; one from the future is of a clock that was set back."""
+    """Return whether the index has a later scan of a part. Ignores times in the future: a clock was set back."""
     row = connection.execute("SELECT seen FROM parts WHERE part = ?", (part.name,)).fetchone()
     return row is not None and isinstance(row[0], float) and part.seen < row[0] <= time.time()
 
 
 def _replace_entries(connection: sqlite3.Connection, part: Part) -> None:
-    """Write the rows of a part that are other than before."""
+    """Write the rows of a part that have changed, and delete those of removed entries."""
     encoded = {path: msgspec.msgpack.encode(facts) for path, facts in part.entries.items()}
     before = dict(connection.execute("SELECT path, facts FROM entries WHERE part = ?", (part.name,)).fetchall())
     gone = [(part.name, path) for path in before if path not in encoded]

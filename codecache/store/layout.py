@@ -46,7 +46,7 @@ def entry_path(root: str, key: str, name: str) -> str:
 
 
 def blob_path(root: str, ref: BlobRef) -> str:
-    """Raises CorruptEntryError if the reference would name another place."""
+    """Return the path of a blob. Raises CorruptEntryError if the reference is not a digest and a size."""
     return os.path.join(root, ref.relative_path())
 
 
@@ -58,7 +58,7 @@ def entry_paths(root: str) -> Iterator[str]:
 
 
 def entries_below(directory: str) -> Iterator[str]:
-    """Yield those in one directory of keys with the same beginning."""
+    """Yield the paths of entries in one directory of keys with the same prefix."""
     for key in names(directory):
         if is_hex_digest(key):
             within = os.path.join(directory, key)
@@ -75,14 +75,14 @@ def blob_paths(root: str) -> Iterator[str]:
 
 
 def blobs_below(directory: str) -> Iterator[str]:
-    """Yield those in one directory of digests with the same beginning."""
+    """Yield the paths of blobs in one directory of digests with the same prefix."""
     for name in names(directory):
         if BlobRef.from_name(name) is not None:
             yield os.path.join(directory, name)
 
 
 def names(directory: str) -> list[str]:
-    """Return the names in a directory; none if it can't be listed."""
+    """Return the names in a directory; an empty list if it can't be listed."""
     try:
         return os.listdir(directory)
     except OSError:
@@ -110,7 +110,7 @@ def remove_empty(directory: str) -> bool:
 
 
 def clear_tree(top: str) -> list[OSError]:
-    """Remove a tree except what changes meanwhile; return the errors that had another cause."""
+    """Remove a tree. Concurrent changes may leave parts of it; return the errors with other causes."""
     failures = []
     for directory, _, files in os.walk(top, topdown=False):
         try:
@@ -122,7 +122,7 @@ def clear_tree(top: str) -> list[OSError]:
                     pass
             os.rmdir(directory)
         except OSError as error:
-            # Removed by another process, or published into meanwhile: both are fine.
+            # Another process may have removed the directory, or published into it.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 failures.append(error)
     return failures

@@ -26,16 +26,16 @@ _SUFFIX = ".entry"
 GUARDS = "guards"
 
 
-# A file's inode and size: an entry is replaced by a rename, and its time is that of its last use.
+# A file's inode and size. A rename replaces an entry, so its inode changes; its time is that of its last use.
 _Identity = tuple[int, int]
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """What is listed of an entry. Times are Unix time; `bytes` has its blobs, which others may share.
+    """A listed entry. Times are Unix time; `bytes` includes its blobs, which other entries may share.
 
-    `change` numbers its latest change. `used` is when it was last served, or written; `uses` counts the uses that were
-    seen since the listing was made: one where several came between two looks. An entry that can't be read is not
-    `readable`, and little is known of it. `digests` has the digest of each component, shortened.
+    `change` is the number of its latest change. `used` is when it was last served or written. `uses` counts the uses
+    since the listing was created; several between two scans count once. If the entry can't be read, `readable` is False
+    and most fields are empty. `digests` has the shortened digest of each component.
     """
 
     key: str
@@ -58,12 +58,12 @@ class Row(msgspec.Struct, kw_only=True):
 
     @property
     def graph(self) -> str:
-        """What entries of one piece of a program have in common."""
+        """An identifier that entries of the same part of a program share."""
         return f"{self.function}\n{self.place}" if self.function else self.label
 
 
 class Seen(NamedTuple):
-    """A file of a store at one look; `row` is None if it is the file that was seen before."""
+    """A file of a store in one scan; `row` is None if the file has not changed since the scan before."""
 
     key: str
     name: str
@@ -73,23 +73,23 @@ class Seen(NamedTuple):
 
 
 class Listing:
-    """The rows of one store. Not thread-safe, but that `read`, which takes long, may run beside what only looks up."""
+    """The rows of one store. Not thread-safe, except that the slow `read` may run beside methods that change nothing."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.latest = 0
-        self.uses = 0  # of all entries, seen since the listing was made
-        self.seconds_saved = 0.0  # by those
+        self.uses = 0  # of all entries, since the listing was created
+        self.seconds_saved = 0.0  # by those uses
         self.rows: dict[tuple[str, str], Row] = {}
         self._files: dict[tuple[str, str], tuple[_Identity, float]] = {}
         self._removed: dict[tuple[str, str], int] = {}
 
     def look(self) -> bool:
-        """Bring the rows up to date; return whether anything changed. A directory that is not there has no entries."""
+        """Update the rows; return whether anything changed. A missing directory counts as empty."""
         return self.take(self.read())
 
     def read(self) -> list[Seen]:
-        """Look at all files, and read those that are new; changes nothing here. Then `take` what was seen."""
+        """Scan all files and read the new ones, without changing the listing. Pass the result to `take`."""
         found = []
         for key, name, path, status in _files(os.path.join(self.root, "entries")):
             identity = (status.st_ino, status.st_size)
@@ -100,7 +100,7 @@ class Listing:
         return found
 
     def take(self, found: list[Seen]) -> bool:
-        """Bring the rows up to date with the latest `read`; return whether anything changed."""
+        """Update the rows with the result of the latest `read`; return whether anything changed."""
         before = self.latest
         for seen in found:
             which = (seen.key, seen.name)
@@ -133,7 +133,7 @@ class Listing:
 
 
 def load(root: str, key: str, name: str) -> Entry | None:
-    """Return an entry whole; None if it is not there or can't be read. Raises ValueError for invalid names."""
+    """Return a complete entry, None if it is missing or can't be read. Raises ValueError for invalid names."""
     if not is_hex_digest(key) or not is_hex_digest(name):
         raise ValueError("keys and names of entries must be lower-case sha256")
     try:
@@ -144,10 +144,10 @@ def load(root: str, key: str, name: str) -> Entry | None:
 
 
 def why_made(row: Row, others: Sequence[Row]) -> tuple[Row, list[str]] | None:
-    """Return (the nearest earlier row of the same graph, what differs from it), or None if `row` is the first.
+    """Return (the nearest earlier row of the same graph, the differences from it), or None if `row` is the first.
 
-    What differs are names of components, or "guards" where the keys are equal. The nearest is the one with the fewest
-    differences, of these the latest.
+    The differences are names of components, or "guards" if the keys are equal. The nearest row is the latest of those
+    with the fewest differences.
     """
     earlier = [other for other in others if other.readable and other.graph == row.graph and other.created < row.created]
     if not row.readable or not earlier:
@@ -210,7 +210,7 @@ def _files(directory: str) -> Iterator[tuple[str, str, str, os.stat_result]]:
             try:
                 yield key, name, path, os.lstat(path)
             except OSError:
-                continue  # removed meanwhile
+                continue  # removed since it was listed
 
 
 def _listed(directory: str) -> list[str]:

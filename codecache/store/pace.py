@@ -19,7 +19,7 @@ __all__ = ["Pace", "paced", "paced_sort", "release", "unpaced"]
 #: Seconds of work between two sleeps, and of a sleep.
 _WORK = 0.001
 _SLEEP = 0.001
-#: Elements that are sorted or freed at a time, in less than a millisecond: nothing else runs meanwhile.
+#: Elements that are sorted or freed at a time. This takes less than a millisecond, in which no other thread runs.
 _AT_ONCE = 1000
 T = TypeVar("T")
 _turn = threading.local()  # `begun`: when this thread slept last; a piece of work may go through many iterators
@@ -46,7 +46,7 @@ def paced(items: Iterable[T]) -> Iterator[T]:
 
 
 def paced_sort(items: Iterable[T], key: Callable[[T], Any], pace: Pace) -> Iterator[T]:
-    """Return the items in the order of `key`, equal ones in the order in which they came."""
+    """Return the items sorted by `key`. The sort is stable."""
     ordered: list[list[T]] = []
     some: list[T] = []
     for item in pace(items):
@@ -59,7 +59,7 @@ def paced_sort(items: Iterable[T], key: Callable[[T], Any], pace: Pace) -> Itera
 
 
 def release(*containers: list[Any] | dict[Any, Any]) -> None:
-    """Empty containers piece by piece: to free a hundred thousand objects at once takes 40 ms."""
+    """Empty containers piece by piece, because freeing a hundred thousand objects at once takes 40 ms."""
     for container in containers:
         if isinstance(container, list):
             for _ in paced(range(0, len(container), _AT_ONCE)):

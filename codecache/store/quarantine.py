@@ -29,9 +29,10 @@ _LOG_KEPT = 64 << 10
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
-    """`when` is Unix time; `log` is the path of the output, or empty if it could not be kept.
+    """The record of a quarantined graph.
 
-    `limit` is ``timeout`` or ``memory`` for a graph that exceeded one, and `value` that limit (seconds, bytes).
+    `when` is Unix time. `log` is the path of the output, or empty if it could not be saved. If the graph exceeded a
+    limit, `limit` is ``timeout`` or ``memory``, and `value` the limit in seconds or bytes.
     """
 
     key: str
@@ -43,7 +44,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     value: float = 0.0
 
     def holds_under(self, limits: Mapping[str, float]) -> bool:
-        """Return whether the graph stays quarantined under `limits` (by the names of `limit`; seconds, bytes)."""
+        """Return whether the graph stays quarantined under `limits` (values of `limit` to seconds or bytes)."""
         return not self.limit or limits.get(self.limit, 0.0) <= self.value
 
 
@@ -62,7 +63,7 @@ def find(root: str, key: str) -> Record | None:
 def add(root: str, key: str, *, label: str, error: str, log: str | None, limit: str = "", value: float = 0.0) -> Record:
     """Quarantine a graph; `log` is a file with its last worker's output. Raises StoreError, ValueError (key).
 
-    Replaces an earlier record, unless that one is stricter: without a limit, or with a larger one.
+    Replace an earlier record, unless that is stricter: without a limit, or with a larger limit.
     """
     check_directory(root)
     before = find(root, key)
@@ -90,7 +91,7 @@ def scan(root: str) -> Iterator[Record]:
 
 
 def release(root: str, key: str) -> bool:
-    """Release a graph from quarantine; return whether it was in it. Raises ValueError for an invalid key, OSError."""
+    """Release a graph; return whether it was in quarantine. Raises ValueError for an invalid key, OSError."""
     try:
         os.unlink(_path(root, key, "json"))
     except FileNotFoundError:

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 log = notices.logger(__name__)
 
 _SWEEP_INTERVAL = 3600.0
-# Damaged files are kept for inspection, but a disk that damages everything must not fill up with them.
+# Damaged files are saved for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
-#: Name of a store in a scratch directory of torch's, which is not made again once that is gone.
+#: Name of a store in one of torch's scratch directories. It is not created again after the scratch directory is removed.
 FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
 _CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "index")
@@ -64,7 +64,7 @@ _CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pend
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """One entry record as `scan` finds it. `entry` is None if it could not be decoded; `used` is Unix time."""
+    """An entry's file, as `scan` yields it. `entry` is None if it could not be decoded; `used` is Unix time."""
 
     key: str
     name: str
@@ -76,7 +76,7 @@ class StoredEntry:
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """One blob as `scan_blobs` finds it, not verified. `written` is Unix time of its last publication."""
+    """A blob as `scan_blobs` yields it, not verified. `written` is the Unix time of its last publication."""
 
     ref: BlobRef
     path: str
@@ -84,7 +84,7 @@ class StoredBlob:
 
 
 class LocalStore:
-    """A cache directory. Cheap to make; safe to use from many threads and processes at once."""
+    """A cache directory. Cheap to create; safe to use from many threads and processes at once."""
 
     #: Users besides ourselves whose files are trusted.
     owners: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class LocalStore:
     def __init__(self, root: str, bounds: Bounds | None = None) -> None:
         """Raises UnsafeDirectoryError if the directory, or one above it, is writable by others."""
         self.root = os.path.abspath(os.path.expanduser(root))
-        #: Limits to keep within when something is published; None: none, and no index either.
+        #: Limits that each publication enforces. None means no limits, and no index.
         self.bounds = bounds
         self._lock = forks.lock(self, "_lock")
         self._counts: Counter[str] = Counter()
@@ -106,9 +106,9 @@ class LocalStore:
     def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:
         """Store `blobs` (role to content) and then `entry`, which names them; return the stored entry.
 
-        References that `entry` already has are kept, for blobs that are in the store. An entry of the same key and
-        guards is replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError), and then stores no entry;
-        ValueError for an invalid key.
+        `entry` may already have references to blobs that are in the store. An entry with the same key and guards is
+        replaced. Raises StoreError (UnsafeDirectoryError, StoreWriteError), and then stores no entry; ValueError for an
+        invalid key.
         """
         if not is_hex_digest(entry.key):
             raise ValueError(f"{entry.key!r} is not a key: a key is a lower-case sha256")
@@ -117,7 +117,7 @@ class LocalStore:
             references = {role: self._put_blob(content) for role, content in blobs.items()}
             entry = msgspec.structs.replace(entry, blobs={**entry.blobs, **references})
             write_private(layout.entry_path(self.root, entry.key, entry.name), encode_entry(entry))
-            # One that was there already may have been evicted before the entry named it.
+            # A blob that was already in the store may have been evicted before the entry named it.
             for role, content in blobs.items():
                 if not os.path.exists(layout.blob_path(self.root, references[role])):
                     self._put_blob(content)
@@ -132,7 +132,7 @@ class LocalStore:
         return entry
 
     def _keep_within(self, bounds: Bounds, entry: Entry) -> None:
-        """Evict what is over the bounds. The entry is published whatever happens here."""
+        """Evict down to the limits. The entry stays published even if this fails."""
         from fxpool.codecache.store import collector  # with sqlite3, which only publishers need
 
         try:
@@ -160,7 +160,7 @@ class LocalStore:
         path = layout.blob_path(self.root, ref)
         try:
             verify_blob_file(path, ref)
-            # Its time is that of the last publication (`StoredBlob.written`).
+            # The file's time is that of the last publication (`StoredBlob.written`).
             os.utime(path)
         except (OSError, CorruptEntryError, UnsafeFileError):
             write_private(path, content)
@@ -181,7 +181,7 @@ class LocalStore:
     def entries(self, key: str) -> list[Entry]:
         """Return every well-formed entry under a key, most recently used first. Raises ValueError for an invalid key.
 
-        Neither its guards nor its blobs are checked. Damaged files are set aside and counted.
+        Checks neither guards nor blobs. Damaged files are moved to `aside` and counted.
         """
         if not is_hex_digest(key):
             raise ValueError(f"{key!r} is not a key: a key is a lower-case sha256")
@@ -198,7 +198,7 @@ class LocalStore:
         return [entry for _, entry in dated]
 
     def _load(self, key: str, path: str) -> tuple[int, Entry] | None:
-        """Return (time of last use, entry) of a sound record, else None; count failures, set damaged files aside."""
+        """Return (time of last use, entry), None if the file can't be used. Counts failures, moves damaged files."""
 
         def read() -> tuple[int, Entry]:
             data, status = read_private(path, owners=self.owners)
@@ -226,7 +226,7 @@ class LocalStore:
     def blob_path(self, ref: BlobRef) -> str | None:
         """Return a blob's path, for `dlopen`; None if it is missing or damaged.
 
-        Its digest is verified once per process and version of the file.
+        Verifies its digest once per process and version of the file.
         """
         try:
             path = layout.blob_path(self.root, ref)
@@ -242,7 +242,7 @@ class LocalStore:
         return self._guarded(path, verify)
 
     def complete(self, entry: Entry) -> bool:
-        """Return whether all blobs of an entry are there and sound; an incomplete entry is a miss."""
+        """Return whether all blobs of an entry exist and are undamaged; an incomplete entry is a miss."""
         return all(self.blob_path(ref) is not None for ref in entry.blobs.values())
 
     def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
@@ -278,7 +278,7 @@ class LocalStore:
     # ---------------------------------------------------------------- maintenance
 
     def counters(self) -> dict[str, Any]:
-        """Return what this object has counted: events by name, and `write_failed` by the errno's name."""
+        """Return this object's counters: events by name, and `write_failed` by the errno's name."""
         names = (
             "published", "blobs_written", "blobs_shared", "corrupt", "unsafe", "unreadable", "other_version", "evicted",
             "eviction_failed",
@@ -287,11 +287,11 @@ class LocalStore:
             return {**{name: self._counts[name] for name in names}, "write_failed": dict(self._write_failures)}
 
     def is_empty(self) -> bool:
-        """Return whether there is no entry at all: every graph will be a miss."""
+        """Return whether the store has no entries, so that every graph will be a miss."""
         return next(layout.entry_paths(self.root), None) is None
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of `entries` and `blobs`, and their `bytes` together."""
+        """Return the numbers of `entries` and `blobs`, and their total `bytes`."""
         counts = {"entries": 0, "blobs": 0, "bytes": 0}
         for kind, paths in (("entries", layout.entry_paths(self.root)), ("blobs", layout.blob_paths(self.root))):
             for path in paths:
@@ -303,7 +303,7 @@ class LocalStore:
         return counts
 
     def scan(self) -> Iterator[StoredEntry]:
-        """Yield every entry record, in no order; damaged ones with `entry=None`, left in place."""
+        """Yield every entry in arbitrary order. Damaged entries have `entry=None` and stay where they are."""
         for path in layout.entry_paths(self.root):
             key = os.path.basename(os.path.dirname(path))
             name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
@@ -323,7 +323,7 @@ class LocalStore:
             yield StoredEntry(key, name, path, status.st_size, status.st_mtime, entry)
 
     def scan_blobs(self) -> Iterator[StoredBlob]:
-        """Yield every blob, in no order, not verified."""
+        """Yield every blob in arbitrary order, without verifying it."""
         for path in layout.blob_paths(self.root):
             ref = BlobRef.from_name(os.path.basename(path))
             try:
@@ -334,7 +334,7 @@ class LocalStore:
                 yield StoredBlob(ref, path, written)
 
     def remove(self, key: str, name: str | None = None) -> int:
-        """Remove the entries of a key (or the one called `name`), not their blobs; return how many.
+        """Remove all entries of a key, or only the entry `name`, but not their blobs; return how many were removed.
 
         Raises StoreError; ValueError for an invalid key or name.
         """
@@ -351,13 +351,13 @@ class LocalStore:
         return removed
 
     def remove_blob(self, ref: BlobRef) -> bool:
-        """Remove a blob; return whether it was there. Entries that need it become misses. Raises StoreError."""
+        """Remove a blob; return whether it existed. Entries that need it become misses. Raises StoreError."""
         return layout.unlink(layout.blob_path(self.root, ref))
 
     def clear(self) -> None:
         """Remove all entries and blobs, and release every graph from quarantine. Raises StoreError.
 
-        Concurrent publishers are not disturbed.
+        Does not disturb concurrent publishers.
         """
         self._check_root()
         failures = [error for part in _CLEARED for error in layout.clear_tree(os.path.join(self.root, part))]
@@ -399,7 +399,7 @@ class LocalStore:
     # ---------------------------------------------------------------- safety
 
     def is_over(self) -> bool:
-        """Return whether this was a store in a scratch directory that is gone."""
+        """Return whether this store was in a scratch directory that was removed."""
         return os.path.basename(self.root) == FRESH and not os.path.isdir(os.path.dirname(self.root))
 
     def _prepare_root(self) -> None:
@@ -420,7 +420,7 @@ class LocalStore:
         return True
 
     def _check_root(self) -> None:
-        """Check the directory, unless it is unchanged since it was last checked. Raises UnsafeDirectoryError."""
+        """Check the directory if it has changed since the last check. Raises UnsafeDirectoryError."""
         try:
             status = os.stat(self.root)
         except OSError:
@@ -433,5 +433,5 @@ class LocalStore:
         self._checked = state
 
     def check(self) -> None:
-        """Raise UnsafeDirectoryError for a directory whose content others could have written."""
+        """Raise UnsafeDirectoryError if other users could have written to the directory."""
         check_directory(self.root)
