@@ -131,7 +131,7 @@ test-durations: $(INSTALLED) $(TRITON) browser redis
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
 # tests/campaigns is a package below tests.
-CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front" \
+CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front tests/torch_compat" \
   "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
 # mypy's cache is of this run only: what it remembered of an earlier one has hidden errors and made some.
