@@ -218,8 +218,8 @@ class Index:
             connection.close()
 
     def _put_away(self) -> None:
-        """Remove the directory with all files of the index at once, so that no log meets a database of another
-        index.""" away = os.path.join(self._root, f"{TEMPORARY_PREFIX}{DIRECTORY}-{secrets.token_hex(8)}")
+        """Remove the directory with all files of the index at once, so that no log meets the database of another."""
+        away = os.path.join(self._root, f"{TEMPORARY_PREFIX}{DIRECTORY}-{secrets.token_hex(8)}")
         try:
             os.rename(self._directory, away)
         except OSError:

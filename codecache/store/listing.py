@@ -73,8 +73,7 @@ class Seen(NamedTuple):
 
 
 class Listing:
-    """The rows of one store. Not thread-safe, except that the slow `read` may run beside methods that change
-    nothing."""
+    """The rows of one store. Not thread-safe, except that the slow `read` may run beside methods that only read."""
 
     def __init__(self, root: str) -> None:
         self.root = root
