@@ -46,7 +46,7 @@ class Keyring:
     """Keys that are accepted; the first one seals. To rotate, add the new one in front, and later drop the old one."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Raises ValueError: there is no key, or one has not `KEY_BYTES` bytes."""
+        """Raises ValueError if there is no key, or if a key does not have `KEY_BYTES` bytes."""
         if not keys or any(len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"a keyring needs at least one key of {KEY_BYTES} bytes")
         self._keys = [(hashlib.sha256(key).digest()[:_KEY_NAME], key) for key in keys]
@@ -55,7 +55,7 @@ class Keyring:
     def load(cls, path: str | os.PathLike[str]) -> Keyring:
         """Read a key file: a key per line as hexadecimal digits; empty lines and lines with ``#`` in front don't count.
 
-        Raises ConfigurationError: it can't be read, others can read it, or a line is no key.
+        Raises ConfigurationError if it can't be read, if other users can read it, or if a line is not a key.
         """
         name = os.fspath(path)
         try:
@@ -90,7 +90,7 @@ class Keyring:
         return b"".join((_MAGIC, key_name, _mac(key, name, data), data))
 
     def open(self, name: str, sealed: bytes) -> bytes:
-        """Return what was sealed under `name`. Raises NotAuthenticError: it was not, or with an unknown key."""
+        """Return the data that was sealed under `name`. Raises NotAuthenticError for another name or an unknown key."""
         if not sealed.startswith(_MAGIC) or len(sealed) < OVERHEAD:
             raise NotAuthenticError(name, "it has no MAC")
         start = len(_MAGIC)

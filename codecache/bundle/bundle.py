@@ -50,20 +50,20 @@ _EXPORT_REMEDY = "name a file in a writable directory with enough room"
 
 @dataclass
 class Earlier:
-    """What earlier bundles of a chain hold, and a later one leaves out."""
+    """The contents of earlier bundles of a chain, which a later bundle leaves out."""
 
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)  # with the digest of their records
     blobs: set[BlobRef] = field(default_factory=set)
 
     def add(self, contents: Contents) -> None:
-        """Count what a bundle holds, and what it expects, among what is there already."""
+        """Add the contents of a bundle, and the blobs that it expects elsewhere."""
         self.entries |= {name: record.digest for name, record in contents.entries.items()}
         self.blobs |= contents.blobs.keys() | contents.needs
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a bundle was made of: numbers of records, and of entries left out as `incomplete`."""
+    """The numbers of records in a bundle, and of `incomplete` entries, which were left out."""
 
     entries: int
     blobs: int
@@ -123,10 +123,10 @@ def write(
     earlier: Earlier | None = None,
     keyring: Keyring | None = None,
 ) -> Written:
-    """Write those of `entries` that are whole, with their blobs, less what `earlier` has.
+    """Write the complete ones of `entries` and their blobs, without the contents of `earlier`.
 
-    Blobs that vanish meanwhile (somebody clears) are left out with the entries that need them. Errors of `out` pass
-    through.
+    If blobs disappear during the export (a concurrent clear), the entries that need them are left out. Errors of `out`
+    are passed on.
     """
     earlier = earlier or Earlier()
     chosen: list[tuple[bytes, frozenset[BlobRef]]] = []
@@ -159,7 +159,7 @@ def write(
 
 
 def entry_as_bundle(entry: Entry, store: LocalStore) -> bytes:
-    """Return a bundle of one entry with all its blobs. Raises BundleError: one is gone or damaged."""
+    """Return a bundle of one entry with all its blobs. Raises BundleError if a blob is missing or damaged."""
     out = io.BytesIO()
     if not write(out, store, [entry]).entries:
         raise BundleError(f"the entry {entry.key[:12]}", "gone", "one of its blobs is no longer in the cache")
@@ -171,9 +171,9 @@ def entry_as_bundle(entry: Entry, store: LocalStore) -> bytes:
 
 @contextlib.contextmanager
 def open_trusted(path: str, *, keyring: Keyring | None = None, trust: bool = False) -> Iterator[BinaryIO]:
-    """Open a bundle file. Without keys, and without `trust`, only we or root may have been able to write it.
+    """Open a bundle file. Without keys and `trust`, refuse a file that users other than us and root could have written.
 
-    Raises BundleError: others could have written to it, or it can't be read.
+    Raises BundleError if the file is refused or can't be read.
     """
     try:
         if trust or keyring is not None:
@@ -205,7 +205,7 @@ def check_needs(bundles: Sequence[Contents], store: LocalStore) -> None:
 
 
 def restore(file: BinaryIO, contents: Contents, store: LocalStore) -> Restored:
-    """Put what `bundle_file.verify` has found in a file into a store; entries that are there already stay as they are.
+    """Write the contents that `bundle_file.verify` returned into a store. Existing entries stay unchanged.
 
     Blobs come first, so an entry that others see has them. Raises StoreError (StoreWriteError), BundleError.
     """

@@ -54,12 +54,12 @@ _HEADER = 1 + 8
 _NEED, _BLOB, _ENTRY, _TABLE, _SEAL = b"n", b"b", b"e", b"t", b"s"
 _ORDER = _NEED + _BLOB + _ENTRY + _TABLE + _SEAL
 _CHUNK = 1 << 20
-# Of one bundle; a store is kept far below. What verifying keeps in memory is some 300 bytes for each.
+# Per bundle; stores stay far below. Verifying takes about 300 bytes of memory per record.
 _MAX_RECORDS = 2_000_000
 #: Bytes of the largest entry record that is written or read.
 MAX_ENTRY = 1 << 28
 _MAX_SMALL = 1 << 12  # of the table and the seal
-# What a MAC is made for, so that one of another thing does not pass for a bundle's.
+# The name that the MAC covers, so that the MAC of other data does not pass for a bundle's.
 _SEALED_AS = "fxpool bundle"
 
 
@@ -83,7 +83,7 @@ class EntryRecord:
 
 @dataclass
 class Contents:
-    """What a verified bundle holds: entries by (key, name), blobs with their place, and blobs it expects elsewhere."""
+    """The contents of a verified bundle: entries by (key, name), positions of blobs, and blobs it expects elsewhere."""
 
     name: str
     entries: dict[tuple[str, str], EntryRecord] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Contents:
 
 
 def digest_of(record: bytes) -> bytes:
-    """Return what `EntryRecord.digest` is of a record."""
+    """Return the digest of a record, as in `EntryRecord.digest`."""
     return hashlib.sha256(record).digest()
 
 
@@ -109,7 +109,7 @@ class Writer:
         self._put(b"fxpool-bundle %d\n" % FORMAT_VERSION)
 
     def need(self, ref: BlobRef) -> None:
-        """Name a blob that has to be in the store of whoever imports."""
+        """Name a blob that the importing store must already have."""
         self._record(_NEED, bytes.fromhex(ref.digest) + ref.size.to_bytes(8, "big"))
 
     def blob(self, content: bytes) -> None:
@@ -157,7 +157,7 @@ class _Reader:
         return BundleError(self.name, "damaged", why)
 
     def read(self, size: int) -> bytes:
-        """Return exactly `size` bytes. Raises BundleError: there are fewer before the digest."""
+        """Return exactly `size` bytes. Raises BundleError if fewer are left before the digest."""
         if size > self.left:
             raise self.damaged("it ends in the middle of a record")
         data = self._file.read(size)
@@ -180,7 +180,7 @@ class _Reader:
         return self.size - _DIGEST - self.left
 
     def end(self) -> None:
-        """Read to the end. Raises BundleError: the digest does not hold."""
+        """Read to the end. Raises BundleError if the digest is wrong."""
         while self.left:
             self.read(min(self.left, _CHUNK))
         if self._file.read(_DIGEST + 1) != self.digest.digest():
@@ -188,13 +188,13 @@ class _Reader:
 
 
 def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Contents:
-    """Read a whole bundle and return what it holds; nothing of it is decoded before the digest at its end was checked.
+    """Read a whole bundle and return its contents. The digest at its end is checked before anything is decoded.
 
-    `name` stands in errors. With a `keyring`, the bundle has to be sealed with one of its keys.
+    `name` is used in errors. With a `keyring`, the bundle must be sealed with one of its keys.
 
     Raises:
-        BundleError: it is damaged, of another format, or has no seal where one is asked for.
-        NotAuthenticError: its MAC does not hold.
+        BundleError: the bundle is damaged, of another format, or lacks a required seal.
+        NotAuthenticError: its MAC is wrong.
         OSError: the file can't be read.
     """
     _check_digest(file, name)
@@ -238,7 +238,7 @@ def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Content
 
 
 def _check_digest(file: BinaryIO, name: str) -> None:
-    """Raises BundleError: the file is damaged, or a bundle of another format."""
+    """Check the last digest. Raises BundleError if the file is damaged, or a bundle of another format."""
     reader = _Reader(file, name)
     _magic(file, name)
     reader.end()
@@ -251,7 +251,7 @@ def _check_digest(file: BinaryIO, name: str) -> None:
 
 
 def _magic(file: BinaryIO, name: str) -> int:
-    """Return the length of the magic line. Raises BundleError: there is none."""
+    """Return the length of the magic line. Raises BundleError if it is missing."""
     file.seek(0)
     match = _MAGIC.match(file.read(_MAGIC_SIZE))
     file.seek(0)
@@ -308,7 +308,7 @@ def _check_seal(reader: _Reader, seal: bytes, digest: bytes, keyring: Keyring | 
 
 
 def read_blob(file: BinaryIO, contents: Contents, ref: BlobRef) -> bytes:
-    """Return a blob of a verified bundle. Raises BundleError: the file was changed meanwhile."""
+    """Return a blob of a verified bundle. Raises BundleError if the file has changed since."""
     file.seek(contents.blobs[ref])
     content = file.read(ref.size)
     if BlobRef.of(content) != ref:
@@ -317,7 +317,7 @@ def read_blob(file: BinaryIO, contents: Contents, ref: BlobRef) -> bytes:
 
 
 def read_entry(file: BinaryIO, contents: Contents, record: EntryRecord) -> Entry:
-    """Return an entry of a verified bundle. Raises BundleError: the file was changed meanwhile."""
+    """Return an entry of a verified bundle. Raises BundleError if the file has changed since."""
     file.seek(record.offset)
     data = file.read(record.size)
     if digest_of(data) != record.digest:

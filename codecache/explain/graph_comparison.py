@@ -189,7 +189,7 @@ def _way_back(x: int, y: int, steps: Sequence[dict[int, int]]) -> list[tuple[int
 
 
 def _by_name(a: Sequence[Any], b: Sequence[Any]) -> list[tuple[int, int]]:
-    """Pair nodes of one name, in order: what is left for graphs that have little in common."""
+    """Pair nodes of the same name, in order: the fallback for graphs that have little in common."""
     at_b = {row[1]: at for at, row in enumerate(b)}
     pairs: list[tuple[int, int]] = []
     last = -1
@@ -219,7 +219,7 @@ def _paired_in_gaps(a: Sequence[Any], b: Sequence[Any], pairs: Sequence[tuple[in
 
 
 def _renamed(a: Sequence[Any], b: Sequence[Any], place: str) -> list[Change]:
-    """Names count only if nothing else differs: most follow from what comes before."""
+    """Return renamed nodes. Names count only if nothing else differs, as most depend on earlier nodes."""
     return [
         Change(f"{place}the name of node {at}", str(row[1]), str(other[1]), at)
         for at, (row, other) in enumerate(zip(a, b, strict=False))
@@ -266,19 +266,19 @@ def _is_graph(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 5 and value[0] == "graph"
 
 
-# Facts of a tensor that follow from others, or from the tensors before it: named only if nothing else differs.
+# Facts of a tensor that follow from others, or from earlier tensors: named only if nothing else differs.
 _FOLLOWING = frozenset(
     ("number", "storage", "bytes", "creation", "base.number", "base.storage", "base.bytes", "base.creation")
 )
 
 
 def value_changes(item: str, a: Any, b: Any) -> list[Change]:
-    """Compare two encoded values, tensors fact by fact; None is a value that is not there."""
+    """Compare two encoded values, tensors fact by fact; None stands for a missing value."""
     if not (encoded_values.is_tensor(a) and encoded_values.is_tensor(b)):
         shown = [None if one is None else shortened(text(one)) for one in (a, b)]
         return [Change.of(item, shown)] if a != b else []
     ours, theirs = encoded_values.tensor_fields(a), encoded_values.tensor_fields(b)
-    if ("base.dtype" in ours) != ("base.dtype" in theirs):  # one is a view: of what, in one word
+    if ("base.dtype" in ours) != ("base.dtype" in theirs):  # only one of the two is a view
         ours, theirs = ({name: v for name, v in one.items() if not name.startswith("base.")} for one in (ours, theirs))
     differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     own = [name for name in differing if name not in _FOLLOWING] or differing

@@ -21,7 +21,7 @@ __all__ = [
 
 GUARDS, INCOMPLETE, NOT_LOADED, DAMAGED = "guards", "incomplete", "not_loaded", "damaged"
 
-#: Components that say nothing between two functions.
+#: Components whose differences mean nothing between two functions.
 OF_A_FUNCTION = ("graph", "inputs", "shapes")
 
 _WHY = {
@@ -54,7 +54,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Miss:
-    """A graph that was not found. `kind` is ``miss`` or ``guard_miss``, `when` Unix time."""
+    """A graph that was a miss. `kind` is ``miss`` or ``guard_miss``, `when` Unix time."""
 
     side: Side
     kind: str
@@ -64,11 +64,11 @@ class Miss:
 
 @dataclass(frozen=True)
 class MissExplanation:
-    """Why a graph was compiled: `why` in a sentence, with the details that belong to it.
+    """The reason why a graph was compiled: `why` is a sentence, the other fields are its details.
 
-    `failed_guards` are those of entries under the same key, `nearest` compares with the nearest entry of another key
-    (from that entry to this graph); `same_function` is false if that is of another function, with which a graph and its
-    inputs are not compared for people.
+    `failed_guards` are those of entries under the same key. `nearest` is the comparison from the nearest entry of
+    another key to this graph. `same_function` is false if that entry is of another function; differences of graph and
+    inputs are then not shown.
     """
 
     label: str
@@ -119,7 +119,7 @@ def failed_guards(encoded: Sequence[Any], values: Mapping[str, Any]) -> tuple[Fa
 
 
 def explained(miss: Miss, entries: Iterable[Entry]) -> MissExplanation:
-    """Explain a miss with the entries of a store. Entries with its own key were compiled for it afterwards."""
+    """Explain a miss with the entries of a store. Entries with the miss's key were compiled for it afterwards."""
     side = miss.side
     failed = tuple(guard for one in miss.rejected for guard in one.guards)
     other: Comparison | None = None

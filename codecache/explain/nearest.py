@@ -19,14 +19,14 @@ from fxpool.codecache.store.entry import Component, Entry, Origin
 
 __all__ = ["Comparison", "Side", "compared", "likeness", "nearest"]
 
-# Entries that are as near by their components are compared in detail, at most this many.
+# The most entries with equally many equal components that are compared in detail.
 _COMPARED = 6
 _COMPONENTS = 8
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two keys that are compared: of an entry, or of a graph that was a miss. `name` is the entry's name."""
+    """One side of a comparison: the key of an entry, or of a graph that was a miss. `name` is the entry's name."""
 
     key: str
     components: tuple[Component, ...]
@@ -109,7 +109,7 @@ def _rendered(guard: Any) -> str:
 
 
 def nearest(side: Side, entries: Iterable[Entry]) -> Side | None:
-    """Return the entry that is nearest to `side`, other than itself; None if there is none."""
+    """Return the entry that is nearest to `side`, other than itself, or None."""
     digests = {one.name: one.digest for one in side.components}
     others = (entry for entry in entries if (entry.key, entry.name) != (side.key, side.name))
     best = heapq.nlargest(_COMPARED, others, key=lambda entry: (*_nearness(side, digests, entry), entry.key))
@@ -133,7 +133,7 @@ def _nearness(side: Side, digests: dict[str, str], entry: Entry) -> tuple[int, i
 
 
 def likeness(a: Origin | None, b: Origin | None) -> int:
-    """Return how much two functions are the same one: 3 for the same part of it, 0 for different ones."""
+    """Return how alike two functions are, from 0 (different functions) to 3 (the same part of the same function)."""
     if a is None or b is None or not a.name or (a.model, a.function) != (b.model, b.function) or a.part != b.part:
         return 0
     return 1 + (a.file == b.file) + ((a.line, a.resumed) == (b.line, b.resumed))

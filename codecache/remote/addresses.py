@@ -14,7 +14,7 @@ __all__ = ["connect", "shown"]
 def connect(address: str, seconds: float) -> Client:
     """Return a client, without connecting yet. `seconds` is the most that one of its requests may take.
 
-    Raises ConfigurationError: the package for it is not installed, or the address is none.
+    Raises ConfigurationError if the package for it is not installed, or if the address is invalid.
     """
     s3 = address.startswith("s3://")
     try:

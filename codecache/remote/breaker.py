@@ -45,28 +45,28 @@ class Breaker:
         self._bad = 0
 
     def allowance(self) -> float:
-        """Return how many seconds a look may take now; 0: don't ask."""
+        """Return how many seconds a lookup may take now; 0 means not to ask the remote."""
         return self._delay - self._spent if self.state is State.CLOSED else 0.0
 
     def hit(self) -> None:
-        """A look brought an entry."""
+        """Record a lookup that returned an entry."""
         self._spent, self._bad, self._pause = 0.0, 0, FIRST_PAUSE
 
     def missed(self, now: float, seconds: float) -> None:
-        """A look that took `seconds` brought nothing."""
+        """Record a miss that took `seconds`."""
         self._spent += max(0.0, seconds - _ORDINARY * self._delay)
-        # What is left has to be enough for an ordinary look.
+        # The remaining time must be enough for an ordinary lookup.
         if self._spent > (1 - _ORDINARY) * self._delay:
             self._open(now)
 
     def bad_value(self, now: float) -> None:
-        """A value did not verify."""
+        """Record a value that did not verify."""
         self._bad += 1
         if self._bad >= MOST_BAD_VALUES:
             self._open(now)
 
     def failed(self, now: float) -> None:
-        """The remote did not answer in time, or not as it should."""
+        """Record that the remote did not answer in time, or answered wrongly."""
         self._open(now)
 
     def probe_due(self, now: float) -> bool:

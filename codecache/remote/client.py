@@ -24,14 +24,14 @@ class RemoteError(StoreError):
 
 
 class Deadline:
-    """A moment after which nobody waits any more."""
+    """The time at which a call gives up."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._at = clock() + seconds
 
     def left(self) -> float:
-        """Return the seconds left. Raises RemoteError: there are none."""
+        """Return the seconds left. Raises RemoteError if the deadline has passed."""
         left = self._at - self._clock()
         if left <= 0:
             raise RemoteError("timeout")
@@ -45,7 +45,7 @@ class Client(Protocol):
         """Return names that were added to an index, at most `most`."""
 
     def get(self, name: str, most: int, deadline: Deadline) -> bytes | None:
-        """Return a value of at most `most` bytes (a larger one is an error), None if there is none."""
+        """Return a value of at most `most` bytes, None if it does not exist. A larger value is an error."""
 
     def put(self, name: str, value: bytes, deadline: Deadline, *, replace: bool) -> bool:
         """Store a value unless there is one, or anyway with `replace`; return whether it was stored."""

@@ -142,7 +142,7 @@ class RemoteLevel:
             self._idle.append(client)
 
     def read(self, client: Client, name: str, most: int, deadline: Deadline) -> bytes | None:
-        """Return the content of a value, authenticated; None if there is none. Raises as `values.unpack`."""
+        """Return the authenticated content of a value, None if it does not exist. Raises as `values.unpack`."""
         sealed = client.get(name, values.sealed_bytes(most), deadline)
         return None if sealed is None else values.unpack(self._keyring, name, sealed, most)
 
@@ -178,7 +178,7 @@ class _Look:
         self.given_up = False
 
     def start(self) -> bool:
-        """Begin; return whether there is a thread for it (there is none when the interpreter ends)."""
+        """Start the thread; return whether that succeeded (it fails while the interpreter shuts down)."""
         try:
             threading.Thread(target=self._run, name="fxpool-remote", daemon=True).start()
         except RuntimeError:
@@ -191,7 +191,7 @@ class _Look:
             client = self._level.client()
             self.found = self._look(client)
             self._level.give_back(client)
-        except BaseException as error:  # a client's own panic is none of the program's
+        except BaseException as error:  # a panic inside a client must not reach the program
             self.error = error
             if not isinstance(error, RemoteError):
                 log.debug("the remote cache could not be queried", exc_info=True)
@@ -227,7 +227,7 @@ class _Look:
         return self._checked(client, full, values.MOST_ENTRY_BYTES, decoded)
 
     def _blobs(self, client: Client, entry: Entry) -> dict[str, bytes] | None:
-        """All blobs of an entry; None if one is gone (the server has removed it) or is not what its name says."""
+        """Return all blobs of an entry; None if the server has removed one, or if one does not match its name."""
         contents = {}
         for role, ref in entry.blobs.items():
             if ref.size > values.MOST_BLOB_BYTES:
@@ -239,7 +239,7 @@ class _Look:
         return contents
 
     def _checked(self, client: Client, name: str, most: int, made: Callable[[bytes], T]) -> T | None:
-        """What `made` makes of a value; None if it is not there or does not verify, which is counted."""
+        """Return the result of `made` for a value; None if it is missing or, which is counted, does not verify."""
         try:
             content = self._level.read(client, name, most, self._deadline)
             return None if content is None else made(content)

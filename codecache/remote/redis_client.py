@@ -107,7 +107,7 @@ class RedisClient:
         self._pool = redis.ConnectionPool.from_url(
             url,
             connection_class=_connection_class(url, self._limits),
-            retry=Retry(NoBackoff(), 0),  # who waits would wait for the tries as well
+            retry=Retry(NoBackoff(), 0),  # the caller would wait for the retries as well
             protocol=2,
             decode_responses=False,
         )
@@ -170,5 +170,5 @@ class RedisClient:
 
 
 def _short(error: BaseException) -> str:
-    """What an error says, without control characters: a server may have written it."""
+    """Return an error's text without control characters, as a server may have written it."""
     return "".join(character for character in str(error)[:200] if character.isprintable())

@@ -41,7 +41,7 @@ class S3Client:
                 bucket,
                 prefix=prefix.strip("/") or None,
                 client_options=options,
-                # Who waits would wait for the tries as well.
+                # The caller would wait for the retries as well.
                 retry_config={"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=seconds)},
                 **({"endpoint": endpoint} if endpoint else {}),
             )

@@ -38,7 +38,7 @@ log = notices.logger(__name__)
 AT_EXIT = 0.1
 #: Entries that wait; more are marked for later.
 MOST_WAITING = 256
-# Seconds that one entry may take to be uploaded: nobody waits.
+# Seconds that the upload of one entry may take; no caller waits for it.
 _PER_ENTRY = 60.0
 _TRIES = 3
 # Seconds without work after which the thread ends.
@@ -162,7 +162,7 @@ class Uploads:
                 self.wake()
 
     def _one(self) -> bool:
-        """Do what is next; False if there is nothing, and has been nothing for a while."""
+        """Do the next piece of work; return False if there has been none for a while."""
         with self._breaker_lock:
             state = self._breaker.state
             probe = self._breaker.probe_due(self._clock())
@@ -251,7 +251,7 @@ class Uploads:
         """Upload one entry; return the number of values that were not there. Raises RemoteError, StoreError."""
         entry = next((one for one in store.entries(key) if one.name == name), None)
         if entry is None:
-            return 0  # cleared meanwhile
+            return 0  # another process cleared the store
         client, deadline = self._connected(), Deadline(_PER_ENTRY)
         written = 0
         for ref in entry.blobs.values():

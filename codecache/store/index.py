@@ -218,7 +218,7 @@ class Index:
             connection.close()
 
     def _put_away(self) -> None:
-        """Remove the directory with all files of the index at once, so that no log meets the database of another."""
+        """Remove the directory with all files of the index at once, so that no log meets another database."""
         away = os.path.join(self._root, f"{TEMPORARY_PREFIX}{DIRECTORY}-{secrets.token_hex(8)}")
         try:
             os.rename(self._directory, away)

@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 
 class Listing:
-    """The rows of one store. Not thread-safe, except that the slow `read` may run beside methods that only read."""
+    """The rows of one store. Not thread-safe, but the slow `read` may run beside methods that change nothing."""
 
     def __init__(self, root: str) -> None:
         self.root = root

@@ -56,7 +56,7 @@ log = notices.logger(__name__)
 _SWEEP_INTERVAL = 3600.0
 # Damaged files are saved for inspection, but a disk that damages everything must not fill up with them.
 _MAX_ASIDE = 64
-#: Name of a store in one of torch's scratch directories. It is not created again once that directory is removed.
+#: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
 _CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "index")

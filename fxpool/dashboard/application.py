@@ -36,7 +36,7 @@ __all__ = ["Application"]
 log = notices.logger(__name__)
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-# Seconds between two looks at the pool while somebody watches, and while nobody does.
+# Seconds between two polls of the pool while a page is open, and while none is.
 _LOOK_SECONDS, _IDLE_SECONDS = 0.5, 5.0
 _SAMPLE_SECONDS = 2.0
 # Seconds after which a stream says that it is there, though nothing changed.
@@ -181,7 +181,7 @@ class Application:
     async def _stream(self) -> AsyncIterator[bytes]:
         self._streams += 1
         self._wake.set()
-        jobs = rows = served = looks = 0  # what this reader has
+        jobs = rows = served = looks = 0  # the latest changes that this reader has received
         age, sampled, first = self.samples.age, 0.0, True
         try:
             while True:

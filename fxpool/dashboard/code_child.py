@@ -21,7 +21,7 @@ _MOST = 32 << 20
 
 
 async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
-    """Return {"code": [[name, text], ...]} or {"error": why there is none}, from a child process."""
+    """Return {"code": [[name, text], ...]} or {"error": the reason for its absence}, from a child process."""
     arguments = [sys.executable, "-m", "fxpool.dashboard.code_child", root, key, name]
     child = await asyncio.create_subprocess_exec(
         *arguments,

@@ -53,7 +53,7 @@ def _before(entry: Entry, before: Entry, differing: Sequence[str]) -> dict[str, 
 
 
 def _texts(entry: Entry) -> dict[str, str]:
-    """Return what is kept for people of each component, and the guards; inputs as the program has them, too."""
+    """Return the texts that describe each component and the guards; inputs also as the program has them."""
     texts = {component.name: component.text for component in entry.components}
     texts["guards"] = "\n".join(render(guard) for guard in entry.guards)
     if entry.metadata.origin is not None:

@@ -142,7 +142,7 @@ def families(servers: Iterable[dict[str, Any]], store: dict[str, Any], quarantin
 async def serve(source: Source, address: str, port: int, ready: Any, stop: asyncio.Event) -> None:
     """Answer ``GET /metrics`` until `stop` is set; `ready` is called with the port. Raises OSError.
 
-    On a loopback address requests must name this machine (see `access`); on another one whoever reaches it may ask.
+    On a loopback address, requests must name this machine (see `access`); on other addresses, any client may ask.
     """
     one = asyncio.Lock()
 

@@ -95,7 +95,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class Look:
-    """What a server said (`facts`, `history`), or why it said nothing. `linked`: others find it, too."""
+    """A server's reply (`facts`, `history`), or why it did not reply. `linked`: other processes can find it, too."""
 
     shown: str
     name: str
@@ -107,7 +107,7 @@ class Look:
 
 
 class PoolView:
-    """What the servers say. Not thread-safe, but that `ask` may run beside all that only looks up.
+    """The facts from all servers. Not thread-safe, but `ask` may run beside methods that change nothing.
 
     `ask` blocks, for up to two seconds where a server is silent.
     """

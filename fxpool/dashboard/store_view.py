@@ -22,7 +22,7 @@ from fxpool.errors import StoreError
 
 __all__ = ["Found", "StoreView"]
 
-# Seconds between an entry's creation and a use that is no part of it.
+# Seconds after an entry's creation from which a new time of its file counts as a use.
 _LATER = 2.0
 # Earlier entries of the same function that an entry is compared with.
 _COMPARED = 30
@@ -34,7 +34,7 @@ _SHARE = 20
 
 
 class Found(NamedTuple):
-    """What a look at the store found; `parts` is None where that was not measured."""
+    """The result of one poll of the store; `parts` is None if the directory was not measured."""
 
     state: str
     reason: str
@@ -45,13 +45,13 @@ class Found(NamedTuple):
 
 
 class StoreView:
-    """One store. Not thread-safe, but that `read`, which blocks, may run beside all that only looks up."""
+    """One store. Not thread-safe, but `read`, which blocks, may run beside methods that change nothing."""
 
     def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.state, self.reason = "none", ""
         self.listing = Listing(self.root)
-        #: (Unix time, seconds saved) of what was served, the latest last; `served_count` counts those dropped as well.
+        #: (Unix time, seconds saved) of each hit, the latest last; `served_count` includes hits dropped from here.
         self.served: deque[tuple[float, float]] = deque(maxlen=_SERVED_KEPT)
         self.served_count = 0
         self.seconds_saved = 0.0
@@ -108,7 +108,7 @@ class StoreView:
         return [self._shown(row) for row in changed], [list(which) for which in removed]
 
     def served_since(self, count: int) -> list[tuple[float, float]]:
-        """Return what was served after the first `count`, as far as it is remembered."""
+        """Return the hits after the first `count`, without those that were dropped."""
         new = min(self.served_count - count, len(self.served))
         return list(self.served)[len(self.served) - new :] if new > 0 else []
 

@@ -30,7 +30,7 @@ _watchers: list[_Watcher] = []
 def attach() -> None:
     """Attach the watchers that the settings name, and detach those they no longer name.
 
-    A watcher that can't be made is warned of once, and is no error: watching never fails the watched compile.
+    If a watcher can't be created, warn once and continue: watching never fails the watched compile.
     """
     global _attached
     settings = config.current()
@@ -54,7 +54,7 @@ def attach() -> None:
 def _made_for(settings: config.Settings) -> list[_Watcher]:
     made: list[_Watcher] = []
     if settings.trace is not None:
-        from fxpool.watch.trace import TraceFile  # imported late: a hit that nobody watches must not pay for it
+        from fxpool.watch.trace import TraceFile  # imported late: a hit without watchers must not pay for it
 
         made.append(TraceFile(settings.trace))
     if settings.progress:

@@ -182,7 +182,7 @@ class Summary:
 
     @property
     def due(self) -> float | None:
-        """The time at which there is something to show even without an event; None if there is none."""
+        """Return when to show something next even without an event, or None."""
         return min((one.due for one in self._under_way.values()), default=None)
 
     def lines(self, now: float, *, last: bool = False) -> list[str]:
@@ -234,7 +234,7 @@ def _write(file: File, text: str, *, beside_bars: bool = False) -> None:
         bars.write(text, file=file, end="")  # clears its bars, and draws them below
         file.flush()
     elif isinstance(file, io.TextIOWrapper) and (descriptor := _descriptor(file)) is not None:
-        file.flush()  # what the program wrote comes first
+        file.flush()  # the program's own output comes first
         _write_all(descriptor, text.encode(file.encoding, "backslashreplace"))
     else:
         file.write(text)

@@ -91,7 +91,7 @@ class TraceFile:
                 self._add_to(file, text)
                 file.flush()
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough if a child was forked since
 
     def _add_to(self, file: IO[bytes], text: bytes) -> None:
         size = file.seek(0, os.SEEK_END)
