@@ -54,7 +54,7 @@ _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that readers meet as few entries without blobs as possible.
 _ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "stats", "toolchain", "index",
           ".swept", CLAIM)  # fmt: skip
-# Their files are evicted one by one when the cache is over its limits, those in `aside` first, which is never served.
+# Over the limits, their files are evicted one by one. Files in `aside` are never served, so they go first.
 _RECORDS = {"failed": None, "slower": None, "aside": 0.0}
 _BUILDING = "building-"
 #: Seconds in which a compile that knows a header's name may still include it.
