@@ -1,14 +1,17 @@
-"""Has this graph been compiled before, and may the result be served here? Knows torch; starts no process.
+"""The compile cache: computes the key of a graph and finds the entries stored under it.
 
-graph     graphs as plain data: encoded, decoded
-key       what a compiled graph depends on, hashed
+Imports torch; starts no workers.
+
+graph     graphs as plain data: encoding and decoding
+key       the key: a hash of everything that a compiled graph depends on
 code      digests of the program's code
 guards    conditions on sizes
 store     the cache directory: entries, blobs, limits
-remote    a cache that machines share, behind the local one
+remote    a cache shared between machines, behind the local one
 bundle    entries in one file
-explain   why a graph was a miss
+explain   reasons for a miss
 
-A lookup goes through them in this order: `graph` encodes the graph, `code` digests the program's code in it, `key`
-hashes both with the facts of this machine, `store` finds the entries of that key, `guards` choose among them.
+A lookup uses them in this order: `graph` encodes the graph, `code` digests the program's code that the graph uses,
+`key` hashes both with facts about this machine, `store` finds the entries under that key, and `guards` select the
+entry that fits.
 """

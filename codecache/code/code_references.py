@@ -1,6 +1,7 @@
-"""Finds what a function refers to, and whose code that is: the user's, or torch's, Triton's or the standard library's.
+"""Find the objects that a function refers to, and whose code they are: the user's, or that of a library.
 
-The user's is digested by content (`sources`); the rest is identified by name and version.
+The user's code is digested by content (`sources`). Code of torch, Triton, NumPy, sympy and the standard library is
+identified by name and version.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names the items covered by the digest of a program's code: functions, values they refer to, environment variables.
+"""List the items that a digest of the program's code covers: functions, values they refer to, environment variables.
 
-Collected for explanations only, after a miss: two digests show that something differs, these items show what.
+Collected only to explain a miss: two digests show that something differs, these items show where.
 """
 
 from __future__ import annotations

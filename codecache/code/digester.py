@@ -1,7 +1,7 @@
-"""Hashes values of a program as tokens, for the digests of `sources`.
+"""Hash a program's values as tokens, for the digests of `sources`.
 
-Plain data counts by value, functions by code and by what that refers to, classes and plain objects by their attributes.
-`torch_objects` handles tensors, operators and kernels.
+Plain data is hashed by value, functions by their code and everything it refers to, classes and plain objects by their
+attributes. `torch_objects` handles tensors, operators and kernels.
 """
 
 from __future__ import annotations

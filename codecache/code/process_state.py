@@ -1,8 +1,8 @@
-"""Detects code that reads state of its process: environment, files, clocks, random numbers.
+"""Detect code that reads the state of its process: environment, files, clocks, random numbers.
 
-Code that tracing runs (a backward, a rule for fake tensors, a decomposition) leaves in the graph what it read then, and
-a worker is another process. Environment variables that code names by a constant are identified by value, and travel.
-Any other such read has no digest: the code is traced in the program's own process.
+Code that runs during tracing (a backward, a rule for fake tensors, a decomposition) bakes the values it reads into the
+graph, and a worker is another process with other values. Environment variables with a constant name are identified by
+value and sent along. Code with any other such read has no digest and is traced in the program's own process.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Digests of the program's code that a graph is compiled with: hashed for the key, checked in the worker.
+"""Digest the program's code that a graph is compiled with: hashed for the key, checked in the worker.
 
-    what a graph names        functions, operators and kernels from outside torch, with all they lead to
-    what is registered        kernels for torch's own operators, and changes to Inductor's tables
-    what was replaced         torch's functions and methods that are under other names, or the program's
+    dependencies     functions, operators and kernels from outside torch that the graph names, with all their references
+    registrations    kernels for torch's own operators, and changes to Inductor's tables
+    replacements     torch functions and methods that were renamed or replaced by the program's
 
-A worker imports a program's modules afresh. It gets the program's code only if nothing was different: the text of a
-file, the environment when it was imported, later changes to a module. So digests travel with a request and are made
-again in the worker; a graph whose code differs is compiled in the program's own process.
+A worker imports the program's modules again. It ends up with the same code only if nothing differs: the text of a file,
+the environment at import, later changes to a module. A request therefore carries digests, and the worker computes its
+own; a graph whose code differs is compiled in the program's own process.
 """
 
 from __future__ import annotations

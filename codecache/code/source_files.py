@@ -1,4 +1,4 @@
-"""Digests of files: sources, libraries, and the files of modules."""
+"""Digest files: sources, libraries, and the files of modules."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Digests of the Python code that a compiled graph depends on, where torch's own keys see only a name.
+"""Digest the Python code that a compiled graph depends on, where torch's own keys include only a name.
 
-A function's digest covers its code (not its location), its defaults, what its closure holds, and whatever its global
-names lead to: the user's functions, classes and plain objects with theirs in turn, constants and tensors by value,
-modules and objects of torch, Triton or the standard library by name and version. Environment variables that it names
-are covered by value.
+A function's digest covers its code (not its location), its defaults, the contents of its closure, and the values of its
+global names: the user's functions, classes and plain objects recursively, constants and tensors by value, modules and
+objects of torch, Triton or the standard library by name and version. Environment variables that it names are covered by
+value.
 
-It is the same in every process and under every hash seed. A value that can't be hashed (an object with state outside
-Python, a clock, a file) raises `UndigestableError`: the caller compiles without the cache rather than serve old code.
+A digest is the same in every process and under every hash seed. A value that can't be hashed (an object with state
+outside Python, a clock, a file) raises `UndigestableError`: the caller bypasses the cache rather than serve stale code.
 
-Not seen: anything reached by `getattr` with a computed name.
+Not covered: anything reached by `getattr` with a computed name.
 """
 
 from __future__ import annotations

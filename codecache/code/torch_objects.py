@@ -1,8 +1,8 @@
-"""Digests of tensors, operators and Triton kernels, and of wrappers that torch puts around a program's functions.
+"""Digest tensors, operators, Triton kernels, and the wrappers that torch puts around a program's functions.
 
-Never imports torch or Triton: without them there are no such values.
+Never imports torch or Triton: without them such values do not exist.
 
-What knows torch's operators is imported inside functions, for the same reason.
+The modules that inspect torch's operators are imported inside functions, for the same reason.
 """
 
 from __future__ import annotations

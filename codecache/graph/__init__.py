@@ -1,7 +1,7 @@
-"""A graph as plain data: encoded for its key and for a worker, and rebuilt there.
+"""Graphs as plain data: encoded for the key and for a worker, and rebuilt in the worker.
 
-graph_codec      encodes a graph, which is hashed into its key and sent to a worker
+graph_codec      encodes a graph, to be hashed into its key and sent to a worker
 graph_decoder    rebuilds the graph in the worker
-target_names     names of functions and operators in another process
-encoded_values   shows encoded arguments, functions and tensors
+target_names     finds names for functions and operators that are valid in another process
+encoded_values   renders encoded arguments, functions and tensors as text
 """

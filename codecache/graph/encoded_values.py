@@ -1,7 +1,7 @@
-"""Renders values encoded by `graph_codec` as text: arguments, functions, tensors.
+"""Render values encoded by `graph_codec` as text: arguments, functions, tensors.
 
-Reads plain data only. Unknown forms are shown verbatim and shortened: an entry may have been written by another
-version.
+Reads plain data only. Unknown forms are printed verbatim and shortened, because another version may have written the
+entry.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""A graph as plain data: the same bytes are hashed into its key and sent to a worker.
+"""Encode a graph as plain data: the same bytes are hashed into its key and sent to a worker.
 
     GraphModule ──▶ GraphEncoder.encode ──▶ lists, numbers, strings ──▶ msgpack bytes ──▶ key
                                                                           │
                                worker: graph_decoder.GraphDecoder ◀───────┘  + constants, + debug text
 
-Everything is a list that starts with a short tag; numbers, strings, booleans and None stand for
-themselves. Encoding is most of what a key costs, so types that occur often are looked up, and rows
-that occur often (a node, a function) are made once and shared: never change a row. Debug data that
-does not affect the compile (stack traces, module paths) is kept apart in `EncodedGraph.debug` and
-travels without being hashed. Tensors captured as constants are hashed by content and travel beside
-the description. Functions and operators are named; those from outside torch are listed in
-`EncodedGraph.dependencies`, for the key to hash and the worker to load.
+Numbers, strings, booleans and None are encoded as themselves, everything else as a list that starts with a short tag.
+Encoding takes most of the time spent on a key, so encoders are looked up by type, and rows that occur often (a node, a
+function) are created once and shared: never modify a row.
 
-Raises `CannotTravelError` (with the counted reason) for anything without a name in another
-process. Encoding does not change the graph: Dynamo still needs it afterwards.
+Debug data that does not affect the compile (stack traces, module paths) is stored separately in `EncodedGraph.debug`;
+it is sent but not hashed. Tensors captured as constants are hashed by content and sent beside the description.
+Functions and operators are encoded by name; those from outside torch are also listed in `EncodedGraph.dependencies`,
+for the key to hash and the worker to load.
+
+Raises `CannotTravelError`, with the reason that is counted, for anything that has no name in another process. Encoding
+does not change the graph: Dynamo still needs it afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rebuilds a graph and its inputs from plain data: the reverse of `graph_codec`, in the worker that compiles them."""
+"""Rebuild a graph and its inputs from plain data in the worker that compiles them: the reverse of `graph_codec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names under which functions and operators of a graph are found again in another process."""
+"""Find names by which another process can import the functions and operators of a graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Evaluates the nodes of guards on plain numbers, with the arithmetic of sympy and of torch's functions.
+"""Evaluate the nodes of guards on plain numbers, with the arithmetic of sympy and of torch's functions.
 
-Exact if sympy is exact (int, Fraction), a double if it uses a float. Truth values are not numbers. If sympy, torch's
-printed guards and Python disagree, or there is no value, `UnknownGuardError` is raised: doubt is a miss.
+Results are exact where sympy is exact (int, Fraction), and doubles where it uses floats. Booleans are not numbers. If
+sympy, torch's printed guards and Python disagree, or an expression has no value, `UnknownGuardError` is raised, which
+makes the lookup a miss.
 
     FUNCTIONS   kind -> function of evaluated arguments
     LAZY        kind -> function of unevaluated arguments and the evaluator

@@ -1,13 +1,13 @@
-"""Guards as data: sympy expressions that are saved, shown and evaluated, and never parsed from text.
+"""Guards as data: sympy expressions that can be saved, shown and evaluated, and are never parsed from text.
 
     encode(expr) ──▶ plain lists, numbers and strings ──▶ evaluate(data, {"s0": 4}) ──▶ True / False
                         │                                   (pure Python; imports neither sympy nor torch)
                         └──▶ decode(data) ──▶ the same expression, node for node
 
-A node is `[kind, argument, ...]`; an integer or a truth value stands for itself. Only the kinds in the tables below are
-written, read and evaluated. Any other kind, or one without a single right answer (a division by zero, a comparison that
-depends on a float's last bit), raises `UnknownGuardError`: callers treat that as a miss, so doubt costs a compile and
-never a wrong hit.
+A node is `[kind, argument, ...]`; an integer or a boolean is encoded as itself. Only the kinds in the tables below can
+be written, read and evaluated. Any other kind, or a node without a single right answer (a division by zero, a
+comparison that depends on a float's last bit), raises `UnknownGuardError`. Callers treat that as a miss, so doubt costs
+a compile and never causes a wrong hit.
 
 sympy (0.4 s) is imported inside functions: a hit evaluates guards without it.
 """

@@ -1,10 +1,11 @@
-"""Decides which graphs may be kept, and the reason each refusal is counted under.
+"""Decide which graphs may be cached, and under which reason each bypass is counted.
 
-An entry is served to every later request with the same key, so a graph may be kept only if its
-key tells it from every graph that compiles to something else. What can't be hashed (a function
-with no fixed source, a pass without a uuid, a TorchScript object) is refused here, in the process
-that has it. A refused graph is compiled in a worker all the same, but is not stored. A frozen graph is told by the
-content of its constants, as any graph with constants is.
+An entry is served to every later request with the same key. A graph may therefore be cached only if its key
+distinguishes it from every graph that compiles to something else. Graphs with parts that have no hash (a function
+without a fixed source, a pass without a uuid, a TorchScript object) are refused here, in the process that captured
+them. A refused graph is still compiled in a worker, but the result is not stored.
+
+A frozen graph is identified by the content of its constants, like any graph with constants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Identifies code that a program configures, for keys: custom passes, estimators, choices.
+"""Identify code that a program sets in the configuration, for keys: custom passes, estimators, choices.
 
-An object with a ``uuid()`` counts by that, the user's word for what it does, and by the code of its class, since uuids
-are forgotten when code is changed; one without counts by its content.
+An object with a ``uuid()`` is identified by that value, with which the user vouches for its behavior, and by the code
+of its class, since users forget to change the uuid when they change the code. An object without ``uuid()`` is
+identified by its content.
 """
 
 from __future__ import annotations

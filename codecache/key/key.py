@@ -1,17 +1,18 @@
-"""The key of a graph: named components, their hashes, and the hash of those.
+"""The key of a graph: named components, their hashes, and the hash of all components.
 
     graph          nodes, targets, arguments, nested graphs, constants by content
     inputs         tensors by metadata, views, shared storages, overlaps; plain numbers by value
-    shapes         what is proven about the symbols that occur, without hints
+    shapes         facts proven about the symbols that occur, without hints
     ambient        global switches: grad mode, autocast, SDPA backends, precision, threads, ...
     configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
-    code           sources of functions and operators that are not torch's
+    code           sources of functions and operators from outside torch
     system         torch, Python, CPU or device, fxpool
     toolchain      the C++ compiler
 
-An entry keeps the digests of all components, and packed what is in them (`key_detail`), so that two keys can be
+An entry stores the digests of all components, and their packed contents (`key_detail`), so that two keys can be
 compared (`comparison`) and a miss explained.
-Nothing in a key depends on the process, the host's name, a path or an insertion order.
+
+A key does not depend on the process, the host's name, any path or insertion order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The packed details of a key that an entry stores, to name later the items in which two keys differ.
+"""Pack the details of a key into an entry, so that the items in which two keys differ can be named later.
 
     level, graph, inputs     as they were hashed (`graph_codec`)
     layout, constraints      memory that inputs share; the program's marks of their sizes
@@ -6,8 +6,8 @@
     ambient, configuration, system, toolchain     name to value, long values shortened
     code                     digests by name, and of each function and variable they cover
 
-Values of environment variables may be secrets, so only their digests are stored. Packed once per miss, never unpacked
-by a hit.
+Values of environment variables may be secrets, so only their digests are stored. Details are packed once per miss; a
+hit never unpacks them.
 
 zstandard is imported inside functions, because a hit does not need it.
 """

@@ -1,9 +1,10 @@
-"""Caches probe answers beside the graphs: slow to find, valid while a file is unchanged.
+"""Cache the results of slow probes beside the graphs. A result is valid while the probed file is unchanged.
 
     <root>/toolchain/<digest of question and file>.json
 
-A file is unchanged while its real path, device, inode, size and times are. Answers hold no paths. An answer that can't
-be read is probed again, one that can't be written is probed again by the next process: neither is an error.
+A file counts as unchanged while its real path, device, inode, size and times are the same. Answers contain no paths.
+If an answer can't be read, the probe runs again; if it can't be written, the next process runs the probe again. Neither
+is an error.
 """
 
 from __future__ import annotations

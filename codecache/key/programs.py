@@ -1,12 +1,12 @@
-"""Identifies by content what a compiler's command runs: the program, a script in its place, and what that script names.
+"""Identify by content the programs that a compiler command runs: compiler, wrapper script, and the files they name.
 
     script ──▶ its text ──▶ files and programs that it names, followed in turn
                        └──▶ variables that it reads, by value
     ccache, distcc, ... ──▶ their settings, and the compiler behind them
     compiler ──▶ its file, and those of the passes that it starts (cc1plus, as, ld)
 
-A script is read, not run: what it names counts whether it uses it or not. A name that it computes as it runs is not
-seen; the version it reports still counts (`toolchain`).
+A script is read, not run: every file that it names is included, whether the script uses it or not. Names that the
+script computes at run time are missed, but the version that it reports is still part of the key (`toolchain`).
 """
 
 from __future__ import annotations

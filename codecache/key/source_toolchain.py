@@ -1,10 +1,10 @@
 """Facts for keys about the compilers of CUDA, ROCm and Halide sources.
 
-As `toolchain` has them of the C++ compiler: the version that a compiler reports, and the content of the program and of
-what stands in its place. Asked for only where the configuration lets Inductor make such sources. The headers of a
-template library (CUTLASS, CK) count by content, whatever directory they are in.
+They are collected as `toolchain` does for the C++ compiler: the version that a compiler reports, and the content of the
+program or of a script that wraps it. They are collected only if the configuration lets Inductor generate such sources.
+The headers of a template library (CUTLASS, CK) are identified by content, whichever directory they are in.
 
-Inductor's configuration is imported inside functions: where keys are made it is there.
+Inductor's configuration is imported inside functions: a process that computes keys has already loaded it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Facts about this installation and machine that compiled code depends on, as plain data for the key.
 
-Two machines with equal facts may share entries, so nothing here is a path, a host's name or a process's number.
-Facts about devices are collected separately, and only for the devices that a graph uses: a graph on the CPU must not
-create a CUDA context.
+Two machines with equal facts may share entries, so facts contain no paths, host names or process ids. Facts about
+devices are collected separately, and only for the devices that a graph uses: a graph on the CPU must not create a CUDA
+context.
 
 torch is imported inside functions: the command line asks for the host's facts without it.
 """

@@ -1,13 +1,13 @@
 """Facts for the key about the C++ compiler that Inductor would use.
 
-Asking a compiler for its version starts a process, so the answer is kept: per process, and beside the graphs for the
-next one (see `probe_cache`). The file of a script or a `ccache` in the compiler's place does not tell what it will run,
-so these are asked in every process. A version is only what a program reports: the programs it consists of and runs also
-count by content (`programs`).
+Asking a compiler for its version starts a process, so the answer is cached in memory and, for the next process, beside
+the graphs (`probe_cache`). If the compiler command is a script or `ccache`, its file does not determine what it runs,
+so each process asks again. A version is only the program's own report: the content of the compiler's programs is also
+part of the key (`programs`).
 
-Facts hold no paths: values from the environment are digests.
+Facts contain no paths: values from the environment are stored as digests.
 
-Inductor's builder is imported inside functions: where the answers are kept nobody needs it.
+Inductor's builder is imported inside functions: it is not needed when the answers are cached.
 """
 
 from __future__ import annotations
