@@ -336,7 +336,7 @@ def test_malformed_data_does_not_decode() -> None:
     for data in malformed:
         with pytest.raises(UnknownGuardError):
             guards.decode(data)
-    with pytest.raises(UnknownGuardError, match="no symbol s0"):
+    with pytest.raises(UnknownGuardError, match="unknown symbol s0"):
         guards.decode(guards.encode(S0 > 3), {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_what_a_test_leaves_behind_fails_it(python: str, tmp_path: Path) -> None
     conftest, replaced = re.subn(r"(?m)^GRACE = .*$", "GRACE = 0.2", conftest)
     assert replaced == 1
     (tmp_path / "conftest.py").write_text(conftest)
+    shutil.copy(Path(__file__).parents[1] / "session.py", tmp_path)
     (tmp_path / "test_cases.py").write_text(CASES)
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run([*command, "--basetemp", str(tmp_path / "b")], capture_output=True, text=True, cwd=tmp_path)

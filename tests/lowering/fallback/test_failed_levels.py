@@ -113,5 +113,5 @@ def test_records(tmp_path: Path) -> None:
     failed.add(root, KEY, "unpicklable")
     store.clear()
     assert failed.find(root, KEY) == ""
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="is not a key"):
         failed.add(root, "../x", "unpicklable")
