@@ -14,17 +14,17 @@ from fxpool.codecache.guards import guards
 
 __all__ = ["Reference", "called", "is_tensor", "shortened", "tensor_fields", "text"]
 
-#: Renders a node, given its number.
+#: A function from the number of a node to its text.
 Reference = Callable[[int], str]
 
-_SHOWN = 120  # characters of a value
+_SHOWN = 120  # characters of a value that are printed
 #: Fields of an encoded tensor, in the order of `torch_compat.dynamo.tensors.TensorFacts`.
 _TENSOR = ("number", "storage", "bytes", "dtype", "device", "sizes", "strides", "offset", "requires_grad", "is_leaf",
            "is_parameter", "is_conj", "is_neg", "is_inference", "creation", "base", "item")  # fmt: skip
 
 
 def shortened(value: str, limit: int = _SHOWN) -> str:
-    """Cut a long text and append a digest of the whole, so that different texts stay different."""
+    """Shorten a long text and append a digest of the full text, so that different texts stay distinct."""
     if len(value) <= limit:
         return value
     digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -55,12 +55,12 @@ def called(target: Any) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is an encoded tensor, described by metadata."""
+    """Return whether a value is a tensor encoded by metadata."""
     return isinstance(value, list) and len(value) == 2 and value[0] == "tensor" and isinstance(value[1], list)
 
 
 def tensor_fields(value: Any) -> dict[str, str]:
-    """Return the facts of an encoded tensor by name; those of the tensor it is a view of have the prefix ``base.``."""
+    """Return the facts of an encoded tensor by name. For a view, facts of its base tensor have the prefix ``base.``."""
     fields: dict[str, str] = {}
     facts = value[1] if is_tensor(value) else value
     for name, fact in zip(_TENSOR, facts, strict=False):

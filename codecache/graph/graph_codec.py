@@ -41,7 +41,7 @@ from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env,
 from fxpool.torch_compat.operators import operators
 from fxpool.torch_compat.triton import user_kernels
 
-# Node metadata that tells where a node came from, or that compiling computes again.
+# Node metadata that only records the origin of a node, or that the compile recomputes.
 _DEBUG_META = frozenset(
     ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
      "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
@@ -49,7 +49,7 @@ _DEBUG_META = frozenset(
      "mod_stack", "dynamo_source", "autograd_backward")
 )  # fmt: skip
 
-# Of these, metadata that is kept in part.
+# Names from `_DEBUG_META` of which a part is encoded.
 _PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
 
 _NO_ARGUMENTS, _NO_KEYWORDS = ("t",), ("d",)
@@ -60,16 +60,17 @@ _NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
 class EncodedGraph:
     """The result of `GraphEncoder.encode`.
 
-    `description` is hashed and travels. `constants` are the tensors it names by number; `debug`
-    holds text for messages. `dependencies` maps a name to a function, operator, Triton kernel or
-    module from outside torch; `symbols` are the names of all symbolic numbers met, `devices` the types of all
-    devices, also of those that are named in a string.
+    `description` is hashed and sent. `constants` are the tensors it refers to by number; `debug` holds text for
+    messages. `dependencies` maps a name to a function, operator, Triton kernel or module from outside torch. `symbols`
+    are the names of all symbolic numbers in the graph. `devices` are the types of all its devices, including those
+    named in a string.
 
-    Which of several equal devices a graph is for does not affect the compile: in the description they are numbered in
-    order of appearance, unless the graph has its `own_indices`. `indices` holds this process's index of each;
-    `current_named` says that the current device is meant somewhere, `attention_open` that only the device decides how
-    attention is computed.
-    Process groups are numbered as well: `groups` holds their names in this process, and how many ranks each has.
+    The compile does not depend on which of several equal devices a graph runs on, so the description numbers them in
+    order of appearance, unless `own_indices` is set. `indices` holds this process's index of each. `current_named` is
+    set if the graph refers to the current device, `attention_open` if the implementation of attention depends on the
+    device alone.
+
+    Process groups are numbered in the same way: `groups` maps their names in this process to their numbers of ranks.
     """
 
     description: list[Any]
@@ -87,15 +88,16 @@ class EncodedGraph:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """A process group, in the place of its name."""
+    """A process group by number, which replaces its name in arguments."""
 
     number: int
 
 
 class GraphEncoder:
-    """Encodes one graph and its inputs. Use one instance per request: identities are counted in it.
+    """Encodes one graph and its inputs. Use one instance per request, because it numbers the objects it encodes.
 
-    With `own_indices` CUDA devices keep the indices they have in this process, and those below them count as named.
+    With `own_indices` CUDA devices keep their indices in this process, and all lower indices count as named by the
+    graph.
     """
 
     def __init__(self, *, own_indices: bool = False) -> None:
@@ -116,17 +118,20 @@ class GraphEncoder:
         self._calls_kernels = False
         self._kernels: dict[int, list[Any]] = {}
         self._nodes: dict[torch.fx.Node, list[Any]] = {}
-        # By identity, since an operator's comparison may be arbitrary; kept, or its id could be reused.
+        # By id, since an operator may define `==` arbitrarily. Holds the object, or its id could be reused.
         self._functions: dict[int, tuple[Any, list[Any]]] = {}
-        # Combinations of metadata names that are left out: most nodes have the same few.
+        # Combinations of metadata names of which nothing is encoded: most nodes share a few combinations.
         self._of_no_interest: set[tuple[str, ...]] = set()
         self._debug: list[Any] = []
 
     # --- the graph -----------------------------------------------------------------------
 
     def encode(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor] | None = None) -> EncodedGraph:
-        """Encode `gm`. `lifted` maps names of parameters and buffers that the graph carries as attributes to their fake
-        twins; only their metadata travels. Other tensors are constants. Raises CannotTravelError."""
+        """Encode `gm`. Raises CannotTravelError.
+
+        `lifted` maps the names of parameters and buffers that are attributes of the graph to their fake tensors; only
+        their metadata is sent. Other tensors are constants.
+        """
         lifted = lifted or {}
         description = self._module(gm, lifted)
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
@@ -164,7 +169,7 @@ class GraphEncoder:
                     node.name,
                     called,
                     ["t", *self._each(args)] if args else _NO_ARGUMENTS,
-                    # By name: the order of keyword arguments means nothing, that of a dict's items may.
+                    # Sorted by name: the order of keyword arguments has no meaning, unlike that of a dict's items.
                     self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
                     self._meta(about),
                 ]
@@ -181,7 +186,7 @@ class GraphEncoder:
         return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
 
     def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
-        """Put a Triton kernel's data in place of its table numbers, in a call's row: tables differ by process."""
+        """Replace a Triton kernel's table indices by its data in a call's row: tables differ between processes."""
         try:
             constants = user_kernels.constants(node)
             described = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
@@ -191,7 +196,7 @@ class GraphEncoder:
         return [*before, [tag, *([name, described.get(name, value)] for name, value in keywords)], meta]
 
     def _kernel(self, node: torch.fx.Node) -> list[Any]:
-        """Return a kernel's row. Its digest travels too: imported elsewhere, the module may make another kernel."""
+        """Return a kernel's row, with a digest: the module may define another kernel when a worker imports it."""
         place = user_kernels.place(node)
         if place not in self._kernels:
             kernel = user_kernels.describe(node)
@@ -200,7 +205,7 @@ class GraphEncoder:
         return self._kernels[place]
 
     def _group_numbered(self, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Put a group's number in the place of its name."""
+        """Replace a group's name in a call's arguments by its number."""
         name = args[at] if at < len(args) else kwargs.get("group_name")
         if not isinstance(name, str):
             return args, kwargs
@@ -232,7 +237,7 @@ class GraphEncoder:
         for name, value in about.items():
             if name in _DEBUG_META or value is None:
                 continue
-            if name == "ac_graph_id":  # numbers of a counter: which checkpointed region a node is of
+            if name == "ac_graph_id":  # a process-wide counter that identifies the node's checkpointed region
                 kept.append([name, self._regions.setdefault(value, len(self._regions))])
                 continue
             try:
@@ -268,11 +273,11 @@ class GraphEncoder:
     # --- values --------------------------------------------------------------------------
 
     def value(self, value: Any) -> Any:
-        """Encode any argument of a node, or part of one."""
+        """Encode an argument of a node, or part of an argument."""
         return self._each((value,))[0]
 
     def _each(self, values: Iterable[Any]) -> list[Any]:
-        """Encode each of `values`. Most are nodes and numbers: those are handled without a call."""
+        """Encode each of `values`. Most are nodes and numbers, which are handled without a call."""
         nodes, encoders = self._nodes, _ENCODERS
         encoded = []
         for value in values:
@@ -303,7 +308,7 @@ class GraphEncoder:
         return value
 
     def device(self, device: torch.device) -> list[Any]:
-        """Encode a device; CUDA devices are renumbered in order of appearance, or keep their indices."""
+        """Encode a device. CUDA devices are numbered in order of appearance, or keep their indices (`own_indices`)."""
         kind, index = device.type, device.index
         self.devices.add(kind)
         if kind == "cuda":
@@ -319,7 +324,7 @@ class GraphEncoder:
         return self._indices.setdefault(index, len(self._indices))
 
     def _of_other_type(self, value: Any) -> Any:
-        """Encode a value whose exact type is not in `_ENCODERS`: tensors, functions, and subclasses of those types."""
+        """Encode a value whose type is not in `_ENCODERS`: a tensor, a function, or an instance of a subclass."""
         if isinstance(value, torch.Tensor):
             return ["tensor", self.tensor(value)] if tensors.is_fake(value) else ["constant", *self.constant(value)]
         if isinstance(value, torch.Size):
@@ -345,7 +350,7 @@ class GraphEncoder:
         raise CannotTravelError("value", f"{type(value).__module__}.{type(value).__name__}")
 
     def value_object(self, value: Any) -> Any:
-        """Encode a frozen dataclass of torch's (a key path of a binding) by class and fields."""
+        """Encode a frozen dataclass from torch (the key path of a binding) by class and fields."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [[f.name, self.value_object(getattr(value, f.name))] for f in dataclasses.fields(value)]
             return ["dc", self.function(type(value)), *fields]
@@ -356,13 +361,13 @@ class GraphEncoder:
     def symbolic(self, value: Any) -> list[Any]:
         """Encode a SymInt, SymFloat or SymBool. Raises CannotTravelError."""
         expr = shape_env.expression_of(value)
-        # The ragged size of a jagged tensor travels where it is an input that the graph does not compute with.
+        # The ragged size of a jagged tensor can be sent only as an input that the graph does not compute with.
         if shape_env.is_nested_int(value) and not isinstance(expr, sympy.Symbol):
             raise CannotTravelError("nested_int")
         return self._symbolic(value, expr)
 
     def expression(self, expr: sympy.Basic) -> sympy.Basic:
-        """Return the expression that stands for a symbolic number; a subclass may call its symbols otherwise."""
+        """Return the expression to encode for a symbolic number. A subclass may rename its symbols."""
         return expr
 
     def _symbolic(self, value: Any, expr: sympy.Basic) -> list[Any]:
@@ -381,7 +386,7 @@ class GraphEncoder:
             raise CannotTravelError("tensor", str(error)) from error
 
     def _facts(self, facts: tensors.TensorFacts) -> list[Any]:
-        """Return one row in the order of `TensorFacts`."""
+        """Return the facts as a row, in the order of `TensorFacts`."""
         return [
             facts.identity,
             facts.storage,
@@ -399,14 +404,14 @@ class GraphEncoder:
             facts.is_inference,
             facts.creation_meta,
             self._facts(facts.base) if facts.base is not None else None,
-            # By its symbol, even if its value is known: what torch does with a wrapped number asks for the symbol.
+            # By its symbol, even if the symbol has a value: torch needs the symbol to process a wrapped number.
             None if facts.item is None else self._symbolic(facts.item, shape_env.symbol_of(facts.item)),
         ]
 
     def constant(self, tensor: torch.Tensor, *, opaque: bool = False) -> list[Any]:
         """Encode a tensor by value: its number among the constants, and a digest of metadata and content.
 
-        `opaque`: no compile looks into it, and its content is no function of the program's.
+        `opaque`: omit the content from the digest. The compile does not read it, and the program does not determine it.
         """
         if tensors.is_fake(tensor):
             raise CannotTravelError("fake_constant")
@@ -430,7 +435,7 @@ class GraphEncoder:
     # --- functions -----------------------------------------------------------------------
 
     def function(self, target: Any) -> list[Any]:
-        """Encode a function, operator or class by a name that finds the same object in another process."""
+        """Encode a function, operator or class by a name that leads to the same object in another process."""
         known = self._functions.get(id(target))
         if known is None:
             known = self._functions[id(target)] = target, self._function(target)
@@ -461,7 +466,7 @@ class GraphEncoder:
 
 
 def _by_name(value: Any) -> Any:
-    """Return dicts with string keys sorted by key; anything else unchanged."""
+    """Sort dicts with string keys by key; return any other value unchanged."""
     if type(value) is dict and all(type(name) is str for name in value):
         return {name: _by_name(value[name]) for name in sorted(value)}
     return value
@@ -476,7 +481,7 @@ def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
 
 
 def tensor_digest(tensor: torch.Tensor, *, content: bool = True) -> str:
-    """Return the digest of a real tensor's metadata and `content` (read to the CPU; sizes in elements)."""
+    """Return the digest of a real tensor's metadata and, with `content`, of its elements (copied to the CPU)."""
     strides = tensor.stride() if tensor.layout is torch.strided else str(tensor.layout)
     meta = repr(
         (dtype_name(tensor.dtype), tuple(tensor.shape), strides, tensor.device.type, tensor.is_conj(),
@@ -505,7 +510,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _Node = torch.fx.Node
-_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # of integers that stand for themselves
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1  # range of the integers that msgpack can encode as themselves
 _THEMSELVES = frozenset((bool, type(None)))
 _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     int: lambda _, v: ["i", str(v)],
@@ -513,7 +518,7 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     float: lambda _, v: v if math.isfinite(v) else ["f", repr(v)],
     tuple: lambda e, v: e._sequence("t", v),
     list: lambda e, v: e._sequence("l", v),
-    # What torch compares with a node's arguments has to be of their types.
+    # Distinct from "l": torch compares arguments of nodes with other values, and the types have to match.
     immutable_list: lambda e, v: e._sequence("il", v),
     dict: GraphEncoder._dict,
     immutable_dict: lambda e, v: ["id", *e._dict(v)[1:]],

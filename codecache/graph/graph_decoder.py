@@ -20,10 +20,10 @@ from fxpool.torch_compat.triton import user_kernels
 
 
 class GraphDecoder:
-    """Rebuilds graphs and inputs of one request in a worker.
+    """Rebuilds the graphs and inputs of one request in a worker.
 
-    `builder` makes fake tensors; `env` is the ShapeEnv their symbols live in (None without
-    symbols); `constants` are the tensors sent along, by number.
+    `builder` creates fake tensors; `env` is the ShapeEnv of their symbols (None without symbols); `constants` are the
+    tensors that were sent with the graph, by number.
     """
 
     def __init__(self, builder: tensors.Builder, env: shape_env.ShapeEnv | None, constants: Sequence[Any]) -> None:
@@ -51,7 +51,7 @@ class GraphDecoder:
         placed: set[str] = set()
         graph = torch.fx.Graph()
         for op, name, target, args, kwargs, node_meta in nodes:
-            # In the encoder's order: nested graphs take their node numbers where they are first named.
+            # In the encoder's order: the nodes of a nested graph are numbered where it is first named.
             if op in ("get_attr", "call_module") and target in nested and target not in placed:
                 placed.add(target)
                 row = nested[target]
@@ -62,7 +62,7 @@ class GraphDecoder:
                 node.meta[key] = self._bindings(value) if key == "unbacked_bindings" else self.value(value)
             self._nodes.append(node)
         gm = torch.fx.GraphModule(root, graph)
-        for name in placed:  # GraphModule copies only what the graph names, and turns tensors into buffers
+        for name in placed:  # GraphModule copies only attributes that the graph names, and turns tensors into buffers
             row = nested[name]
             if row[0] == "constant":
                 _unregister(gm, name, gm_attribute(root, name))
@@ -104,11 +104,14 @@ class GraphDecoder:
         return tensors.TensorFacts(**values)
 
     def constant(self, number: int) -> torch.Tensor:
-        """Return the constant of that number, as it was sent along."""
+        """Return the constant with this number."""
         return self._constants[number]
 
     def kernel(self, number: int, digest: str, description: list[Any]) -> int:
-        """Return a Triton kernel's number in this process's table. Raises CannotTravelError if it differs here."""
+        """Return a Triton kernel's index in this process's table.
+
+        Raises CannotTravelError: the kernel imported here has another digest, or can't be described.
+        """
         if number not in self._kernels:
             try:
                 function = user_kernels.find(description)
@@ -154,7 +157,7 @@ def _place(root: torch.nn.Module, path: str, value: Any, is_parameter: bool | No
 
 
 def _unregister(gm: torch.nn.Module, path: str, value: Any) -> None:
-    """Make a tensor a plain attribute again: AOTAutograd would lift a buffer into an input."""
+    """Turn a buffer back into a plain attribute: AOTAutograd would lift a buffer into an input."""
     *parents, leaf = path.split(".")
     for part in parents:
         gm = getattr(gm, part)

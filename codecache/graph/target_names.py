@@ -17,10 +17,10 @@ _HOMES = ("torch", "torch._C._nn", "torch.nn.functional", "torch._C._special", "
 
 
 def name_of(target: Any) -> tuple[str, str]:
-    """Return (module, qualified name) under which `target` is found again.
+    """Return (module, qualified name) by which another process can import `target`.
 
     Raises:
-        CannotTravelError: it is local, anonymous, of the main script, or the name leads to another object.
+        CannotTravelError: it is local, anonymous or defined in the main script, or the name leads to another object.
     """
     known = _FOUND.get(id(target))
     if known is not None and known[0] is target:
@@ -54,5 +54,5 @@ def _candidates(target: Any) -> Iterator[tuple[str, str]]:
 
 
 def comes_with_torch(module: str) -> bool:
-    """Return whether a module is torch's or of the standard library's that every process has."""
+    """Return whether a module belongs to torch, or to a part of the standard library that graphs may name."""
     return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "torchgen")
