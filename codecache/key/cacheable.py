@@ -20,28 +20,28 @@ from fxpool.torch_compat.state import configs
 
 
 class Bypass(Exception):
-    """Raised if a graph may not be kept; `reason` is counted, `detail` is for people."""
+    """Raised if a graph may not be cached. `reason` is counted; `detail` is for messages."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 
-#: Reasons that concern a graph as Dynamo made it: what AOTAutograd makes of it here may be kept all the same.
+#: Reasons that apply only to the graph from Dynamo: the graphs that AOTAutograd derives from it may still be cached.
 OF_DYNAMOS_GRAPH = frozenset(
     ("autograd_cache_off", "autograd_function", "checkpoint_context_fn", "function",
      "higher_order_operator_of_autograd", "method_of_unknown")
 )  # fmt: skip
 
-#: Reasons that are the user's own wish.
+#: Reasons for a bypass that the user chose.
 SWITCHED_OFF = frozenset(("autograd_cache_off", "cache_off", "caches_disabled"))
 
-# Homes of public functions that Dynamo puts into graphs and that do only what their arguments say.
+# Modules of public functions that Dynamo puts into graphs, whose results depend on their arguments only.
 _PUBLIC_HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C", "torch._tensor",
                  "torch.special", "torch.linalg", "torch.fft")  # fmt: skip
 _PURE_MODULES = ("operator", "_operator", "builtins", "math", "einops.einops", "torch._functorch.predispatch")
 _PURE_PACKAGES = ("torch._numpy.",)
-# Private, but functions of their arguments only.
+# Private functions whose results depend on their arguments only.
 _KNOWN = frozenset(
     ("torch._sym_sqrt", "torch.sym_float", "torch.sym_int", "torch.sym_sum", "torch.Size", "torch._tensor.Tensor",
      "torch.autograd.grad", "torch._assert", "torch._assert_async", "torch._check_is_size", "torch.sym_max",
@@ -51,9 +51,9 @@ _KNOWN = frozenset(
 
 
 def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, after_autograd: bool = False) -> None:
-    """Raise `Bypass` unless `gm`, compiled under the configuration in force, may be kept.
+    """Raise `Bypass` unless `gm`, compiled under the current configuration, may be cached.
 
-    `after_autograd`: AOTAutograd made the graph, and makes it again in a process that is served.
+    `after_autograd`: the graph comes from AOTAutograd, which also runs in a process that hits the entry.
     """
     if switch := configs.caches_disabled():
         raise Bypass("caches_disabled", f"by {switch}")
@@ -65,7 +65,7 @@ def check(gm: torch.fx.GraphModule, context: tracing.TracingContext | None, *, a
 
 
 def check_graph(gm: torch.fx.GraphModule) -> None:
-    """Raise `Bypass` unless the nodes of `gm`, and of every graph nested in it, may be kept."""
+    """Raise `Bypass` unless the nodes of `gm`, and of every graph nested in it, may be cached."""
     for module in gm.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -82,7 +82,7 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
         if id(node.target) in accepted:
             return
         if node.meta.get("is_wrapped") and node.meta.get("user_cache_hash"):
-            return  # torch.fx.wrap with a version that the user states
+            return  # torch.fx.wrap, with a hash that the user supplies
         reason = _refusal(node.target)
         if reason is not None:
             raise Bypass(reason, operators.pretty_name(node.target))
@@ -100,7 +100,7 @@ def _check_node(gm: torch.fx.GraphModule, node: torch.fx.Node, accepted: set[int
 
 
 def _refusal(target: Any) -> str | None:
-    """Return the bypass reason for a function in a graph, or None if it may be kept."""
+    """Return the bypass reason for a function in a graph, or None if the graph may be cached with it."""
     if operators.is_overload(target) or operators.is_packet(target):
         return None  # a program's own operators are hashed by content: see program_code
     if operators.is_higher_order(target):

@@ -19,10 +19,10 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 def identity(name: str, value: Any) -> Any:
-    """Return plain data that tells a configured value from every other that does something else.
+    """Return plain data that distinguishes a configured value from every value with other behavior.
 
     Raises:
-        Bypass: a uuid of None says not to keep anything, or there is no uuid and the code has no digest.
+        Bypass: the uuid is None, which forbids caching, or there is no uuid and the code has no digest.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -30,7 +30,7 @@ def identity(name: str, value: Any) -> Any:
         return [identity(name, item) for item in value]
     asked, uuid = value, _uuid(value)
     if uuid is None and name.endswith("_class") and callable(value):
-        asked = value()  # a factory: Inductor asks the object it makes
+        asked = value()  # a factory: Inductor takes the uuid of the object that it returns
         uuid = _uuid(asked)
     if uuid is not None:
         if uuid[0] is None:
@@ -43,11 +43,11 @@ def identity(name: str, value: Any) -> Any:
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each configured value's content, or its uuid if the content has none.
+    """Return the digest of each configured value's content, or its uuid if the content has no digest.
 
-    A value configured in one process that came to another by name is the same if the digests are equal.
+    A value that a worker looks up by name is the same as in the client if their digests are equal.
 
-    Raises UndigestableError: a value has neither.
+    Raises UndigestableError: a value has neither digest nor uuid.
     """
     digest_by_name: dict[str, str] = {}
     for name, value in values.items():
@@ -62,13 +62,13 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _uuid(value: Any) -> tuple[Any] | None:
-    """Return an object's ``uuid()`` in a tuple; None if it has no such method."""
+    """Return an object's ``uuid()`` in a tuple, since it may be None; return None if the object has no such method."""
     method = getattr(value, "uuid", None)
     return (method(),) if callable(method) and not isinstance(value, type) else None
 
 
 def _code_of(value: Any) -> str:
-    """Return the digest of an object's class; empty if it has none, as the uuid says it all then."""
+    """Return the digest of an object's class; "" if it can't be digested, since the uuid identifies the object."""
     try:
         return sources.digest_value(type(value))
     except sources.UndigestableError:
@@ -76,7 +76,7 @@ def _code_of(value: Any) -> str:
 
 
 def _content(value: Any) -> str:
-    """Return the digest of code, of a container, or of an object of a Python class with its state."""
+    """Return the digest of code, of a container, or of an instance of a Python class with its state."""
     if isinstance(value, (list, tuple)):
         return sources.digest_value([_content(item) for item in value])
     if isinstance(value, (set, frozenset)):

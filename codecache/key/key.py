@@ -37,19 +37,19 @@ _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def canonical(data: Any) -> bytes:
-    """Encode plain data as bytes that depend on nothing but its value (mappings are sorted).
+    """Encode plain data as bytes that depend on its value only (mappings are sorted).
 
     Raises:
-        TypeError: something in `data` is not plain.
+        TypeError: `data` contains an object that is not plain data.
     """
     return _ENCODER.encode(data)
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphKey:
-    """`digest` is the key that entries are stored under; `components` are its parts, in `ORDER`.
+    """The key of a graph: `digest` is the key that entries are stored under, `components` its parts in `ORDER`.
 
-    `detail` has the parts themselves, packed (`key_detail`), once the key is `described`.
+    `detail` contains the values of the components, packed by `key_detail`; it is empty until `described` sets it.
     """
 
     digest: str
@@ -61,11 +61,11 @@ class GraphKey:
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> GraphKey:
-        """Return the key of plain data by component name; bytes are hashed as they are.
+        """Return the key of `parts`, which map component names to plain data. Bytes are hashed without encoding.
 
         Raises:
             ValueError: the components are not exactly those of `ORDER`.
-            TypeError: something is not plain.
+            TypeError: a component contains an object that is not plain data.
         """
         if set(parts) != set(ORDER):
             raise ValueError(f"components are {sorted(parts)}, not {sorted(ORDER)}")
@@ -80,9 +80,9 @@ class GraphKey:
         return any(c.name == name and c.digest == _digest(name, part) for c in self.components)
 
     def described(self, parts: Mapping[str, Any], texts: Mapping[str, str], detail: bytes = b"") -> GraphKey:
-        """Return the same key with `detail`, and texts for people: from `texts`, or the component's values, shortened.
+        """Return the same key with `detail` and a readable text per component: from `texts`, or its values, shortened.
 
-        Needed only for an entry that is written; it takes longer than the key itself.
+        Needed only to write an entry; it takes longer than computing the key.
         """
         components = (
             Component(c.name, c.digest, texts[c.name] if c.name in texts else readable(parts[c.name]))
@@ -91,7 +91,7 @@ class GraphKey:
         return GraphKey(self.digest, tuple(components), detail)
 
 
-# Last value of each component that seldom changes between graphs, as bytes that tell types apart, and its digest.
+# Last value of each component that seldom changes between graphs, as bytes that distinguish types, and its digest.
 _LAST: dict[str, tuple[bytes, str]] = {}
 _SELDOM_CHANGING = ("configuration", "system", "toolchain")
 
@@ -101,8 +101,8 @@ def _digest(name: str, part: Any) -> str:
         return hashlib.sha256(part).hexdigest()
     seen: bytes | None = None
     if name in _SELDOM_CHANGING:
-        with contextlib.suppress(ValueError):  # a value that only `canonical` can encode
-            seen = marshal.dumps(part, 2)  # a version without references: equal bytes are equal values
+        with contextlib.suppress(ValueError):  # marshal can't encode every value that `canonical` can
+            seen = marshal.dumps(part, 2)  # version 2 has no references, so equal bytes mean equal values
             last = _LAST.get(name)
             if last is not None and last[0] == seen:
                 return last[1]
@@ -113,7 +113,7 @@ def _digest(name: str, part: Any) -> str:
 
 
 def readable(data: Any, limit: int = 300) -> str:
-    """Return a component's values for people: one ``name = value`` per line for mappings."""
+    """Return a component's values as readable text, for a mapping with one ``name = value`` per line."""
     if isinstance(data, bytes):
         return f"{len(data)} bytes"
     if isinstance(data, Mapping):

@@ -24,9 +24,9 @@ from fxpool.codecache.graph.encoded_values import shortened
 
 __all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
 
-#: Bytes; a packed detail that claims more was not written by fxpool.
+#: Maximum size in bytes. fxpool never writes a packed detail with a larger content size.
 MAX_UNPACKED = 256 << 20
-# Bytes, about 100,000 nodes; for larger graphs only the digests of the components are stored.
+# Maximum bytes of graph and inputs, about 100,000 nodes. Above it only the digests of the components are stored.
 _MOST = 8 << 20
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -41,9 +41,9 @@ def packed(
     constraints: Sequence[Any] = (),
     covered: Mapping[str, Mapping[str, str]] | None = None,
 ) -> bytes:
-    """Pack the parts of a key. `covered`: the items that each digest of the program's code covers.
+    """Pack the parts of a key; return b"" if the graph is too large to be stored twice.
 
-    Empty if the graph is too large to be stored twice. See `program_code.Covered`.
+    `covered`: the items that each digest of the program's code covers (`program_code.Covered`).
     """
     if len(graph) + len(inputs) > _MOST:
         return b""
@@ -75,16 +75,16 @@ def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(detail: bytes) -> dict[str, Any]:
-    """Return the parts passed to `packed`, with graph and inputs decoded; empty for anything else.
+    """Return the parts passed to `packed`, with graph and inputs decoded; empty for data in any other format.
 
-    Never raises: an entry written by another version may hold something else.
+    Never raises: another version may have written the entry.
     """
     if not detail:
         return {}
     import zstandard
 
     try:
-        # A frame carries its size.
+        # The header of a frame declares the size of its content.
         if zstandard.frame_content_size(detail) > MAX_UNPACKED:
             return {}
         found = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(detail, max_output_size=MAX_UNPACKED))

@@ -21,14 +21,14 @@ Identity = tuple["str | int", ...]
 
 
 def identity_of(path: str) -> Identity:
-    """Return facts that tell a file from any other, and from itself after a change. Raises OSError."""
+    """Return facts that distinguish a file from every other file, and from itself after a change. Raises OSError."""
     real = os.path.realpath(path)
     status = os.stat(real)
     return real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[str, str] | None:
-    """Return the answer to a question about a file; None if there is none, or the directory is not to be trusted."""
+    """Return the stored answer to a question about a file; None without an answer or if the directory is unsafe."""
     if root is None:
         return None
     try:
@@ -41,7 +41,7 @@ def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[
 
 
 def write(root: str | None, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None:
-    """Keep an answer for the next process; failures to write are ignored."""
+    """Store an answer for the next process. Failures to write are ignored."""
     if root is None:
         return
     try:
@@ -52,7 +52,7 @@ def write(root: str | None, question: Sequence[str], identity: Identity, answer:
 
 
 class Kept:
-    """The answers kept under `root`, as an object for modules that must not import this package."""
+    """The answers stored under `root`, as an object for modules that must not import this package."""
 
     def __init__(self, root: str | None) -> None:
         self._root = root

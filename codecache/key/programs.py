@@ -24,41 +24,41 @@ from fxpool.codecache.key import probe_cache
 
 __all__ = ["FRONTS", "Program", "identify", "is_script"]
 
-#: Programs that run the next compiler of their own name on the path, and the prefix of their variables.
+#: Front ends that run the next compiler with their own name on PATH, and the prefix of their environment variables.
 FRONTS = {"ccache": "CCACHE_", "sccache": "SCCACHE_", "distcc": "DISTCC_", "icecc": "ICECC_"}
-# Variables about a front's storage and logs: they do not affect the code.
+# Variables for a front end's storage and logs, which do not affect the generated code.
 _OF_THE_PLACE = re.compile(r"_(DIR|TEMPDIR|LOGFILE|LOG|DEBUG|DEBUGDIR|MAXSIZE|MAXFILES|STATS|STATSLOG|VERBOSE)$")
 _SETTINGS = ("/etc/ccache.conf", "~/.config/ccache/ccache.conf", "~/.ccache/ccache.conf")
-# Programs that may be asked for their passes: any other could take the question for an order.
+# Names of compilers that can be queried for their passes. Any other program might treat the query as a command.
 _COMPILER = re.compile(r"(^|-)(g\+\+|gcc|c\+\+|cc|clang|clang\+\+|icpx|icx)(-[\d.]+)?$")
 _PASSES = ("cc1plus", "as", "collect2", "ld")
 _VARIABLES = re.compile(
     r"""\$ENV\{["']?(\w+) | \$\{?[!#]?([A-Za-z_]\w*) | environ(?:\.get)?[\[(]\s*["'](\w+) | getenv\(\s*["'](\w+)""",
     re.X,
 )
-# Set by every shell for itself, or passed to every process in another way.
+# Set by the shell itself, or passed to every process in another way.
 _OF_THE_SHELL = frozenset(("PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "PPID", "RANDOM", "SECONDS", "LINENO", "TMPDIR"))
 _WORDS = re.compile(r"""[^\s;|&()<>`'"=:,{}\[\]]+|"([^"\n]*)"|'([^'\n]*)'|((?:[^\s\\'"]|\\.)+)""")
 _COMMENT = re.compile(r"^\s*#(?!!).*$", re.M)
-# Files that a shell only writes to, such as logs: `>> "$log"` and `tee -a file`, and the assignment of the variable.
+# Matches files that a shell script only writes to, such as logs: `>> "$log"` and `tee -a file`.
 _SHELL = re.compile(r"^#!.*\b(?:sh|bash|dash|ksh|zsh|ash)\b")
 _WRITTEN = re.compile(
     r"""(?:(?:\d|&)?>>?\|?|\btee\s+(?:-\w+\s+)*)\s*(?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""",
 )
 _ONE_VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
-# A script that names more was not written by a person to run a compiler.
+# A compiler wrapper written by hand refers to fewer files.
 _MOST_FILES = 200
 _LONGEST_TEXT = 256 << 10
 _TIMEOUT = 60.0
-# Seconds that a file must have been unchanged before its times can stand for its content.
+# Seconds that a file must be unchanged before its timestamps can identify its content.
 _SETTLED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`digest` covers everything that counts; `variables` are the environment variables that it may read.
+    """An identified program: the `digest` of its files, and the environment `variables` that it may read.
 
-    `unknown` says why that is incomplete; empty if it is not.
+    `unknown` is the reason why these are incomplete, or "" if they are complete.
     """
 
     digest: str
@@ -67,13 +67,13 @@ class Program:
 
 
 def is_script(path: str) -> bool:
-    """Return whether a program is a script for an interpreter. Raises OSError."""
+    """Return whether a program is a script with a `#!` line. Raises OSError."""
     with open(path, "rb") as file:
         return file.read(2) == b"#!"
 
 
 def identify(path: str, root: str | None) -> Program:
-    """Identify the program at `path` and all it runs; digests of files are kept under `root`."""
+    """Identify the program at `path` and every program it runs. Digests of files are cached under `root`."""
     looked = _Look(root)
     looked.at(path, ())
     names = tuple(sorted(looked.variables))
@@ -82,19 +82,19 @@ def identify(path: str, root: str | None) -> Program:
 
 
 class _Look:
-    """One walk from a program to all it runs."""
+    """A traversal from a program to every program it runs."""
 
     def __init__(self, root: str | None) -> None:
         self._root = root
         self._seen: set[tuple[str, str]] = set()
-        self.found: set[str] = set()  # a line each: name and digest of content
+        self.found: set[str] = set()  # a line per file: its name and the digest of its content
         self.variables: set[str] = set()
         self.unknown = ""
 
     def at(self, path: str, places: tuple[str, ...]) -> None:
-        """Add a file; `places` are directories named by the scripts that lead to it."""
+        """Add a file. `places` are the directories named by the scripts that lead to it."""
         real = os.path.realpath(path)
-        called = (os.path.basename(path), real)  # the name counts: fronts and compilers look at it
+        called = (os.path.basename(path), real)  # with the name, because front ends and compilers act on it
         if called in self._seen or self.unknown:
             return
         self._seen.add(called)
@@ -147,7 +147,7 @@ class _Look:
         for file in (*files, os.path.join(directory, "ccache.conf") if directory else ""):
             if os.path.isfile(file):
                 self.at(file, places)
-        # A front runs the next program of its own name on the path that is not a front.
+        # A front end runs the next program with its own name on PATH that is not a front end.
         wanted = os.path.basename(path)
         search = [*os.environ.get(f"{begins}PATH", "").split(os.pathsep), *_search_path()]
         for place in filter(None, (*search, *places)):
@@ -158,7 +158,7 @@ class _Look:
 
 
 def _without_what_it_writes(text: str) -> str:
-    """Remove the names of output files from a shell script's text: they change each time it runs."""
+    """Remove the names of output files from a shell script's text: these files change each time it runs."""
     logs = {variable[1] for one in _WRITTEN.finditer(text) if (variable := _ONE_VARIABLE.match(one["to"]))}
     text = _WRITTEN.sub(" ", text)
     for name in logs:
@@ -175,11 +175,11 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> Iterator[str]:
-    """Yield the paths that a word of a script may stand for."""
+    """Yield the paths that a word of a script may refer to."""
     if not word or len(word) > 4096 or "\0" in word:
         return
     if "/" in word:
-        yield word[word.index("/") :]  # itself, or what follows -B, -include, @, ...
+        yield word[word.index("/") :]  # the word itself, or the path after -B, -include, @, ...
         for place in beside:  # "$(dirname "$0")/g++-12"
             yield os.path.join(place, word[word.index("/") :].lstrip("/"))
             yield os.path.join(place, word)
@@ -190,7 +190,7 @@ def _candidates(word: str, beside: tuple[str, ...], places: tuple[str, ...]) -> 
         candidate = os.path.join(place, word)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             yield candidate
-            # A script may run the next program of its own name.
+            # A script may run the next program with its own name.
             if os.path.basename(os.path.realpath(candidate)) not in FRONTS and not _runs_others(candidate):
                 return
 
@@ -207,7 +207,7 @@ def _search_path() -> list[str]:
 
 
 def _text(path: str) -> bytes | None:
-    """Return the content of a file that a shell may read; None for a binary."""
+    """Return the start of a file, up to `_LONGEST_TEXT`; None for a binary or a long file that is not a script."""
     with open(path, "rb") as file:
         start = file.read(4096)
         if b"\0" in start or (not start.startswith(b"#!") and os.fstat(file.fileno()).st_size > _LONGEST_TEXT):
@@ -216,7 +216,7 @@ def _text(path: str) -> bytes | None:
 
 
 def _digest(path: str, root: str | None) -> str:
-    """Return the digest of a program's content, kept while the file is unchanged. Raises OSError."""
+    """Return the digest of a program's content, cached while the file is unchanged. Raises OSError."""
     identity = probe_cache.identity_of(path)
     known = _digests.get(identity) or (probe_cache.read(root, ["content"], identity) or {}).get("digest")
     if known is None:
@@ -237,10 +237,10 @@ _asked: dict[probe_cache.Identity, dict[str, str]] = {}
 
 
 def _passes(compiler: str, root: str | None) -> list[str]:
-    """Return the programs that a compiler starts and its own libraries: a rebuilt one may report the same version.
+    """Return the programs that a compiler starts and its own libraries: rebuilt, these may report the same version.
 
-    Where the compiler looks for them is cached. The files there are checked each time: another assembler put there, or
-    into a directory earlier on the path, leaves the compiler's own file unchanged.
+    The compiler's search directories are cached. The files in them are checked each time: installing another assembler
+    there, or in a directory earlier on PATH, leaves the compiler's own file unchanged.
     """
     identity = probe_cache.identity_of(compiler)
     question = ["where passes are", *(os.environ.get(name, "") for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"))]
@@ -258,7 +258,7 @@ def _passes(compiler: str, root: str | None) -> list[str]:
 
 
 def _places_of_passes(compiler: str) -> list[str]:
-    """Return the directories in which a compiler looks for its passes before the path."""
+    """Return the directories that a compiler searches for its passes before PATH."""
     said = re.search(r"^programs: =(.*)$", _said([compiler, "-print-search-dirs"]), re.M)
     places = said[1].split(os.pathsep) if said is not None else []
     return list(dict.fromkeys(os.path.realpath(place) for place in places if place))
@@ -273,7 +273,7 @@ def _as_a_compiler_finds(name: str, places: list[str]) -> str:
 
 
 def _own_libraries(compiler: str) -> list[str]:
-    """Return the shared libraries that hold a compiler's passes, as clang's do."""
+    """Return the shared libraries that contain a compiler's passes, as with clang."""
     linked = re.findall(r"=> (/\S*/lib(?:clang|LLVM)\S*)", _said(["ldd", compiler]))
     return [os.path.realpath(path) for path in linked]
 

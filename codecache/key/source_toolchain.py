@@ -22,16 +22,16 @@ from fxpool.errors import NoHalideError
 
 __all__ = ["SOURCES", "compiler_facts", "key_facts", "require"]
 
-#: The name of these facts in a key's component.
+#: The name of these facts in the `toolchain` component of a key.
 SOURCES = "sources"
 
 _TIMEOUT = 60.0
-# Programs of the CUDA toolkit that nvcc runs, beside it and in the directory of its compiler.
+# Programs of the CUDA toolkit that nvcc runs, in its own directory and in `nvvm/bin`.
 _OF_NVCC = ("cicc", "ptxas", "fatbinary", "nvlink", "cudafe++")
 
 
 def require(devices: set[str]) -> None:
-    """Raises NoHalideError: the configuration asks for Halide, which is not installed."""
+    """Raise NoHalideError if the configuration requires Halide and it is not installed."""
     from fxpool.torch_compat.cpp import source_compilers, source_kernels
 
     kinds = source_compilers.in_use(devices)
@@ -40,7 +40,7 @@ def require(devices: set[str]) -> None:
 
 
 def key_facts(root: str | None = None) -> dict[str, Any]:
-    """Return `toolchain.key_facts`, and under `SOURCES` the facts about compilers of other sources, if any are made.
+    """Return `toolchain.key_facts` and, under `SOURCES`, facts about the compilers of other sources in use, if any.
 
     Raises Bypass: a compiler's programs can't be identified.
     """
@@ -58,9 +58,9 @@ def key_facts(root: str | None = None) -> dict[str, Any]:
 
 
 def compiler_facts(kind: str, root: str | None = None) -> dict[str, str]:
-    """Return `compiler` (what nvcc or ROCm's clang says of itself, `none` if there is none), its `files`, `headers`.
+    """Return the version text of nvcc or ROCm's clang as `compiler`, and digests of its `files` and `headers`.
 
-    `unknown` says why its programs can't be identified, if so.
+    Without a compiler, return `none` as `compiler`. If its programs can't be identified, `unknown` is the reason.
     """
     from fxpool.torch_compat.cpp import source_compilers
 
@@ -79,7 +79,7 @@ def compiler_facts(kind: str, root: str | None = None) -> dict[str, str]:
 
 
 def _run_by(path: str) -> list[str]:
-    """The programs beside a compiler that it runs, wherever a script in its place leads."""
+    """Return the programs of its toolkit that a compiler runs, found from its own directory."""
     top = os.path.dirname(os.path.dirname(os.path.realpath(path)))
     places = (os.path.join(top, "bin"), os.path.join(top, "nvvm", "bin"))
     candidates = [os.path.join(place, name) for place in places for name in _OF_NVCC]
@@ -88,7 +88,7 @@ def _run_by(path: str) -> list[str]:
 
 @functools.lru_cache(maxsize=16)
 def _version(path: str, identity: probe_cache.Identity) -> str:
-    """What a compiler says of its version, all of it: nvcc's first line has none."""
+    """Return a compiler's full version text: the first line from nvcc has no version number."""
     try:
         run = subprocess.run(
             [path, "--version"],
@@ -101,13 +101,13 @@ def _version(path: str, identity: probe_cache.Identity) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    # Paths do not count: clang's has the directory that it is installed in.
+    # Leave out paths: the text from clang contains its installation directory.
     return "\n".join(line for line in run.stdout.strip().splitlines() if not line.startswith("InstalledDir"))
 
 
 @functools.lru_cache(maxsize=4)
 def _tree(directory: str) -> str:
-    """The digest of all files below a directory, once per process: CUTLASS's headers take 0.1 s."""
+    """Return the digest of all files below a directory, cached per process: CUTLASS's headers take 0.1 s."""
     whole = hashlib.sha256()
     for place, directories, names in os.walk(directory):
         directories.sort()

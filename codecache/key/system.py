@@ -23,15 +23,15 @@ from fxpool.codecache.key import probe_cache, programs
 
 Facts = dict[str, "str | int"]
 
-# Packages whose source shapes entries. `fxpool.lowering` is looked up by name only: this package does not import it.
+# Packages whose source affects entries. `fxpool.lowering` is looked up by name, because this package may not import it.
 _OWN_PACKAGES = ("fxpool.torch_compat", "fxpool.lowering", "fxpool.codecache")
-# Inductor compiles with -march=native, so every extension that compilers use counts, not only vectors.
+# Inductor compiles with -march=native, so every extension that compilers use is included, not only vector extensions.
 _X86_EXTENSIONS = re.compile(
     r"(sse|ssse|avx|amx|fma|f16c|bmi|abm$|popcnt|movbe|adx|aes$|vaes|pclmulqdq|vpclmulqdq|gfni|sha|cx16|xop|tbm|lzcnt)"
 )
 
 
-#: Facts that do not matter to code for another device.
+#: Facts that do not affect code for other devices.
 OF_CPU = frozenset(("libc", "cpu_capability", "cpu_extensions"))
 
 _GIVEN_TO_TRITON = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH",
@@ -42,9 +42,9 @@ _installed: dict[str, str] = {}
 
 
 def system_facts(root: str | None = None) -> Facts:
-    """Identify torch, Triton, Python, fxpool and the CPU: once per process, but for files that the environment names.
+    """Identify torch, Triton, Python, fxpool and the CPU. Cached per process, except files named by the environment.
 
-    `root` is the store's directory, where digests of installed packages are kept for the next process.
+    `root` is the store's directory, where digests of installed packages are cached for the next process.
     """
     if not _found:
         _found.update(_system_facts(root))
@@ -71,7 +71,7 @@ def _system_facts(root: str | None) -> Facts:
 
 
 def _assemblers(root: str | None) -> dict[str, str]:
-    """Identify by content the files the environment sets for Triton; one in torch's own tree counts with that."""
+    """Identify by content the files that environment variables set for Triton, except files of torch itself."""
     digests = {}
     for name in _GIVEN_TO_TRITON:
         paths = os.environ.get(name, "").split(os.pathsep)
@@ -81,7 +81,7 @@ def _assemblers(root: str | None) -> dict[str, str]:
 
 
 def file_given_to_triton(path: str, root: str | None = None) -> str:
-    """Identify a file that Triton is told to use; empty where there is none, or where it is torch's own."""
+    """Identify a file that Triton is configured to use; return "" if it does not exist or belongs to torch."""
     if not os.path.isfile(path) or os.path.realpath(path).startswith(os.path.dirname(_torch_file()) + os.sep):
         return ""
     program = programs.identify(path, root)
@@ -95,17 +95,17 @@ def _torch_file() -> str:
 
 
 def installed_facts(root: str | None = None) -> dict[str, str]:
-    """Identify the installed code that compiles. Computed once for a process and the children that it forks."""
+    """Identify the installed packages that take part in a compile. Computed once for a process and its forks."""
     if not _installed:
         _installed.update(installed.facts(probe_cache.Kept(root)))
     return dict(_installed)
 
 
 def device_facts(device_types: set[str], *, named: bool = False) -> Facts:
-    """Return facts that code for these kinds of devices depends on, about the devices this process sees.
+    """Return the facts about this process's visible devices that code for `device_types` depends on.
 
-    Only kinds in `device_types` are queried. `cpu` and `meta` have no facts, nor has `cuda` if the graph's own devices
-    are `named` elsewhere in the key.
+    Only the given types are queried. `cpu` and `meta` have no facts. With `named`, `cuda` is left out, because the key
+    identifies the graph's devices elsewhere.
     """
     facts: Facts = {}
     for kind in sorted(device_types - {"cpu", "meta"} - ({"cuda"} if named else set())):
@@ -122,7 +122,7 @@ def _cuda_facts() -> Facts:
         facts["cuda_devices"] = "none"
         return facts
     described, targets = set(), set()
-    # Deduplicated: a rank that sees one of eight equal devices shares entries with a rank that sees all of them.
+    # Deduplicated, so that a rank that sees one of eight equal devices shares entries with a rank that sees all eight.
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         sizes = " ".join(
@@ -159,7 +159,7 @@ def _other_device_facts(kind: str) -> Facts:
 
 @functools.cache
 def own_source_digest() -> str:
-    """Return the digest of names and contents of fxpool's sources that shape entries; changes during development."""
+    """Return the digest of the names and contents of fxpool's sources that affect entries."""
     whole = hashlib.sha256()
     for package in _OWN_PACKAGES:
         for name, path in sorted(_sources_of(package)):
@@ -189,7 +189,7 @@ def _sources_of(package: str) -> list[tuple[str, str]]:
 
 
 def cpu_extensions() -> list[str]:
-    """Return the CPU's instruction set extensions that compilers use, sorted; empty if /proc/cpuinfo lists none."""
+    """Return the sorted instruction set extensions of the CPU that compilers use; [] if /proc/cpuinfo lists none."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -199,9 +199,9 @@ def cpu_extensions() -> list[str]:
 
 
 def processor() -> dict[str, str | int]:
-    """Return what the times of computations on the CPU depend on: its model, caches, and the cores that may be used.
+    """Return the facts that timings on the CPU depend on: its model, caches, and the cores this process may use.
 
-    Not a part of keys: code does not depend on it.
+    Not part of keys, because compiled code does not depend on them.
     """
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
@@ -217,12 +217,12 @@ def processor() -> dict[str, str | int]:
 
 
 def _extensions_in(cpuinfo: str) -> list[str]:
-    """Return the extensions that all CPUs described have: code may run on any of them."""
+    """Return the extensions that all listed CPUs have, because code may run on any of them."""
     lists = re.findall(r"^(flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     if not lists:
         return []
     common = set.intersection(*(set(words.split()) for _, words in lists))
-    if lists[0][0] == "Features":  # ARM lists little but extensions
+    if lists[0][0] == "Features":  # on ARM nearly all items are extensions
         return sorted(common)
     return sorted(word for word in common if _X86_EXTENSIONS.match(word))
 

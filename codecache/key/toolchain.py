@@ -26,7 +26,7 @@ from fxpool import forks
 from fxpool.codecache.key import cacheable, probe_cache, programs
 from fxpool.errors import NoCompilerError
 
-#: Variables that lead the compiler to other headers, libraries or programs, or change its output.
+#: Environment variables that redirect the compiler to other headers, libraries or programs, or change its output.
 ENVIRONMENT = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
     "OMP_PREFIX", "CONDA_PREFIX", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS",
@@ -36,8 +36,10 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Compiler:
-    """A working compiler: its path, the first line of its `--version`, the machine it compiles for, and what comes
-    before all other arguments (``g++`` behind a front, an option)."""
+    """A working compiler: its path, the first line of `--version`, and the machine it compiles for.
+
+    `arguments` precede all others on its command line: ``g++`` behind a front end, or an option.
+    """
 
     path: str
     version: str
@@ -50,10 +52,10 @@ _known_lock = forks.lock(__name__, "_known_lock")
 
 
 def toolchain_facts(root: str | None = None) -> dict[str, str]:
-    """Return the facts for the key about the C++ compiler; `compiler` is `none` if there is no working one.
+    """Return the facts for the key about the C++ compiler; `compiler` is `none` without a working compiler.
 
-    `compiler_unknown` says why its programs can't be identified; its output may not be kept then. `root` is the store's
-    directory, where answers are kept between processes; None keeps them in this one only.
+    `compiler_unknown` is the reason if its programs can't be identified; then its output may not be cached. `root` is
+    the store's directory, where answers are shared between processes; with None they are cached in this process only.
     """
     compiler = find_compiler(root)
     names: tuple[str, ...] = ENVIRONMENT
@@ -86,9 +88,9 @@ def key_facts(root: str | None = None) -> dict[str, str]:
 
 
 def variables_read(root: str | None = None) -> tuple[str, ...]:
-    """Return the names of further variables read by scripts in the place of a compiler, or of what it runs.
+    """Return the names of other environment variables that compiler wrappers, or programs they run, may read.
 
-    Workers need them, too.
+    Workers need these variables, too.
     """
     for first, *arguments in filter(None, map(_words, _candidates())):
         if (path := _found(first)) is not None:
@@ -98,7 +100,7 @@ def variables_read(root: str | None = None) -> tuple[str, ...]:
 
 
 def require_compiler(root: str | None = None) -> Compiler:
-    """Return the compiler that Inductor would use. Raises NoCompilerError, which says what was tried."""
+    """Return the compiler that Inductor would use. Raises NoCompilerError, which lists the candidates."""
     compiler = find_compiler(root)
     if compiler is None:
         raise _no_compiler()
@@ -113,10 +115,10 @@ def _no_compiler() -> NoCompilerError:
 
 @contextlib.contextmanager
 def failures_explained(root: str | None = None) -> Iterator[None]:
-    """Turn a failure for lack of a compiler into NoCompilerError.
+    """Turn a failure caused by a missing compiler into NoCompilerError.
 
-    Inductor looks for its compiler in many places, each with an error of its own (2.13: an OSError of `subprocess` if
-    CXX is empty).
+    Inductor looks for its compiler in many places and raises a different error in each (2.13: an OSError from
+    `subprocess` if CXX is empty).
     """
     try:
         yield
@@ -140,16 +142,16 @@ def _wanted_a_compiler(error: BaseException) -> bool:
 
 
 def settle(root: str | None = None) -> Compiler | None:
-    """Return `find_compiler`'s result, and make Inductor forget what it remembers of another compiler.
+    """Return `find_compiler`'s result, and clear Inductor's caches if they belong to another compiler.
 
-    Call before Inductor compiles: the compiler may change between a process's compiles, and has changed in a worker
-    whose zygote warmed up with its own.
+    Call before Inductor compiles: the compiler may change between compiles of a process, and differs in a worker whose
+    zygote warmed up with another compiler.
     """
     from fxpool.torch_compat.cpp import cpp_toolchain
 
     compiler = find_compiler(root)
     facts = toolchain_facts(root) if compiler is not None else {}
-    # With the path: Inductor tells kinds of compilers by their names.
+    # Includes the path, because Inductor detects the kind of a compiler by its name.
     names = (*_candidates(), *((compiler.path, *compiler.arguments) if compiler is not None else ()))
     cpp_toolchain.settle((names, tuple(sorted(facts.items()))))
     return compiler
@@ -174,7 +176,7 @@ def _words(candidate: str) -> list[str]:
 
 
 def _found(candidate: str) -> str | None:
-    """Return a command's absolute path: the search path may name directories relative to the working directory."""
+    """Return a command's absolute path: PATH may contain directories relative to the working directory."""
     path = shutil.which(candidate)
     return os.path.abspath(path) if path is not None else None
 
@@ -186,14 +188,14 @@ def _candidates() -> list[str]:
 
 
 def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, str] | None:
-    """Return (version, target) of a compiler, from memory, from `root`, or by running it; None if it does not run."""
+    """Return (version, target) of a compiler from memory, from `root` or by running it; None if it fails to run."""
     try:
         identity = probe_cache.identity_of(path)
-        # What is behind it may change while it stays the same.
+        # The compiler behind a front end or script may change while the file at `path` stays the same.
         followed = bool(arguments) or _is_followed(path)
     except OSError:
         return None
-    name = os.path.basename(path)  # counts, as some compilers look at the name they are called by
+    name = os.path.basename(path)  # some compilers act on the name by which they are called
     known = (name, identity, *map(_identity_of_argument, arguments))
     with _known_lock:
         if known in _known:
@@ -211,7 +213,7 @@ def _ask(path: str, arguments: tuple[str, ...], root: str | None) -> tuple[str, 
 
 
 def _identity_of_argument(argument: str) -> tuple[str, Any]:
-    """An argument, and the file that it may name: it is the compiler behind a front."""
+    """Return an argument and the identity of the file it names, if any: it may be the compiler behind a front end."""
     path = _found(argument)
     try:
         return argument, probe_cache.identity_of(path) if path is not None else None
@@ -220,7 +222,7 @@ def _identity_of_argument(argument: str) -> tuple[str, Any]:
 
 
 def _is_followed(path: str) -> bool:
-    """Return whether a program is a front or script that runs another compiler."""
+    """Return whether a program is a front end or script that runs another compiler."""
     try:
         return _is_such(probe_cache.identity_of(path))
     except OSError:
@@ -260,6 +262,6 @@ def _run(command: Sequence[str]) -> tuple[str, str] | None:
     try:
         target = output("-dumpmachine").strip()
     except (OSError, subprocess.SubprocessError):
-        target = ""  # an option that not every compiler has
-    # The first line has name and version; clang's other lines name its installation directory.
+        target = ""  # not every compiler has this option
+    # The first line has the name and version. Other lines from clang contain its installation directory.
     return (version.splitlines() or [""])[0].strip(), target
