@@ -16,17 +16,17 @@ from typing import Any
 
 from fxpool.codecache.code import process_state
 
-# Packages whose code is identified by name and version: the key includes torch's and Triton's digests anyway.
+# Packages whose code is identified by name and version. The key includes digests of torch and Triton in any case.
 NAMED_BY_VERSION = frozenset({"torch", "torchgen", "functorch", "triton", "numpy", "sympy", *sys.stdlib_module_names})
-# Packages whose objects are identified by public name; their state is ambient state, which the key includes.
+# Packages whose objects are identified by their public names. Their state is ambient state, which the key includes.
 NAMED_OBJECTS = frozenset({"torch", "torchgen", "functorch", "triton"})
 MISSING = object()
 
 
 def is_named_by_version(value: Any) -> bool:
-    """Return whether a function or class is the one published under its name by torch, Triton or another known library.
+    """Return whether the name of a function or class leads to it in torch, Triton or another library of the tables.
 
-    A user's wrapper can carry the name of what it wraps (`functools.wraps`), so the name must lead back to it.
+    The lookup is needed because a user's wrapper can have the name of the function that it wraps (`functools.wraps`).
     """
     if top_level(value.__module__ or "") not in NAMED_BY_VERSION:
         return False
@@ -37,20 +37,20 @@ def is_named_by_version(value: Any) -> bool:
 
 
 class Named:
-    """Stands for an object of torch's or Triton's that is identified by name."""
+    """A placeholder for an object of torch or Triton that is identified by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def is_instance(value: Any) -> bool:
-    """Return whether a value is an object of torch's or Triton's, but no operator or tensor: those are looked into."""
+    """Return whether a value belongs to torch or Triton, except operators and tensors, which have their own digests."""
     module = type(value).__module__
     return top_level(module) in NAMED_OBJECTS and module != "torch._ops" and not hasattr(value, "untyped_storage")
 
 
 def is_of_torch(function: types.FunctionType) -> bool:
-    """Return whether a function is defined in a module of torch's or Triton's."""
+    """Return whether a function is defined in a module of torch or Triton."""
     return top_level(str(function.__globals__.get("__name__", ""))) in NAMED_OBJECTS
 
 
@@ -60,7 +60,7 @@ def top_level(module: str) -> str:
 
 
 def version_of(module: str) -> str:
-    """Return the version that stands for a module's code."""
+    """Return the version that identifies a module's code."""
     top = top_level(module)
     if top in sys.stdlib_module_names or not top:
         return f"python {sys.version_info.major}.{sys.version_info.minor}"
@@ -68,18 +68,18 @@ def version_of(module: str) -> str:
 
 
 class Variable:
-    """Stands for an environment variable that a function reads."""
+    """A placeholder for an environment variable that a function reads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
-    """Return (dotted name, value) of the globals that a function's code and the code nested in it read, sorted by name.
+    """Return (dotted name, value) of the globals that a function and the code nested in it read, sorted by name.
 
-    A user's module is followed along the attributes read from it, to those used. An import inside the function counts
-    as a global. `refuse` makes the error for an import whose outcome is not known here, and for a read of the
-    environment whose variable is not a constant.
+    For a user's module, the attributes read from it are returned instead of the module. An import inside the function
+    is treated as a global. `refuse` creates the error for an import of a module that is not loaded, and for a read of
+    the environment with a computed variable name.
     """
     reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]] = set()
     imports: set[tuple[str, int, tuple[str, ...]]] = set()
@@ -108,7 +108,7 @@ def globals_read(function: types.FunctionType, refuse: Callable[[str], Exception
 
 
 def _owner_of(name: str, value: Any) -> str:
-    """Return the module of torch or Triton that has a table by this name, or "": those are digested elsewhere."""
+    """Return the module of torch or Triton that has this table under `name`, or "". Such tables are named, not read."""
     for module_name, module in sys.modules.copy().items():
         if top_level(module_name) in NAMED_OBJECTS and getattr(module, "__dict__", {}).get(name) is value:
             return module_name
@@ -116,11 +116,11 @@ def _owner_of(name: str, value: Any) -> str:
 
 
 def _followed(value: Any, path: tuple[str, ...], used: int) -> tuple[int, Any]:
-    """Follow `path` from module to module; return how much of it is used, and the value it leads to."""
+    """Follow `path` from module to module; return the number of names used, and the value they lead to."""
     while used < len(path) and (isinstance(value, types.ModuleType) or process_state.is_environment(value)):
         owner, attribute = value, getattr(value, path[used], MISSING)
         if not isinstance(owner, types.ModuleType) and not process_state.is_environment(attribute):
-            break  # a method of the environment that reads no variable
+            break  # a method of the environment that does not read a variable
         value, used = attribute, used + 1
         if isinstance(owner, types.ModuleType) and top_level(owner.__name__) in NAMED_OBJECTS and is_instance(value):
             value = Named(f"{owner.__name__}.{path[used - 1]} {version_of(owner.__name__)}")
@@ -151,9 +151,9 @@ def _imported(
 def _imported_of_libraries(
     function: types.FunctionType, full: str, wanted: tuple[str, ...]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what an import from a library reads of the process's state; the rest counts by the library's version.
+    """Yield the imports from a library that read process state; other imports are covered by the library's version.
 
-    The bytecode does not tell which attributes of a module are used: any that the function names may be.
+    The bytecode does not show which attributes of a module are used, so every name in the function may be an attribute.
     """
     for attribute in wanted:
         yield from _readers(function, f"{full}.{attribute}", getattr(sys.modules.get(full), attribute, None))
@@ -185,8 +185,11 @@ def _read(
     reads: set[tuple[tuple[str, ...], tuple[str, bool] | None]],
     imports: set[tuple[str, int, tuple[str, ...]]],
 ) -> None:
-    """Add a code object's reads and imports: each global with the attributes read from it at once and the constant it
-    is called with; each import with its relative level and the names taken."""
+    """Add a code object's reads and imports.
+
+    A read is a global with the attributes that directly follow it, and the constant it is called with. An import has
+    its relative level and the imported names.
+    """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "CACHE")]
     for position, instruction in enumerate(instructions):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

@@ -17,25 +17,25 @@ __all__ = ["name_of", "note", "of_variables", "shown", "values_of"]
 
 
 def name_of(function: types.FunctionType) -> str:
-    """Return a function's name with its file, without the directory."""
+    """Return a function's name with its file name, without the directory."""
     place = os.path.basename(function.__code__.co_filename)
     return f"function {function.__module__}.{function.__qualname__} ({place})"
 
 
 def note(covered: dict[str, str], name: str, value: str) -> None:
-    """Add the value of a name; functions with the same name (created in a loop) are listed together."""
+    """Add a value under `name`. Values of functions with the same name (created in a loop) are joined."""
     if name in covered and covered[name] != value:
         value = f"{covered[name]}, {value}"
     covered[name] = value
 
 
 def shown(value: Any) -> str | None:
-    """Return a value as text if it may be shown, else None: strings may be secret and only get a digest."""
+    """Return a value as text if it may be shown, else None: strings may be secrets, so only their digests are shown."""
     return repr(value) if value is None or isinstance(value, (bool, int, float, complex)) else None
 
 
 def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Return environment variables by name, with digests in the place of their values."""
+    """Return environment variables by name, with digests instead of their values."""
     return {
         f"environment variable {name}": "not set" if value is None else f"a value of digest {_short_digest(value)}"
         for name, value in variables.items()
@@ -43,7 +43,7 @@ def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def values_of(function: types.FunctionType, refuse: Callable[[str], Exception]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of all non-code that a function refers to; code is noted separately."""
+    """Yield (name, value) of the data that a function refers to; code is recorded separately."""
     if function.__defaults__:
         yield "defaults", function.__defaults__
     if function.__kwdefaults__:
@@ -61,7 +61,7 @@ def values_of(function: types.FunctionType, refuse: Callable[[str], Exception]) 
 
 
 def _short_digest(value: str) -> str:
-    """Return a digest of a text, to compare values that are not shown."""
+    """Return the digest of a text, to compare values that may not be shown."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 

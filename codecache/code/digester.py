@@ -35,8 +35,8 @@ from fxpool.codecache.code.undigestable import UndigestableError
 
 __all__ = ["Digester", "describe"]
 
-# Attributes of a class besides the code and values of its body; `_autograd_function_id` counts definitions, and
-# `__slotnames__` exists once an instance has been pickled.
+# Attributes of a class that do not come from the code and values of its body. `_autograd_function_id` is a counter of
+# definitions, and `__slotnames__` appears when an instance is pickled.
 _SKIPPED_CLASS_ATTRIBUTES = frozenset(
     (
         "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__",
@@ -45,10 +45,10 @@ _SKIPPED_CLASS_ATTRIBUTES = frozenset(
         "__type_params__", "__classcell__", "_autograd_function_id", "__slotnames__",
     )
 )  # fmt: skip
-# Libraries that Dynamo leaves in graphs as calls: their functions keep tables of objects without a digest, and
-# compute from their arguments only. All sources of the package count.
+# Libraries whose calls Dynamo leaves in graphs. Their functions refer to tables of objects without a digest, but
+# compute from their arguments only, so they are identified by all sources of the package.
 _BY_PACKAGE = frozenset(("einops",))
-# Attributes of a module besides those its source makes.
+# Attributes of a module that its source does not define.
 _SKIPPED_MODULE_ATTRIBUTES = frozenset(
     ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__path__", "__file__", "__cached__",
      "__builtins__", "__annotations__", "__warningregistry__", "__annotate__", "__conditional_annotations__")
@@ -56,15 +56,15 @@ _SKIPPED_MODULE_ATTRIBUTES = frozenset(
 
 
 class Digester:
-    """Writes a value as tokens, each with its length, into a hash.
+    """Writes values as tokens, each with its length, into a hash.
 
-    A function, class or mutable container met again is written as the number it was first met under, which makes
-    cycles finite; the order of meeting depends on the code alone.
+    Functions, classes and mutable containers are numbered when first written, in an order that depends on the code
+    alone. A second occurrence is written as its number, so cycles end.
     """
 
     def __init__(self, *, runs_later: bool = False, covered: dict[str, str] | None = None) -> None:
         self._hash = hashlib.sha256()
-        # id -> (number, object); the object is kept so that its id stays taken.
+        # id -> (number, object). The reference prevents reuse of the id.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._way: tuple[str, ...] = ()
         self.runs_later = runs_later
@@ -72,7 +72,7 @@ class Digester:
         self.covered = covered
 
     def child(self) -> Digester:
-        """Return a digester with a hash of its own that has met the same values."""
+        """Return a digester with a new hash that has numbered the same values."""
         other = Digester(runs_later=self.runs_later, covered=self.covered)
         other._seen, other._way, other.environment = dict(self._seen), self._way, self.environment
         return other
@@ -84,12 +84,15 @@ class Digester:
         return self._hash.hexdigest()
 
     def token(self, tag: str, data: str | bytes = b"") -> None:
-        """Write one token, a tag with data, with its length."""
+        """Write a token: a tag, the length of the data, and the data."""
         raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         self._hash.update(f"{tag}:{len(raw)}:".encode() + raw)
 
     def add(self, value: Any, name: str = "") -> None:
-        """Write a value. `name` is how it was reached, for the error. Raises UndigestableError unless `runs_later`."""
+        """Write a value. Raises UndigestableError unless `runs_later`.
+
+        `name` describes the reference that led to the value, for the error.
+        """
         if name:
             self._way += (name,)
         depth = len(self._way)
@@ -105,7 +108,7 @@ class Digester:
             self._way = self._way[:-1]
 
     def refuse(self, what: str) -> UndigestableError:
-        """Return the error for a value without a digest, with the way to it."""
+        """Return the error for a value without a digest, with the references that led to it."""
         way = " of ".join(reversed(self._way))
         return UndigestableError(f"{way}: {what}" if way else what)
 
@@ -116,7 +119,7 @@ class Digester:
         return child.digest()
 
     def met(self, value: Any) -> bool:
-        """Return whether a value was met before; if so, write its number."""
+        """Return whether a value was numbered before. Write its number if so, else number it."""
         if earlier := self._seen.get(id(value)):
             self.token("again", str(earlier[0]))
             return True
@@ -231,11 +234,11 @@ class Digester:
     # ------------------------------------------------------------ code
 
     def add_code(self, code: types.CodeType) -> None:
-        """Write a code object without the place where it was written (file name, line tables)."""
+        """Write a code object without its source location (file name, line tables)."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self.token("code", repr(counts))
         self.token("name", code.co_name)
-        # co_code is the original bytecode, whatever the interpreter has specialised since.
+        # co_code is the original bytecode, even after the interpreter has specialised it.
         self.token("bytecode", code.co_code)
         self.token("exceptions", getattr(code, "co_exceptiontable", b""))
         for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
@@ -284,7 +287,7 @@ class Digester:
         self._way = self._way[:-1]
 
     def _cover(self, function: types.FunctionType) -> None:
-        """Note a function's own code and the values it refers to by name."""
+        """Add a function's own code and the values it refers to by name to `covered`."""
         assert self.covered is not None
         code = Digester()
         code.add_code(function.__code__)
@@ -298,7 +301,7 @@ class Digester:
                 try:
                     other.add(value)
                 except (UndigestableError, RecursionError):
-                    continue  # `runs_later` leaves it out, too
+                    continue  # `add` with `runs_later` leaves it out, too
                 shown = f"digest {other.hexdigest()[:12]}"
             coverage.note(self.covered, f"{name}: {what}", shown)
 
@@ -326,7 +329,7 @@ class Digester:
     def _add_builtin(self, function: types.BuiltinFunctionType) -> None:
         owner = function.__self__
         name = getattr(function, "__qualname__", function.__name__)
-        # pybind11 binds its functions to an internal record, which identifies nothing.
+        # pybind11 binds its functions to an internal record, which does not identify them.
         bound_to_record = type(owner).__module__ == "pybind11_builtins" or type(owner).__name__ == "PyCapsule"
         if owner is None or bound_to_record or isinstance(owner, (types.ModuleType, type)):
             module = function.__module__ or getattr(owner, "__module__", None) or getattr(owner, "__name__", "")
@@ -338,7 +341,7 @@ class Digester:
             self.add(owner, "its instance")
 
     def _add_module(self, module: types.ModuleType) -> None:
-        """Write a module: by version if it is in `NAMED_BY_VERSION`, else by its source and current attributes."""
+        """Write a module: by version if its package is in `NAMED_BY_VERSION`, else by source and current attributes."""
         if top_level(module.__name__) in NAMED_BY_VERSION:
             self.token("module", f"{module.__name__} {version_of(module.__name__)}")
             return
@@ -351,7 +354,7 @@ class Digester:
                 self.add(value, f"{module.__name__}.{name}")
 
     def _add_instance(self, value: Any) -> bool:
-        """Write an object of a Python class by its class and attributes; return False if it may have other state."""
+        """Write an instance of a Python class by class and attributes; return False if it may have other state."""
         cls = type(value)
         if not _is_plain_class(cls):
             return False
@@ -377,7 +380,7 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def _is_plain_class(cls: type) -> bool:
-    """Return whether all state of a class's objects is in attributes: it and its bases are written in Python."""
+    """Return whether a class and its bases are in Python, so that attributes are the only state of instances."""
     if cls is types.SimpleNamespace:
         return True
     if cls is object or not all(
@@ -385,7 +388,7 @@ def _is_plain_class(cls: type) -> bool:
         for base in cls.__mro__
     ):
         return False
-    # Room for a dictionary, weak references and slots; a base written in C needs more for its own state.
+    # Space for the instance dictionary, weak references and slots. A base written in C needs more for its own state.
     slots = sum(len(_slots(base)) for base in cls.__mro__)
     return cls.__basicsize__ <= object.__basicsize__ + _POINTER * (2 + slots)
 
@@ -415,6 +418,6 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def describe(value: Any) -> str:
-    """Name a value by its class, for errors."""
+    """Describe a value by its class, for errors."""
     kind = type(value)
     return f"an object of {kind.__module__}.{kind.__qualname__}"

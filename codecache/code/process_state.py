@@ -19,10 +19,10 @@ __all__ = ["ENVIRONMENT", "is_environment", "reads", "variable_asked", "variable
 ENVIRONMENT = "the environment, under a computed name"
 
 _READERS = (os.getenv, os.environ, os.environ.get)
-# Instructions between a reader and the constant it is called with; they depend on the interpreter.
+# Instructions between loading a reader and loading its constant argument, which differ between Python versions.
 _BETWEEN = frozenset(("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG", "NOP", "KW_NAMES"))
 
-# Modules whose functions and classes read the state of the process or of the host; `...` means all of them.
+# Names of functions and classes that read the state of the process or host, by module; `...` means all its names.
 _IMPURE: dict[str, Any] = {
     "builtins": {"open", "input", "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint"},
     "io": ..., "_io": ..., "pathlib": {"Path", "PosixPath"}, "pathlib._local": {"Path", "PosixPath"},
@@ -44,7 +44,7 @@ _IMPURE: dict[str, Any] = {
     "netrc": ..., "mimetypes": ..., "zoneinfo": ..., "resource": ..., "sysconfig": ..., "site": ..., "select": ...,
     "signal": {"getsignal"}, "pwd": ..., "grp": ..., "asyncio": ...,
 }  # fmt: skip
-# In modules of both kinds: names that only compute, or return nothing.
+# Exceptions in modules that otherwise count as impure: names that only compute, or that return nothing.
 _PURE_OF_OS = frozenset(("fspath", "fsencode", "fsdecode", "kill", "abort", "_exit"))
 _PURE_OF_PATHS = frozenset(("join", "basename", "dirname", "split", "splitext", "normpath", "isabs", "commonpath",
                             "commonprefix", "splitdrive", "normcase"))  # fmt: skip
@@ -52,12 +52,12 @@ _PURE_OF_SYS = frozenset(("getsizeof", "intern", "getrefcount", "exc_info", "get
 
 
 def reads(value: Any) -> str:
-    """Return what a function or class of the standard library, NumPy or torch reads of its process; "" if nothing."""
+    """Return the name of a function or class of a known library if it reads process state, else ""."""
     owner = getattr(value, "__self__", None)
     module = getattr(value, "__module__", None)
     name = str(getattr(value, "__qualname__", getattr(value, "__name__", "")))
     if not module and owner is not None and not isinstance(owner, types.ModuleType):
-        # A method of a class or an object that is published as a function: random.random, datetime.now.
+        # A method of a class or instance that is exported as a function: random.random, datetime.now.
         kind = owner if isinstance(owner, type) else type(owner)
         module, name = kind.__module__, kind.__qualname__
     module = str(module or getattr(owner, "__name__", "") or "")
@@ -75,15 +75,15 @@ def reads(value: Any) -> str:
 
 
 def is_environment(value: Any) -> bool:
-    """Return whether a value is the environment, or a function that reads one variable of it."""
+    """Return whether a value is the environment, or a function that reads a variable from it."""
     return any(value is reader or (isinstance(value, types.MethodType) and value == reader) for reader in _READERS)
 
 
 def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tuple[str, bool] | None:
-    """Return the constant that is passed at once to the value loaded before `position`, and whether by subscript.
+    """Return the constant passed directly to the value loaded before `position`, and whether it is a subscript.
 
-    A call may have one more argument, loaded by one instruction: the default. None for anything else, such as a name
-    that is computed.
+    A call may have a second argument, the default, if a single instruction loads it. Return None for anything else,
+    such as a computed name.
     """
     rest = [each for each in instructions[position : position + 10] if each.opname not in _BETWEEN]
     if len(rest) < 2 or rest[0].opname != "LOAD_CONST" or not isinstance(rest[0].argval, str):
@@ -95,7 +95,7 @@ def variable_asked(instructions: Sequence[dis.Instruction], position: int) -> tu
 
 
 def variable_read(reader: Any, asked: tuple[str, bool] | None) -> str | None:
-    """Return the environment variable that `reader` is asked for; None if computed, or the reader is passed on."""
+    """Return the environment variable that `reader` reads; None if its name is computed or the reader is passed on."""
     if asked is None or (reader is os.environ) != asked[1]:
         return None
     return asked[0]

@@ -26,26 +26,26 @@ __all__ = ["Covered", "ProgramCode", "SentCode", "of"]
 _REGISTERED = "registered: "
 _KERNEL = "kernel:"
 _RENAMED = "torch's functions under other names than their own"
-#: The name of the tables' digest; in a worker, tables are compared by meaning instead.
+#: The name of the digest of Inductor's tables. A worker compares tables by meaning instead.
 TABLES = "registered: tables of lowerings and decompositions"
 
 
-#: Name of a dependency or registration to the functions, values and variables that its digest covers, and theirs.
+#: For each dependency or registration, the functions, values and variables that its digest covers, with their digests.
 Covered = dict[str, dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCode:
-    """Digests by name, and the environment variables that the code reads (None: not set)."""
+    """Digests by name, and the environment variables that the code reads (None if not set)."""
 
     digests: dict[str, str]
     environment: dict[str, str | None]
 
     def traced(self) -> dict[str, str]:
-        """Return the digests of code that compiling runs.
+        """Return the digests of code that runs during the compile.
 
-        Other code is called by compiled code, in the program's process. Triton kernels are not included: they are
-        compared when a graph is rebuilt.
+        Other code is called by the compiled code, in the program's process. Triton kernels are not included, because
+        they are compared when the graph is rebuilt.
         """
         return {
             name: digest
@@ -57,11 +57,11 @@ class ProgramCode:
 def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False, covered: Covered | None = None) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
-    `after_autograd`: AOTAutograd made the graph, and does not ask again for backwards and the like. `covered` is filled
-    with what each digest covers, which takes as long again.
+    `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
+    filled with the items that each digest covers, which doubles the time.
 
     Raises:
-        UndigestableError: code has no digest, so that it can't be compared elsewhere.
+        UndigestableError: code has no digest, so it can't be compared in another process.
     """
     digests: dict[str, str] = {}
     environment: dict[str, str | None] = {}
@@ -92,7 +92,7 @@ def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False, covered
         raise UndigestableError(str(error)) from error
     for name, value in inductor_registrations.of_the_program():
         examine(_REGISTERED + name, value)
-    examine(_RENAMED, repr(replaced.renamed()))  # one text: as a list it takes 1 ms to digest
+    examine(_RENAMED, repr(replaced.renamed()))  # as a single text: digesting the list takes 1 ms
     for name, value in replaced.of_the_program():
         examine(_REGISTERED + name, value)
     if (changed := inductor_registrations.tables()) is not None:
@@ -106,10 +106,10 @@ def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class SentCode:
-    """The part that travels: digests of traced code, names of the graph's dependencies, and changed tables.
+    """The part sent to a worker: digests of traced code, names of the graph's dependencies, and changed tables.
 
-    `configured` are digests of the options' values that are not plain data and come to a worker by name. `operators`
-    and `registered` are code by value, where imports don't bring it: see `by_value`.
+    `configured` are digests of option values that are not plain data and are sent by name. `operators` and `registered`
+    are pickled code that a worker can't import: see `by_value`.
     """
 
     digests: Mapping[str, str]
@@ -129,24 +129,26 @@ class SentCode:
         after_autograd: bool = False,
         operators: Sequence[bytes] = (),
     ) -> SentCode:
-        """Select the part of `code` that travels, for a graph with these dependencies."""
+        """Select the part of `code` to send for a graph with these dependencies."""
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
         tables, registered = inductor_registrations.tables(), inductor_registrations.for_a_worker()
         return SentCode(code.traced(), names, tables, configured, after_autograd, operators, registered)
 
     def bring(self) -> None:
-        """Define and register in this process what came by value. Raises NotBroughtError."""
+        """Define and register the code that was sent by value in this process. Raises NotBroughtError."""
         for operator in self.operators:
             by_value.bring_operator(operator)
         by_value.settle_registrations(self.registered)
 
     def other_configured(self, here: Mapping[str, str]) -> str:
-        """Return the name of configured code that differs from `here`, this process's digests; empty if none does."""
+        """Return the name of configured code that differs from `here`, this process's digests, or ""."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
     def difference(self) -> tuple[str, list[Otherwise]]:
-        """Compare with this process. Return the name of code that differs (empty if none does), and the operators with
-        different registrations: a compile that meets none of these is the same here."""
+        """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
+
+        These operators have different registrations here. A compile that uses none of them has the same result.
+        """
         try:
             targets = {name: _found(name) for name in self.dependencies}
             here = of(targets, after_autograd=self.after_autograd).traced()
@@ -167,7 +169,7 @@ class SentCode:
 
 
 def _found(name: str) -> Any:
-    """Return the object that a dependency's name leads to in this process. Raises ImportError, AttributeError."""
+    """Return the object that a dependency's name refers to in this process. Raises ImportError, AttributeError."""
     kind, _, rest = name.partition(":")
     if kind == "operator":
         return operators.find_overload(rest) if "." in rest.partition("::")[2] else operators.find_packet(rest)

@@ -17,7 +17,7 @@ _files_lock = forks.lock(__name__, "_files_lock")
 
 
 def digest_file(path: str) -> str:
-    """Return a file's sha256; it is read once per process unless its inode, size or times change. Raises OSError."""
+    """Return a file's sha256, cached per process until its inode, size or time changes. Raises OSError."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         identity = (os.path.abspath(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

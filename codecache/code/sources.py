@@ -34,22 +34,22 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """The digest of a value, and the environment variables that its code reads (None: not set)."""
+    """The digest of a value, and the environment variables that its code reads (None if not set)."""
 
     digest: str
     environment: Mapping[str, str | None]
 
 
 def digest_callable(fn: Callable[..., Any]) -> str:
-    """Return the sha256 of what a callable does, as far as its code and what that refers to tell.
+    """Return the sha256 of a callable's code and of everything it refers to.
 
-    Takes functions, methods, partials, built-ins, classes, operators and Triton kernels. Raises UndigestableError.
+    Accepts functions, methods, partials, built-ins, classes, operators and Triton kernels. Raises UndigestableError.
     """
     return digest_value(fn)
 
 
 def digest_value(value: Any) -> str:
-    """Return the sha256 of anything a function could refer to: constants, containers, tensors, callables.
+    """Return the sha256 of any value that a function could refer to: constants, containers, tensors, callables.
 
     Raises UndigestableError.
     """
@@ -59,9 +59,9 @@ def digest_value(value: Any) -> str:
 def examine(value: Any, *, runs_later: bool = False, covered: dict[str, str] | None = None) -> Examined:
     """Return a value's digest and the environment variables it reads. Raises UndigestableError.
 
-    `runs_later`: the code is not traced but called by compiled code, in whatever process that runs. It may read that
-    process's state, and parts without a digest are left out. `covered` is filled with digests of the functions met and
-    of the values they refer to, by name.
+    `runs_later`: the code is not traced but called by compiled code, in the process that runs the compiled code. It may
+    read that process's state, and parts without a digest are left out. `covered` is filled, by name, with digests of
+    the functions in `value` and of the values they refer to.
     """
     digester = Digester(runs_later=runs_later, covered=covered)
     try:

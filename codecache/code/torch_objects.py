@@ -25,7 +25,7 @@ LATER = "later: "
 
 
 class Digester(Protocol):
-    """What writing a value needs of `digester.Digester`, which imports this module."""
+    """The interface of `digester.Digester` that this module uses; `digester` imports this module."""
 
     runs_later: bool
 
@@ -38,12 +38,12 @@ class Digester(Protocol):
 
 
 def add(digester: Digester, value: Any) -> bool:
-    """Write a value of torch's or Triton's; return False if it is neither."""
+    """Write a value of a torch or Triton type; return False for any other value."""
     return _add_of_torch(digester, value) or _add_triton(digester, value)
 
 
-# Inductor's tables, which lowerings of a program's look others up in. What a program registers in them has digests of
-# its own, see `program_code`; the rest is torch's.
+# Inductor's tables, which the program's lowerings may read. The program's registrations in them have separate digests
+# (`program_code`); all other entries are torch's.
 _TABLES = (
     ("torch._inductor.lowering", "lowerings"),
     ("torch._inductor.lowering", "fallbacks"),
@@ -52,7 +52,7 @@ _TABLES = (
 
 
 def table_name(value: Any) -> str:
-    """Return the name of a table of Inductor's, given the table itself; else an empty text."""
+    """Return the name of `value` if it is a table of Inductor, else ""."""
     for module, attribute in _TABLES:
         if value is getattr(sys.modules.get(module), attribute, None):
             return f"{module}.{attribute}"
@@ -60,7 +60,7 @@ def table_name(value: Any) -> str:
 
 
 def _add_of_torch(digester: Digester, value: Any) -> bool:
-    """Write a value of one of torch's own types; return False if torch is not imported or it is none of them."""
+    """Write a value of a torch type; return False for any other value, or if torch is not imported."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
         return False
@@ -92,21 +92,21 @@ def _add_tensor(digester: Digester, torch: Any, tensor: Any) -> None:
     traits = (str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
     digester.token("tensor", repr(traits))
     plain = tensor.detach().contiguous()
-    if type(plain) is not torch.Tensor:  # a mode of the caller's changed its type
+    if type(plain) is not torch.Tensor:  # an active dispatch mode changed its type
         raise digester.refuse("a tensor under a dispatch mode")
     size = plain.numel() * plain.element_size()
     digester.token("content", hashlib.sha256(ctypes.string_at(plain.data_ptr(), size) if size else b"").digest())
 
 
 def add_operator(digester: Digester, op: Any) -> None:
-    """Write an operator, with its registrations if it is a program's. Raises UndigestableError."""
+    """Write an operator, with its registrations if the program defines it. Raises UndigestableError."""
     from fxpool.torch_compat.operators import operators
 
     if operators.is_higher_order(op):
         digester.token("higher order operator", operators.higher_order_name(op))
         return
     if not (operators.is_overload(op) or operators.is_packet(op)):
-        # `torch.ops` and its namespaces: operators taken from them are written by themselves.
+        # `torch.ops` and its namespaces: the operators read from them are written separately.
         digester.token("operators", str(getattr(op, "__name__", "")))
         return
     digester.token("operator", operators.overload_name(op) if operators.is_overload(op) else operators.packet_name(op))
@@ -118,9 +118,10 @@ def add_operator(digester: Digester, op: Any) -> None:
 
 
 def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = False) -> dict[str, str]:
-    """Return digests of a program's registrations for an operator, by part (with `LATER` before those run later).
+    """Return digests of the program's registrations for an operator, by part.
 
-    With `after_autograd`, only of those that graphs need after AOTAutograd.
+    Names of parts that do not run during tracing begin with `LATER`. With `after_autograd`, only the parts that graphs
+    need after AOTAutograd are included.
 
     Raises UndigestableError: a part has no digest, or the operator's registration is unknown.
     """
@@ -144,7 +145,7 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
         digests[f"{LATER if runs_later else ''}{part}"] = inner.hexdigest()
     try:
         for path in registered.files:
-            # Their imports are not followed; code reached by a computed name is covered.
+            # The whole file is included, which covers code reached by a computed name. Its imports are not followed.
             digests[f"{LATER}file {os.path.basename(path)}"] = digest_file(path)
         for path in registered.libraries:
             digests[f"library {os.path.basename(path)}"] = digest_file(path)
@@ -154,9 +155,9 @@ def parts_of_operator(op: Any, digester: Digester, *, after_autograd: bool = Fal
 
 
 def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
-    """Write a function that torch made around a program's: torch's code by name, and the program's parts by content.
+    """Write a wrapper from torch around a program's function: torch's code by name, the program's parts by content.
 
-    Closure variables that such a wrapper itself assigns (called already, cached results) are state, and left out.
+    Closure variables that the wrapper assigns (a flag that it has been called, cached results) are state and left out.
     """
     written = _written(function.__code__)
     digester.token("wrapper", f"{function.__module__}.{function.__qualname__} {version_of('torch')}")
@@ -172,7 +173,7 @@ def add_wrapper(digester: Digester, function: types.FunctionType) -> None:
 
 
 def _written(code: types.CodeType) -> set[str]:
-    """Return the closure variables that code assigns to."""
+    """Return the closure variables that a code object assigns to."""
     names = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -181,11 +182,11 @@ def _written(code: types.CodeType) -> set[str]:
 
 
 def _add_held(digester: Digester, value: Any) -> None:
-    """Write what a wrapper holds, as far as it is a program's or plain."""
+    """Write a value held by a wrapper, as far as it is plain data or belongs to the program."""
     if value is None or isinstance(value, (bool, int, float, str)):
         digester.add(value)
     elif isinstance(value, (types.FunctionType, enum.Enum)):
-        digester.add(value)  # a wrapper again, or the program's
+        digester.add(value)  # another wrapper, or the program's function
     elif isinstance(value, type):
         if is_named_by_version(value) or top_level(value.__module__) != "torch":
             digester.add(value)
@@ -211,7 +212,7 @@ def _add_held(digester: Digester, value: Any) -> None:
             digester.token("of torch", type(value).__qualname__)
             if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
                 digester.token("value", str(value))
-            for name in ("_backward_fn", "_setup_context_fn"):  # of `torch.library.register_autograd`
+            for name in ("_backward_fn", "_setup_context_fn"):  # set by `torch.library.register_autograd`
                 if hasattr(value, name):
                     _add_held(digester, getattr(value, name))
     else:

@@ -6,7 +6,7 @@ __all__ = ["UndigestableError"]
 
 
 class UndigestableError(ValueError):
-    """Code depends on a value that has no digest; `what` describes the value and the way to it."""
+    """Code depends on a value without a digest; `what` describes the value and the references that lead to it."""
 
     def __init__(self, what: str) -> None:
         self.what = what
