@@ -16,27 +16,27 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-#: The value of an argument; infinities are floats, a Fraction is never a whole number.
+#: The value of an argument. Infinities are floats; a Fraction never has an integer value.
 Number: TypeAlias = int | float | Fraction
 Value: TypeAlias = bool | int | float | Fraction
 
-#: Prefix of torch's classes, which tells them from sympy's of the same name.
+#: Prefix of the names of torch's classes, since sympy has classes with the same names.
 TORCH = "torch."
 
 
 class UnknownGuardError(ValueError):
-    """A guard that can't be saved, read or evaluated here; callers treat it as a miss."""
+    """A guard that can't be saved, read or evaluated. Callers treat it as a miss."""
 
 
 def split(data: Any) -> tuple[str, list[Any]]:
-    """Return kind and arguments of a node. Raises UnknownGuardError."""
+    """Return the kind and the arguments of a node. Raises UnknownGuardError."""
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], str):
         raise UnknownGuardError(f"{data!r:.80} is not a node of a guard")
     return data[0], list(data[1:])
 
 
 def decode_int(data: Any) -> int:
-    """Return an integer, also from the form for those that msgpack can't carry. Raises UnknownGuardError."""
+    """Return an encoded integer, also if it is too large for msgpack. Raises UnknownGuardError."""
     if isinstance(data, int) and not isinstance(data, bool):
         return data
     if isinstance(data, (list, tuple)) and len(data) == 2 and data[0] == "big" and isinstance(data[1], str):
@@ -48,12 +48,12 @@ def decode_int(data: Any) -> int:
 
 
 def unknown(what: str) -> Any:
-    """Raise UnknownGuardError; typed so that callers can return it."""
+    """Raise UnknownGuardError. The return type lets callers write `return unknown(...)`."""
     raise UnknownGuardError(f"no way to evaluate {what}")
 
 
 def tidy(value: Any) -> Value:
-    """Return `value`, a whole Fraction as an int. Raises UnknownGuardError for NaN and complex numbers."""
+    """Return `value`, converted to int if it is a whole Fraction. Raises UnknownGuardError for NaN and complex."""
     if isinstance(value, float) and math.isnan(value):
         return unknown("not a number")
     if isinstance(value, Fraction) and value.denominator == 1:
@@ -79,13 +79,13 @@ _ASSUMPTION_CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def symbol_value(name: str, assumptions: list[str], values: Mapping[str, int | float | bool]) -> Value:
-    """Return a symbol's value. Raises UnknownGuardError without one, or if it contradicts `assumptions`."""
+    """Return a symbol's value. Raises UnknownGuardError if it is missing or contradicts `assumptions`."""
     if name not in values:
         raise UnknownGuardError(f"no value for {name}")
     value = values[name]
     if not isinstance(value, (bool, int, float)):
         raise UnknownGuardError(f"the value of {name} is a {type(value).__name__}")
-    # sympy simplified the guard by the symbols' assumptions when it was made: it is meaningless if they do not hold.
+    # sympy used the symbols' assumptions to simplify the guard, so the guard has no meaning if they do not hold.
     for word in assumptions:
         check = _ASSUMPTION_CHECKS.get(word.lstrip("!"))
         if check is not None and check(value) is word.startswith("!"):
@@ -94,7 +94,7 @@ def symbol_value(name: str, assumptions: list[str], values: Mapping[str, int | f
 
 
 def float_value(args: list[Any], *, exact: bool = True) -> float:
-    """Return a saved float as a double; with `exact`, raise UnknownGuardError if that loses precision."""
+    """Return a saved float as a double. With `exact`, raise UnknownGuardError if the conversion loses precision."""
     sign, mantissa, exponent, _ = args
     mantissa = decode_int(mantissa)
     if abs(exponent) > 1100 or mantissa.bit_length() > 1000:  # out of range, and costly to compute
@@ -106,7 +106,7 @@ def float_value(args: list[Any], *, exact: bool = True) -> float:
 
 
 def _number(value: Value) -> Number:
-    # torch converts a SymBool in arithmetic to 0 or 1.
+    # torch converts a SymBool to 0 or 1 in arithmetic.
     return int(value) if isinstance(value, bool) else value
 
 
@@ -123,7 +123,7 @@ def _truth(value: Value) -> bool:
 
 
 def _double(value: Value) -> float:
-    """Convert to float; refuse integers that are not representable: torch's functions and Python differ there."""
+    """Convert to float. Refuse integers above 2**53, for which torch's functions and Python give different results."""
     if isinstance(value, int) and abs(value) > 1 << 53:
         raise UnknownGuardError(f"{value} does not fit into a float")
     return float(value)
@@ -153,7 +153,7 @@ def _pow(base: Value, exponent: Value) -> Any:
         root = math.isqrt(base) if isinstance(base, int) and base >= 0 else 0
         if exponent == Fraction(1, 2) and root * root == base:
             return root
-        return unknown("an irrational number")  # sympy keeps it exact; a float here could be a bit off
+        return unknown("an irrational number")  # exact in sympy; a float could have a rounding error
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size * abs(exponent) > 1 << 14:
         return unknown("a very large power")
@@ -176,7 +176,7 @@ def _modulo(base: Value, divisor: Value) -> Number:
 
 
 def _generic_modulo(base: Value, divisor: Value) -> int:
-    # torch's Mod is defined for these only.
+    # torch's Mod is defined only for a nonnegative base and a positive divisor.
     if _whole(base) < 0 or _whole(divisor) < 1:
         raise UnknownGuardError(f"Mod of {base!r} and {divisor!r}")
     return _whole(base) % _whole(divisor)
@@ -224,7 +224,7 @@ def _bitwise(on_bools: Callable[[bool, bool], bool], on_ints: Callable[[int, int
 
 
 def _dense_indicator(*args: Value) -> int:
-    """Return 1 if sizes (first half) and strides (second half) lay out memory without overlap and gaps, else 0."""
+    """Return 1 if sizes (first half) and strides (second half) describe memory without overlaps and gaps, else 0."""
     half, odd = divmod(len(args), 2)
     if odd or not half:
         raise UnknownGuardError("sizes and strides differ in number")
@@ -241,7 +241,7 @@ def _dense_indicator(*args: Value) -> int:
 
 
 def _order(left: Value, right: Value) -> int:
-    """Return -1, 0 or 1. Refuses truth values with numbers, and values that are equal only after rounding."""
+    """Return -1, 0 or 1. Refuse to compare booleans with numbers, or values that are equal only after rounding."""
     if isinstance(left, bool) or isinstance(right, bool):
         raise UnknownGuardError("a comparison of a bool with a number")
     order = (left > right) - (left < right)
@@ -325,7 +325,7 @@ _TORCH_FUNCTIONS |= {f"OpaqueUnaryFn_{name}": _opaque(name) for name in _OPAQUE}
 FUNCTIONS |= {TORCH + name: function for name, function in _TORCH_FUNCTIONS.items()}
 
 
-# Lazy kinds: not every argument has a value when the guard is used, as in `Where(s0 > 0, 8 // s0, 0)`.
+# Lazy kinds: some arguments may have no value when the guard is evaluated, as in `Where(s0 > 0, 8 // s0, 0)`.
 
 
 def _and(args: list[Any], value_of: Callable[[Any], Value]) -> bool:

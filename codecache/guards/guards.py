@@ -60,14 +60,14 @@ _RELATIONS = {
     "StrictGreaterThan": ">",
     "GreaterThan": ">=",
 }
-# sympy's own classes that may occur in a guard; torch's have the prefix "torch.".
+# Classes of sympy that may occur in a guard. Names of torch's classes have the prefix "torch.".
 _SYMPY_KINDS = (
     "Add", "Mul", "Pow", "Max", "Min", "Abs", "floor", "ceiling", "Mod",
     *_RELATIONS,
     "And", "Or", "Not", "Xor", "ITE", "Piecewise", "ExprCondPair",
 )  # fmt: skip
 _INT64 = 1 << 63
-#: Assumptions of the symbols that torch and Inductor make: these few words imply all the others.
+#: Assumptions of the symbols that torch and Inductor create. Each set implies all other assumptions of its symbol.
 _COMMON_ASSUMPTIONS: tuple[dict[str, bool], ...] = (
     {"integer": True, "positive": True},
     {"integer": True},
@@ -84,8 +84,8 @@ _COMMON_ASSUMPTIONS: tuple[dict[str, bool], ...] = (
 def encode(expr: sympy.Basic) -> Any:
     """Return `expr` as plain data that msgpack and JSON can carry.
 
-    Raises UnknownGuardError for anything outside the allow-list, and for an expression that would not come back
-    equal (sympy can rewrite some when they are built).
+    Raises UnknownGuardError for any class that is not in the allow-list, and for an expression that `decode` would not
+    rebuild unchanged (sympy rewrites some expressions on construction).
     """
     try:
         data = _encode(expr)
@@ -136,10 +136,10 @@ def _encode_assumptions(symbol: sympy.Symbol) -> list[str]:
 
 
 def decode(data: Any, symbols: Mapping[str, sympy.Symbol] | None = None) -> sympy.Basic:
-    """Return the expression that `encode` was given, node for node: nothing is simplified or evaluated.
+    """Rebuild the expression passed to `encode`, node for node, without simplification or evaluation.
 
-    With `symbols`, these replace the symbols of the same names, and every name must be there; without, symbols are made
-    from the saved names and assumptions. Raises UnknownGuardError for anything that `encode` could not have written.
+    `symbols` replace the saved symbols by name, and must include every name. Without `symbols`, new symbols are created
+    with the saved names and assumptions. Raises UnknownGuardError for data that `encode` could not have written.
     """
     try:
         return _decode(data, symbols)
@@ -147,7 +147,7 @@ def decode(data: Any, symbols: Mapping[str, sympy.Symbol] | None = None) -> symp
         raise
     except RecursionError:
         raise UnknownGuardError("the guard is nested too deeply") from None
-    except Exception as error:  # sympy and torch raise all sorts for arguments that don't fit
+    except Exception as error:  # sympy and torch raise errors of many types for invalid arguments
         raise UnknownGuardError(f"malformed guard: {error}") from error
 
 
@@ -201,7 +201,7 @@ def _classes_by_kind() -> dict[str, Any]:
 
         for name in _SYMPY_KINDS:
             _classes[name] = ExprCondPair if name == "ExprCondPair" else getattr(sympy, name)
-        # Only classes that can be evaluated: an entry with any other guard would never be served.
+        # Only classes that can be evaluated, since an entry with any other guard could never be a hit.
         for name, cls in function_classes().items():
             if TORCH + name in FUNCTIONS or TORCH + name in LAZY:
                 _classes[TORCH + name] = cls
@@ -240,7 +240,7 @@ def _symbol_name(args: list[Any]) -> str:
 
 
 def digest(guards: Iterable[Any]) -> str:
-    """Return the sha256 of a list of encoded guards in any order: all of them must hold, so it is a set."""
+    """Return the sha256 of encoded guards. Order and duplicates have no effect, since all guards must hold."""
     encoded = sorted({msgspec.msgpack.encode(guard) for guard in guards})
     whole = hashlib.sha256(b"fxpool guards")
     for one in encoded:
@@ -267,7 +267,7 @@ _ATOM = len(_PRECEDENCE)
 
 
 def render(data: Any) -> str:
-    """Return an encoded guard as text for people, such as `1 + s0 <= 8`. Raises UnknownGuardError if malformed."""
+    """Return an encoded guard as readable text, such as `1 + s0 <= 8`. Raises UnknownGuardError if malformed."""
     try:
         text, _ = _render(data)
     except RecursionError:
@@ -278,7 +278,7 @@ def render(data: Any) -> str:
 
 
 def _render(data: Any) -> tuple[str, int]:
-    """Return (text, precedence)."""
+    """Return the text of a node, and the precedence of its outermost operator."""
     if isinstance(data, (bool, int)):
         return str(data), _PRECEDENCE["*"] if data < 0 else _ATOM
     kind, args = split(data)
@@ -313,10 +313,10 @@ def _render_float(args: list[Any]) -> str:
 
 
 def evaluate(data: Any, values: Mapping[str, int | float | bool]) -> bool:
-    """Return whether an encoded guard holds for these values of its symbols.
+    """Return whether an encoded guard holds for the values of its symbols.
 
-    Raises UnknownGuardError if there is no reliable answer: a symbol without a value or with one that contradicts its
-    assumptions, an unknown kind, a division by zero, an overflow, a result that is not a truth value.
+    Raises UnknownGuardError if there is no reliable answer: a symbol has no value or a value that contradicts its
+    assumptions, a kind is unknown, a division by zero or an overflow occurs, or the result is not a boolean.
     """
     result = evaluate_expression(data, values)
     if not isinstance(result, bool):
@@ -325,7 +325,7 @@ def evaluate(data: Any, values: Mapping[str, int | float | bool]) -> bool:
 
 
 def evaluate_expression(data: Any, values: Mapping[str, int | float | bool]) -> Value:
-    """Return the value of an encoded expression, exact if sympy is exact (int, Fraction). Raises UnknownGuardError."""
+    """Return the value of an encoded expression, exact where sympy is (int, Fraction). Raises UnknownGuardError."""
     try:
         return _evaluate(data, values)
     except UnknownGuardError:
