@@ -130,8 +130,9 @@ test-durations: $(INSTALLED) $(TRITON) browser redis
 	$(BIN)/python -m pytest -q $(PARALLEL) --store-durations --durations-path tests/durations.json
 
 # A folder of one run may not have two modules of one name (conftest): mypy would know only one of them.
-# tests/campaigns is a package below tests.
-CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front tests/torch_compat" \
+# tests/campaigns and tests/harness are packages below tests.
+CHECKED := "tests/conftest.py tests/style.py tests/campaigns tests/codecache tests/examples tests/front tests/harness \
+  tests/torch_compat" \
   "tests/measurement tests/benchmarks" tests/lowering tests/pool "bench docs" examples
 
 # mypy's cache is of this run only: what it remembered of an earlier one has hidden errors and made some.

@@ -12,61 +12,17 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 import psutil
 import torch
 import zoo
+from harness.witness import LoweringCounter
 
 from fxpool.bench.demo.processes import serve
 
-_lowerings = 0
-
-
-def count_lowerings() -> None:
-    """Count GraphLowering constructions from now on, also if the module is imported later."""
-    import importlib.abc
-    import importlib.machinery
-
-    def watch(module: ModuleType) -> None:
-        cls = module.GraphLowering
-        original = cls.__init__
-
-        def counted(self: object, *args: object, **kwargs: object) -> None:
-            global _lowerings
-            _lowerings += 1
-            original(self, *args, **kwargs)
-
-        cls.__init__ = counted
-
-    name = "torch._inductor.graph"
-    if name in sys.modules:
-        watch(sys.modules[name])
-        return
-
-    class Finder(importlib.abc.MetaPathFinder):
-        def find_spec(
-            self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-        ) -> ModuleSpec | None:
-            if fullname != name:
-                return None
-            sys.meta_path.remove(self)
-            spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-            loader: Any = spec.loader if spec is not None else None
-            load = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                watch(module)
-
-            loader.exec_module = exec_module
-            return spec
-
-    sys.meta_path.insert(0, Finder())
+lowerings = LoweringCounter()
 
 
 def compiled_calls(run: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], int, list[str]]:
@@ -123,7 +79,7 @@ def main(arguments: list[str]) -> None:
     asked = json.loads(arguments[0])
     model = zoo.build(asked["model"], dropout=asked.get("dropout", 0.0))
     batch = zoo.inputs(asked["model"], asked.get("batch", 2))
-    count_lowerings()
+    lowerings.install()
     options = {"mode": asked["mode"]} if asked.get("mode") else None
     torch._dynamo.config.recompile_limit = 32
     if asked.get("dynamic_batch"):
@@ -145,7 +101,7 @@ def main(arguments: list[str]) -> None:
         torch.save(outputs, asked["save"])
     report = {
         "watched": watched,
-        "lowerings": _lowerings,
+        "lowerings": lowerings.count,
         "calls": calls,
         "operators": operators,
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zoo
-from processes import HERE, run_python
+from harness.places import with_tests
+from processes import HERE, OFFLINE, run_python
 from programs import Programs
 from session import session_directory
 
@@ -117,7 +118,7 @@ def cache(known_host: Path, tmp_path: Path) -> Path:
 
 
 def _forks() -> Iterator[Loader]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": with_tests(str(HERE)), **OFFLINE}
     with Loader("child", environment) as loader:
         yield loader
 
@@ -210,7 +211,7 @@ def _stock_outputs_ahead(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def program_loader() -> Iterator[Loader]:
     """Forks for runs of program_child.py: it has imported torch and Dynamo."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "PYTHONPATH": with_tests(str(HERE))}
     with Loader("program_child", environment) as loader:
         yield loader
 

@@ -104,7 +104,7 @@ def facts() -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     return {
-        "lowerings": child._lowerings,
+        "lowerings": child.lowerings.count,
         "workers": [job.worker_pid for job in jobs],
         "attempts": [job.attempts for job in jobs],
         "hits": counters["inductor"]["fxgraph_cache_hit"],
@@ -421,7 +421,7 @@ def triton() -> dict[str, Any]:
 
 def main(name: str) -> None:
     warnings.filterwarnings("ignore")
-    child.count_lowerings()
+    child.lowerings.install()
     note_jobs()
     report = globals()[name]()
     fxpool.close()

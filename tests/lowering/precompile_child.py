@@ -42,7 +42,7 @@ CASES: dict[str, Any] = {"train": train, "infer": infer, "stays": stays}
 
 def main(what: str, path: str, case: str) -> None:
     warnings.simplefilter("ignore")
-    child.count_lowerings()
+    child.lowerings.install()
     function = CASES[case]
     torch.manual_seed(0)
     inputs = torch.randn(4, 8), torch.randn(8, 6, requires_grad=case == "train")
@@ -68,7 +68,7 @@ def main(what: str, path: str, case: str) -> None:
         PrecompileContext.save_to_dynamo_cache()
     stats = fxpool.stats()
     found = {name: stats[name] for name in ("hits", "misses", "compiles", "fallbacks")}
-    print(json.dumps({**found, "lowerings": child._lowerings}))
+    print(json.dumps({**found, "lowerings": child.lowerings.count}))
 
 
 if __name__ == "__main__":

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harness.children import Children
+from harness.places import with_tests
 
 HERE = Path(__file__).parent
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def run_python(arguments: list[str], timeout: float = 280, /, **environment: str) -> str:
     """Standard output of a child; what it printed is in the failure when it fails."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=HERE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **environment},
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"child failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
-    return done.stdout
+    settings = {**os.environ, **OFFLINE, **environment}
+    settings["PYTHONPATH"] = with_tests(settings.get("PYTHONPATH"))
+    done = Children().run([sys.executable, *arguments], settings, timeout, cwd=HERE)
+    if done.status != 0:
+        how = f"killed after {timeout:.0f} s" if done.status is None else done.status
+        pytest.fail(f"child failed ({how}):\n{done.output[-3000:]}\n{done.errors[-6000:]}")
+    return done.output

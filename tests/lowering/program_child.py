@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     program = types.ModuleType("__main__")
     program.__file__ = asked["path"][-1] + "/program"  # `inspect` wants one
     sys.modules["__main__"] = program
-    child.count_lowerings()
+    child.lowerings.install()
     exec(compile(asked["main"], "<program>", "exec"), program.__dict__)
     options = {"mode": asked.get("mode", "subprocess"), **asked.get("options", {})}
     compiled = torch.compile(program.function, backend="fxpool", options=options, dynamic=asked.get("dynamic"))
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
         fxpool.wait(120)
         report["got"].append(_numbers(compiled, program.inputs))
         report["expected"].append(_numbers(getattr(program, "expected", program.function), program.inputs))
-    report["lowerings"], report["stats"] = child._lowerings, fxpool.stats()
+    report["lowerings"], report["stats"] = child.lowerings.count, fxpool.stats()
     report["seen"] = getattr(program, "seen", None)
     print(json.dumps(report, default=str))
 

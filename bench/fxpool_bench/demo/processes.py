@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from fxpool.errors import FxpoolError
 from fxpool.pool.host.processes import die_with_parent
 
-__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "run_child", "serve"]
+__all__ = ["ChildError", "Loader", "child_environment", "orderly_end", "result_of", "run_child", "serve"]
 
 CHILD_LIMIT = 900.0  # seconds; ten times as long as the slowest child on two slow cores
 KEPT_OUTPUT = 4000  # characters of a failed child's output that are shown
@@ -89,10 +89,10 @@ def run_child(
             raise
         errors.seek(0)
         noise = errors.read().decode(errors="replace")
-    return _result(what, how, process.returncode, output.decode(errors="replace"), noise)
+    return result_of(what, how, process.returncode, output.decode(errors="replace"), noise)
 
 
-def _result(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
+def result_of(what: str, how: str, code: int, text: str, noise: str) -> dict[str, Any]:
     """Return the JSON object on the last line of `text`. Raises ChildError if the process failed; `how` may say why."""
     if not how and code != 0:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
@@ -176,7 +176,7 @@ class Loader:
             if child is not None:
                 _kill_group(child)
             raise
-        return _result(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
+        return result_of(what, how, code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
     def _answer(self, limit: float) -> bytes:
         """Return one line from the process, empty if it has ended. Raises TimeoutError after `limit` seconds."""

@@ -6,7 +6,6 @@
 
     running      has the items of a sweep run in child processes, and survives those that crash or hang
       child      one process: some items of one sweep under one back end, a line of JSON for each
-        witness    what this process compiled itself, as opposed to what fxpool counts
         closeness  is this what eager execution gives?
     record       what is known of one item in one process
     verdict      what differs between the back ends, and what of that is a loss

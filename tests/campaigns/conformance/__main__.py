@@ -16,12 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.places import scratch
+
 from fxpool.bench.demo.processes import orderly_end
 
 from . import verdict
 from .child import MODULES
 from .record import RIGHT, SKIP, Record, append
-from .running import Runner, place
+from .running import Runner
 
 
 def chosen(keys: Sequence[str], only: str | None, shard: str) -> list[str]:
@@ -51,7 +53,7 @@ def main() -> int:
     if unknown := [*({*names} - {*MODULES}), *({*backends} - {"inductor", "fxpool"})]:
         parser.error(f"neither a sweep nor a back end: {', '.join(unknown)}")
     lost = False
-    with orderly_end(), place() as root:
+    with orderly_end(), scratch("cf-") as root:
         for name in names:
             module = importlib.import_module(MODULES[name], __package__)
             keys = chosen(module.keys(), asked.only, asked.shard)

@@ -15,8 +15,10 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
-from . import witness
+from harness.witness import LoweringCounter, since
+
 from .record import ERROR, Record, append, short
 
 MODULES = {"programs": ".program_sweep", "operators": ".operator_sweep", "families": ".family_sweep"}
@@ -31,7 +33,8 @@ def main() -> None:
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    witness.watch_lowerings()
+    lowerings = LoweringCounter()
+    lowerings.install()
     sweep = importlib.import_module(MODULES[asked["sweep"]], __package__)
     out, begun, backend = Path(asked["out"]), Path(asked["out"] + ".begun"), asked["backend"]
     for key in asked["keys"]:
@@ -40,16 +43,16 @@ def main() -> None:
         faulthandler.dump_traceback_later(asked["limit"], exit=True)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        before, start = witness.counts(backend), time.perf_counter()
+        before, start = _counts(lowerings, backend), time.perf_counter()
         try:
             status, detail = sweep.attempt(key, backend, asked["seed"])
         except Exception as error:  # of the sweep itself, as it catches those of its items
             status, detail = ERROR, f"the sweep: {short(error)}"
         seconds = time.perf_counter() - start
-        seen = witness.since(before, witness.counts(backend))
+        seen = since(before, _counts(lowerings, backend))
         compiles = seen.get("compiles", {})
         record = Record(
-            key=key, status=status, detail=detail, lowerings=seen["lowerings"],
+            key=key, status=status, detail=detail, lowerings=seen.get("lowerings", 0),
             graphs=torch._dynamo.utils.counters["stats"].get("unique_graphs", 0), hits=seen.get("hits", 0),
             in_worker=compiles.get("worker", 0), in_process=compiles.get("in_process", 0),
             fallbacks=seen.get("fallbacks", {}), bypasses=seen.get("bypasses", {}), seconds=round(seconds, 2),
@@ -57,6 +60,17 @@ def main() -> None:
         append(out, [record])
     faulthandler.cancel_dump_traceback_later()
     print(json.dumps({"done": len(asked["keys"])}))
+
+
+def _counts(lowerings: LoweringCounter, backend: str) -> dict[str, Any]:
+    """What has been counted in this process until now."""
+    found: dict[str, Any] = {"lowerings": lowerings.count}
+    if backend == "fxpool":
+        import fxpool
+
+        stats = fxpool.stats()
+        found |= {name: stats[name] for name in ("hits", "compiles", "fallbacks", "bypasses")}
+    return found
 
 
 if __name__ == "__main__":

@@ -6,61 +6,24 @@ same ones, if the sweep asks for that. The item that a process dies of is tried 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
+from harness.children import Children
+from harness.places import environment_of, learn_toolchain, link_toolchain
 
-from fxpool.bench.demo.processes import ChildError, child_environment, run_child
-from fxpool.pool.client import hosts
+from fxpool.bench.demo.processes import ChildError
 
 from .record import CRASH, Record, load
 
-__all__ = ["Runner", "place"]
+__all__ = ["Runner", "survive"]
 
-TESTS = Path(__file__).resolve().parents[2]
 RunKeys = Callable[[list[str], Path, Mapping[str, str]], None]
-
-# What a host's second use finds: the tool chain is known, the header precompiled. Both take 10 s and more.
-_PREPARE = """
-import glob, json, os, time, torch
-torch.compile(lambda x: x.sin().sum(), backend="fxpool")(torch.ones(8))
-end = time.monotonic() + 120
-while not glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.json") and time.monotonic() < end:
-    time.sleep(0.1)
-import fxpool
-print(json.dumps(fxpool.stats()["compiles"]))
-"""
-
-
-@contextlib.contextmanager
-def place() -> Iterator[Path]:
-    """A directory with a short name, as sockets lie in it. It goes with all that is in it, and its server ends."""
-    root = Path(tempfile.mkdtemp(prefix="cf-"))
-    runtime = root / "r"
-    try:
-        for name in "rt":
-            (root / name).mkdir(mode=0o700)
-        yield root
-    finally:
-        for link in hosts.links(runtime):
-            hosts.stop(link)
-        end = time.monotonic() + 30
-        while list(runtime.glob("pool-*")) and time.monotonic() < end:
-            time.sleep(0.05)
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @dataclasses.dataclass
@@ -71,7 +34,8 @@ class Runner:
     jobs: int = 1
     seed: int = 0
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    _ending: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _children: Children = dataclasses.field(default_factory=Children)
+    _toolchain: Path | None = None
 
     def run(
         self, sweep: str, module: ModuleType, keys: Sequence[str], backend: str, done: Callable[[list[Record]], None]
@@ -81,82 +45,49 @@ class Runner:
             self._prepare()
         size = module.BATCH
         batches = [list(keys[start : start + size]) for start in range(0, len(keys), size)]
-        found: dict[str, list[Record]] = {}
-        with ThreadPoolExecutor(self.jobs) as executor:
-            work = [executor.submit(self._batch, sweep, module, n, batch, backend) for n, batch in enumerate(batches)]
-            try:
-                for future in work:
-                    records = future.result()
-                    for record in records:
-                        found.setdefault(record.key, []).append(record)
-                    done(records)
-            except BaseException:
-                self._ending.set()
-                for future in work:
-                    future.cancel()
-                while not all(future.done() for future in work):
-                    _end_children()
-                    time.sleep(0.05)
-                raise
+        found: dict[str, list[Record]] = {key: [] for key in keys}
+
+        def run(number: int) -> list[Record]:
+            return self._batch(sweep, module, number, batches[number], backend)
+
+        for records in self._children.each(run, range(len(batches)), self.jobs):
+            for record in records:
+                found[record.key].append(record)
+            done(records)
         return found
 
     def _prepare(self) -> None:
-        if (self.root / "known").is_dir():
-            return
-        environment = self._environment(self.root / "first", "fxpool")
-        compiles = run_child(["-c", _PREPARE], environment, "a first graph", 300)
-        if compiles != {"worker": 1, "in_process": 0}:
-            raise RuntimeError(f"workers compile nothing here: {compiles}")
-        (self.root / "first" / "fxpool" / "toolchain").rename(self.root / "known")
+        if self._toolchain is None:
+            self._toolchain = learn_toolchain(self._children, self._environment(self.root / "first"))
 
-    def _environment(self, directory: Path, backend: str) -> dict[str, str]:
-        cache = directory / "fxpool"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if backend == "fxpool" and (known := self.root / "known").is_dir() and not (cache / "toolchain").exists():
-            (cache / "toolchain").symlink_to(known)
-        path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return child_environment(
+    def _environment(self, directory: Path) -> dict[str, str]:
+        return environment_of(
+            self.root,
             directory,
-            {
-                "FXPOOL_POOL": "host",
-                "FXPOOL_RUNTIME_DIR": str(self.root / "r"),
-                "FXPOOL_IDLE_TIMEOUT": "60",
-                "FXPOOL_WORKERS": str(self.jobs),
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                "TMPDIR": str(self.root / "t"),
-                "TRANSFORMERS_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(path),
-                **self.environment,
-            },
+            FXPOOL_IDLE_TIMEOUT="60",
+            FXPOOL_WORKERS=str(self.jobs),
+            TRANSFORMERS_OFFLINE="1",
+            **self.environment,
         )
 
     def _batch(self, sweep: str, module: ModuleType, number: int, keys: list[str], backend: str) -> list[Record]:
         directory = self.root / f"{sweep}-{backend}-{number}"
-        environment = self._environment(directory, backend)
+        environment = self._environment(directory)
+        if backend == "fxpool" and self._toolchain is not None:
+            link_toolchain(Path(environment["FXPOOL_CACHE_DIR"]), self._toolchain)
         found: list[Record] = []
 
         def run(some: list[str], out: Path, environment: Mapping[str, str]) -> None:
-            if self._ending.is_set():  # a batch that was ended is not to be tried again item by item
-                raise KeyboardInterrupt
             limit = float(module.LIMIT)
             asked: dict[str, Any] = {"sweep": sweep, "backend": backend, "keys": some, "out": str(out)}
             asked |= {"seed": self.seed, "limit": limit}
             arguments = ["-m", "campaigns.conformance.child", json.dumps(asked)]
-            run_child(arguments, environment, f"{sweep} under {backend}", 60 + limit * len(some))
+            self._children.result(arguments, environment, f"{sweep} under {backend}", 60 + limit * len(some))
 
         for again in range(1 + module.AGAIN):
             found += survive(run, keys, directory / f"records-{again}", environment)
         shutil.rmtree(directory, ignore_errors=True)
         return found
-
-
-def _end_children() -> None:
-    """Kill the batches that run, each a session of its own: their threads wait for them, minutes for operators."""
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if "campaigns.conformance.child" in child.cmdline():
-                os.killpg(child.pid, signal.SIGKILL)
 
 
 def survive(run: RunKeys, keys: list[str], out: Path, environment: Mapping[str, str]) -> list[Record]:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.places import link_toolchain
+
 from fxpool.errors import PoolError
 from fxpool.pool.host.runtime_dir import runtime_root
 
@@ -50,7 +52,7 @@ def _known(name: str) -> Callable[[Place], None]:
 
     def prepare(place: Place) -> None:
         if place.toolchain is not None:
-            place.know(Path(place.text(name)), place.toolchain)
+            link_toolchain(Path(place.text(name)), place.toolchain)
 
     return prepare
 

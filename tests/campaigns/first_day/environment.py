@@ -11,38 +11,35 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from harness.children import Children
+from harness.places import TESTS, learn_toolchain, link_toolchain
+
+from fxpool.bench.demo.processes import ChildError
 
 from .needs import PACKAGES
 from .row import WITNESS, Row
 
 __all__ = ["Place", "known_host"]
 
-_WITNESS = Path(__file__).with_name("witness.py")
+# Beside each program, by name: it has none of them on its path.
+_WITNESSES = {"counter": TESTS / "harness" / "witness.py", "witness": Path(__file__).with_name("witness.py")}
 # One second, so that what a row started ends with it.
 _IDLE_TIMEOUT = "1"
 _GRACE = 30.0
 _PRELUDE = """import sys as _s, types as _t
 if "first_day_witness" not in _s.modules:
-    _w = _t.ModuleType("first_day_witness")
-    _w.__file__ = {witness!r}
-    _s.modules["first_day_witness"] = _w
-    with open({witness!r}, encoding="ascii") as _f:
-        exec(compile(_f.read(), {witness!r}, "exec"), vars(_w))
+    for _n in {files!r}:
+        _w = _s.modules["first_day_" + _n] = _t.ModuleType("first_day_" + _n)
+        _w.__file__ = {seen!r} + f"/{{_n}}.py"
+        with open(_w.__file__, encoding="ascii") as _f:
+            exec(compile(_f.read(), _w.__file__, "exec"), vars(_w))
     _w.RECORDS = {seen!r}
 witness = _s.modules["first_day_witness"]
-"""
-# Finds out all that a host is asked once, and stays until the header of all kernels is there.
-_FIRST = """
-import glob, time, torch
-torch.compile(lambda x: x.sin().sum(), backend="fxpool")(torch.randn(8))
-end = time.monotonic() + 90
-while time.monotonic() < end and not glob.glob({home!r} + "/.cache/fxpool/toolchain/headers/*.json"):
-    time.sleep(0.1)
 """
 
 
@@ -67,14 +64,8 @@ class Place:
         }
         self._on_exit = contextlib.ExitStack()
         if toolchain is not None:
-            self.know(self.home / ".cache" / "fxpool", toolchain)
+            link_toolchain(self.home / ".cache" / "fxpool", toolchain)
         self.toolchain = toolchain
-
-    @staticmethod
-    def know(cache: Path, toolchain: Path) -> None:
-        """Let a cache directory begin with what is known of the host's tool chain."""
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (cache / "toolchain").symlink_to(toolchain)
 
     def on_exit(self, function: Callable[[], object]) -> None:
         """Have `function` called when the row's processes have ended."""
@@ -88,14 +79,15 @@ class Place:
 
     def write(self, path: Path, content: str) -> None:
         """Write one of the row's files."""
-        witness = self.seen / "witness.py"
-        if not witness.exists():
-            shutil.copy(_WITNESS, witness)
-            witness.chmod(0o644)
+        for name, file in _WITNESSES.items():
+            copy = self.seen / f"{name}.py"
+            if not copy.exists():
+                shutil.copy(file, copy)
+                copy.chmod(0o644)
         if self.backend != "fxpool":
             content = content.replace('backend="fxpool"', f'backend="{self.backend}"')
             content = content.replace("fxpool.install()", "None")
-        prelude = _PRELUDE.format(witness=str(witness), seen=str(self.seen))
+        prelude = _PRELUDE.format(files=list(_WITNESSES), seen=str(self.seen))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.text(content.replace(WITNESS, prelude)), encoding="utf-8")
 
@@ -177,15 +169,13 @@ def _remove(root: Path) -> None:
             return
 
 
-def known_host(root: Path) -> Path | None:
+def known_host(root: Path, children: Children) -> Path | None:
     """A directory of facts about the tool chain, made by one process; None where it comes to nothing."""
     place = Place(root)
-    environment = place.environment(Row(name="first"), {})
-    program = place.work / "main.py"
-    program.write_text(_FIRST.format(home=str(place.home)), encoding="utf-8")
-    with open(root / "errors", "wb") as errors:
-        subprocess.run([sys.executable, program], env=environment, stdin=subprocess.DEVNULL, stdout=errors,
-                       stderr=errors, timeout=300)  # fmt: skip
-    place.left()
-    found = place.home / ".cache" / "fxpool" / "toolchain"
-    return found if found.is_dir() else None
+    cache = {"FXPOOL_CACHE_DIR": str(place.home / ".cache" / "fxpool")}
+    try:
+        return learn_toolchain(children, place.environment(Row(name="first", environment=cache), {}))
+    except (ChildError, RuntimeError):
+        return None
+    finally:
+        place.left()

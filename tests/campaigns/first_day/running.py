@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.children import Children
+from harness.places import scratch
 
 from . import needs, verdict
 from .environment import Place, known_host
@@ -52,40 +49,23 @@ class Runner:
                  toolchain: Path | None = None) -> None:  # fmt: skip
         self.slots, self.backend, self.limit, self.keep = slots, backend, limit, keep
         # Other users' rows lie under it, so it is open to be passed through.
-        self.root = keep or Path(tempfile.mkdtemp(prefix="fd-", dir="/tmp"))
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._scratch = contextlib.ExitStack()
+        self.root = self._scratch.enter_context(scratch("fd-", keep, "/tmp"))
         self.root.chmod(0o755)
         self._toolchain = toolchain
         self._asked = toolchain is not None
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self._children = Children()
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.keep is None:
-            shutil.rmtree(self.root, ignore_errors=True)
+        self._scratch.close()
 
     def run_all(self, rows: Sequence[Row]) -> Iterator[Outcome]:
         """Outcomes as they come."""
-        with ThreadPoolExecutor(self.slots, thread_name_prefix="first-day") as executor:
-            running = [executor.submit(self.run, number, row) for number, row in enumerate(rows)]
-            try:
-                for future in as_completed(running):
-                    yield future.result()
-            finally:
-                for future in running:
-                    future.cancel()
-                self._stop()
-
-    def _stop(self) -> None:
-        """Have what still runs end now: a row that was begun is not waited for."""
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                _kill(process)
+        return self._children.each(lambda numbered: self.run(*numbered), enumerate(rows), self.slots)
 
     def run(self, number: int, row: Row) -> Outcome:
         """One row, from nothing to nothing."""
@@ -117,7 +97,7 @@ class Runner:
     def _known(self) -> Path | None:
         with self._lock:
             if not self._asked and self.backend == "fxpool":
-                self._toolchain = known_host(self.root / "first")
+                self._toolchain = known_host(self.root / "first", self._children)
             self._asked = True
         return self._toolchain
 
@@ -129,41 +109,10 @@ class Runner:
             old.unlink()
         arguments = [place.text(text) for text in row.arguments]
         command = ["bash", "-c", place.text(row.shell), "bash", sys.executable, *arguments]
-        output, errors = place.root / f"output-{number}", place.root / f"errors-{number}"
-        begun = time.monotonic()
-        with open(output, "wb") as to_output, open(errors, "wb") as to_errors:
-            # Files, not pipes: nothing waits for a daemon that keeps them open.
-            process = subprocess.Popen(
-                command,
-                cwd=place.work,
-                env=place.environment(row, more),
-                stdin=subprocess.DEVNULL,
-                stdout=to_output,
-                stderr=to_errors,
-                start_new_session=True,
-            )
-            with self._lock:
-                self._running.add(process)
-                if self._stopped:
-                    _kill(process)
-            status: int | None
-            try:
-                status = process.wait(self.limit)
-            except subprocess.TimeoutExpired:
-                status = None
-                _kill(process)
-            finally:
-                process.wait()
-                with self._lock:
-                    self._running.discard(process)
-        seconds = time.monotonic() - begun
-        text = errors.read_text(encoding="utf-8", errors="replace")
-        return verdict.Run(status, _records(place.seen), text, seconds)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        keep = place.root / f"run-{number}"
+        keep.mkdir(exist_ok=True)
+        done = self._children.run(command, place.environment(row, more), self.limit, cwd=place.work, keep=keep)
+        return verdict.Run(done.status, _records(place.seen), done.errors, done.seconds)
 
 
 def _records(seen: Path) -> list[verdict.Record]:

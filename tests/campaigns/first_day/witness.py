@@ -13,15 +13,16 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` is not imported either
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
+
+    from harness.witness import LoweringCounter, since
+else:  # the same file, executed ahead of this one
+    from first_day_counter import LoweringCounter, since
 
 RECORDS = ""  # the directory of the files; set by who executes this
 
 _lock = threading.Lock()
-_lowerings = 0
+_lowerings = LoweringCounter()
 _checks = 0
 _differences: list[str] = []
 _notes: dict[str, Any] = {}
@@ -64,15 +65,7 @@ def _counters() -> dict[str, Any] | None:
         return None
     found = counters.snapshot()
     found.pop("graphs", None)
-    return _less(found, _before) if _before else found
-
-
-def _less(now: Any, before: Any) -> Any:
-    if isinstance(now, dict):
-        left = {name: _less(value, before.get(name, 0 if not isinstance(value, dict) else {})) for name, value
-                in now.items()}  # fmt: skip
-        return {name: value for name, value in left.items() if value or name not in before}
-    return now - before
+    return since(_before, found) if _before else found
 
 
 def _write() -> None:
@@ -82,7 +75,7 @@ def _write() -> None:
             "pid": os.getpid(),
             "checks": _checks,
             "differences": _differences,
-            "lowerings": _lowerings,
+            "lowerings": _lowerings.count,
             "stats": _counters(),
             "notes": _notes,
         }
@@ -98,44 +91,14 @@ def _write() -> None:
 
 
 def _forked() -> None:
-    global _lock, _lowerings, _checks, _before
+    global _lock, _checks, _before
     _lock = threading.Lock()
-    _lowerings = _checks = 0
+    _checks = 0
+    _lowerings.reset()
     _differences.clear()
     _before = None
     _before = _counters()
 
 
-class _Finder:
-    """Has Inductor's GraphLowering count its constructions when it is imported."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch._inductor.graph":
-            return None
-        import importlib.machinery
-
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        loader: Any = spec.loader if spec is not None else None
-        load = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            load(module)
-            original = module.GraphLowering.__init__
-
-            def counted(self: Any, *args: Any, **kwargs: Any) -> None:
-                global _lowerings
-                with _lock:
-                    _lowerings += 1
-                original(self, *args, **kwargs)
-
-            module.GraphLowering.__init__ = counted
-
-        loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, _Finder())
+_lowerings.install()
 os.register_at_fork(after_in_child=_forked)

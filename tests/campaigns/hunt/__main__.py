@@ -13,12 +13,14 @@ import random
 import sys
 from pathlib import Path
 
+from harness.places import scratch
+
 from fxpool.bench.demo.processes import orderly_end
 
 from .drawing import draw, kinds
 from .program import Case
 from .report import Report
-from .runner import Hunter, scratch
+from .runner import Hunter
 
 OUT = Path(__file__).resolve().parents[3] / "bench" / "out" / "hunt.json"
 
@@ -59,7 +61,7 @@ def main() -> int:
     parser.add_argument("--stock-every", type=int, default=10, help="compare every so many with stock in any case")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--resume", action="store_true", help="leave out cases that --out holds already")
-    parser.add_argument("--keep", help="a directory with a short name, for everything the cases write")
+    parser.add_argument("--keep", type=Path, help="a directory with a short name, for everything the cases write")
     parser.add_argument("--list", action="store_true", help="print the kinds")
     asked = parser.parse_args()
     names = chosen_kinds(asked.kinds)
@@ -73,7 +75,7 @@ def main() -> int:
         cases = cases_of(names, asked.cases, asked.seed)
     report = Report(asked.out, asked.seed, asked.backend, resume=asked.resume)
     cases = [case for case in cases if not report.has(case.kind, case.number)]
-    with orderly_end(), scratch(asked.keep) as root:
+    with orderly_end(), scratch("hunt-", asked.keep) as root:
         with Hunter(
             root, slots=asked.slots, backend=asked.backend, stock_every=asked.stock_every, keep=bool(asked.keep)
         ) as hunter:

@@ -9,48 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness.children import Children
+from harness.places import environment_of, learn_toolchain, link_toolchain, stop_servers, with_tests
 
-from fxpool.bench.demo.processes import ChildError, Loader, run_child
-from fxpool.pool.client import hosts
+from fxpool.bench.demo.processes import ChildError, Loader
 
 from .program import Case, Step, write_files
 
-__all__ = ["Hunter", "Outcome", "StepOutcome", "scratch"]
+__all__ = ["Hunter", "Outcome", "StepOutcome"]
 
-TESTS = Path(__file__).resolve().parents[2]
 LIMIT = 240.0  # seconds for one process of a case
 # What no program can tell from its absence is imported before the forks.
 _OURS = (
     "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
-    "fxpool.lowering.core.runtime fxpool.pool.client.client fxpool.codecache.key.toolchain"
+    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.toolchain"
 )
 _CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 _STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
-# Precompiles the header and asks the tool chain what it can do, once.
-_FIRST = """
-import glob, os, time, torch
-def inputs():
-    return (torch.ones(8),)
-def run(x):
-    return x.sin().sum()
-def state():
-    end = time.monotonic() + 100
-    while not glob.glob(os.environ["FXPOOL_CACHE_DIR"] + "/toolchain/headers/*.gch") and time.monotonic() < end:
-        time.sleep(0.1)
-"""
 
 
 @dataclasses.dataclass
@@ -110,8 +96,8 @@ class Hunter:
         self._local = threading.local()
         self._stack = ExitStack()
         self._lock = threading.Lock()
-        self._runtime = root / "r"
-        for name in ("r", "t", "i", "tools", "cases"):
+        self._children = Children()
+        for name in ("i", "cases"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def __enter__(self) -> Hunter:
@@ -120,33 +106,21 @@ class Hunter:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
-        # A server waits for the next client; its directories are about to go.
-        for link in hosts.links(self._runtime):
-            hosts.stop(link)
-        end = time.monotonic() + 30
-        while list(self._runtime.glob("pool-*")) and time.monotonic() < end:
-            time.sleep(0.05)
+        stop_servers(self.root)
 
     # ------------------------------------------------------------ processes
 
     def _environment(self, case_directory: Path, step: Step | None, *, own_kernels: bool = False) -> dict[str, str]:
+        inductor = case_directory / f"i-{step.name}" if own_kernels and step else self.root / "i"
         kept = {
             name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("FXPOOL_", "TORCHINDUCTOR_", "TORCH_", "PYTHON", "HUNT_"))
+            for name, value in environment_of(self.root, case_directory).items()
+            if not name.startswith(("TORCH_", "PYTHON", "HUNT_"))
         }
-        inductor = case_directory / f"i-{step.name}" if own_kernels and step else self.root / "i"
         return {
             **kept,
-            "FXPOOL_CONFIG": os.devnull,
-            "FXPOOL_CACHE_DIR": str(case_directory / "cache"),
-            "FXPOOL_RUNTIME_DIR": str(self.root / "r"),
             "FXPOOL_IDLE_TIMEOUT": "20",
-            "FXPOOL_POOL": "host",
             "TORCHINDUCTOR_CACHE_DIR": str(inductor),
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TMPDIR": str(self.root / "t"),
-            "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -159,7 +133,7 @@ class Hunter:
         found = getattr(self._local, role, None)
         if found is None:
             environment = self._environment(self.root / "loader", None)
-            environment["PYTHONPATH"] = str(TESTS)
+            environment["PYTHONPATH"] = with_tests(None)
             environment["HUNT_AHEAD"] = _OURS if role == "fxpool" else _STOCKS
             if role == "stock":  # read when torch is imported
                 environment |= _CACHES_OFF
@@ -169,13 +143,11 @@ class Hunter:
         return found
 
     def _prepare(self) -> None:
-        case = Case("prepare", 0, [Step("before", {"hunted.py": _FIRST})])
-        home = self.root / "first"
-        (home / "cache").mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.backend == "fxpool" and not list((home / "cache" / "toolchain").glob("headers/*.gch")):
-            _, report = self._process(case, case.steps[0], home, "fxpool")
-            if report["stats"]["compiles"]["worker"] != 1:
-                raise RuntimeError(f"workers compile nothing here: {report['stats']['fallbacks']}")
+        first = self.root / "first"
+        self._toolchain = first / "fxpool" / "toolchain"
+        if self.backend == "fxpool" and not self._toolchain.is_dir():
+            environment = self._environment(first, None)
+            self._toolchain = learn_toolchain(self._children, environment)
 
     def _process(
         self, case: Case, step: Step, directory: Path, backend: str
@@ -199,10 +171,9 @@ class Hunter:
             environment = {**_CACHES_OFF, **environment}
         what = f"{case.kind} {case.number} {step.name} ({backend})"
         if case.fresh:
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [*filter(None, [step.environment.get("PYTHONPATH")]), str(TESTS)]
-            )
-            report = run_child(["-m", "campaigns.hunt.phases", json.dumps(request)], environment, what, LIMIT)
+            environment["PYTHONPATH"] = with_tests(step.environment.get("PYTHONPATH"))
+            arguments = ["-m", "campaigns.hunt.phases", json.dumps(request)]
+            report = self._children.result(arguments, environment, what, LIMIT)
         else:
             report = self._loader("fxpool" if ours else "stock").run([json.dumps(request)], environment, what, LIMIT)
         results = torch.load(request["save"], weights_only=False)
@@ -218,21 +189,13 @@ class Hunter:
 
     def run_all(self, cases: Sequence[Case]) -> Iterator[Outcome]:
         """Outcomes as they come, `slots` cases at a time."""
-        with ThreadPoolExecutor(self.slots, thread_name_prefix="hunt") as executor:
-            running = [executor.submit(self.run, case) for case in cases]
-            try:
-                for future in as_completed(running):
-                    yield future.result()
-            finally:
-                for future in running:
-                    future.cancel()
+        return self._children.each(self.run, cases, self.slots)
 
     def run(self, case: Case) -> Outcome:
         """Run a case's processes in order, each judged on its own."""
         begun = time.perf_counter()
         directory = Path(tempfile.mkdtemp(prefix=f"{case.kind}-{case.number}-", dir=self.root / "cases"))
-        (directory / "cache").mkdir(mode=0o700)
-        (directory / "cache" / "toolchain").symlink_to(self.root / "first" / "cache" / "toolchain")
+        link_toolchain(directory / "fxpool", self._toolchain)
         steps: list[StepOutcome] = []
         expectations: list[list[dict[str, Any]]] = []
         for step in case.steps:
@@ -390,14 +353,3 @@ def _differences(ours: Any, right: Any, tolerance: float) -> Iterator[str]:
 def _shown(tensor: torch.Tensor) -> str:
     values = ", ".join(f"{value:.6g}" for value in tensor.flatten()[:4].to(torch.float64).tolist())
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} [{values}]"
-
-
-@contextmanager
-def scratch(directory: str | None = None) -> Iterator[Path]:
-    """A directory with a short name (sockets lie in it), gone afterwards unless it was given."""
-    if directory is not None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        yield Path(directory)
-        return
-    with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as made:
-        yield Path(made)

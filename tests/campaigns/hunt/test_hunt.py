@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.places import scratch
 
 from .drawing import draw, kinds
 from .report import Report
@@ -30,8 +30,8 @@ SHORT = (
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
     """A directory with a short name: sockets lie in it. What the tool chain can do is asked once."""
-    with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
+    with scratch("hunt-") as directory:
+        yield directory
 
 
 def test_there_are_many_kinds_and_all_can_be_drawn() -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+
+from harness.places import scratch
 
 from .project import Project
 from .removals import REMOVALS, Removal
@@ -54,8 +54,8 @@ def main() -> int:
     asked = parser.parse_args()
     removals = chosen(asked.rows)
     unseen = 0
-    with tempfile.TemporaryDirectory(prefix="without-") as place:
-        project = Project(Path(place))
+    with scratch("without-") as place:
+        project = Project(place)
         # Otherwise a test that fails for want of something else would seem to see a removal.
         print("with all systems:", flush=True)
         status, output = project.test(list(dict.fromkeys(test for one in removals for test in one.tests)))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.children import Children
+
 from .removals import Removal
 
 ROOT = Path(__file__).parents[3]
+LIMIT = 7200.0  # seconds for all tests of all rows
 
 
 class Project:
@@ -19,6 +23,7 @@ class Project:
 
     def __init__(self, place: Path) -> None:
         self.root = place / "project"
+        self._children = Children()
         self._copy()
         self.python = self.root / ".venv" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root / ".venv"], check=True)
@@ -53,9 +58,14 @@ class Project:
         finally:
             file.write_text(text)
 
-    def test(self, names: Sequence[str]) -> tuple[int, str]:
-        """Run tests up to the first that fails; pytest's exit status and output."""
-        command = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE"]
+    def test(self, names: Sequence[str]) -> tuple[int | None, str]:
+        """Run tests up to the first that fails; pytest's exit status, None if it was killed, and output."""
+        command: list[str | Path] = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE"]
         command += ["--show-capture=no", "-m", "not slow", *(f"tests/{name}" for name in names)]
-        run = subprocess.run([*map(str, command)], cwd=self.root, capture_output=True, text=True, check=False)
-        return run.returncode, run.stdout + run.stderr
+        done = self._children.run(command, _environment(), LIMIT, cwd=self.root)
+        return done.status, done.output + done.errors
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without the path on which the project itself would come before its copy."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
