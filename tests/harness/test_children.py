@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fxpool.demo.processes import ChildError
+from fxpool.bench.demo.processes import ChildError
 
 from .children import Children
 from .witness import LoweringCounter, since

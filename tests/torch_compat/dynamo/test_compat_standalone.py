@@ -59,14 +59,14 @@ def test_a_graph_without_shapes_has_those_of_its_inputs() -> None:
 
 def test_sizes_of_a_compile_under_way_are_its_own() -> None:
     gm, inputs = symbolic_graph(), [torch.ones(3, 5)]
-    with pytest.raises(ValueError, match="outside of a back end"):
+    with pytest.raises(ValueError, match="only valid in a back end"):
         standalone.context_and_inputs(gm, inputs, "from_tracing_context")
     with tracing.worker_context(FakeTensorMode(), None) as context:
         assert standalone.context_and_inputs(gm, inputs, "from_tracing_context") == (context, inputs)
 
 
 def test_other_words_for_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="dynamic_shapes='always'"):
+    with pytest.raises(ValueError, match="got 'always'"):
         standalone.context_and_inputs(symbolic_graph(), [], "always")
 
 
@@ -83,6 +83,6 @@ def test_a_compiled_graph_is_written_as_torch_s_own_artifacts_are(tmp_path: Path
 
 
 def test_a_graph_without_a_form_outside_its_process_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="graph 3 can't be saved"):
+    with pytest.raises(ValueError, match="graph 3 cannot be saved"):
         standalone.save(doubled, str(tmp_path / "graph.bin"), "graph 3")
     assert list(tmp_path.glob("*.bin")) == []
