@@ -111,7 +111,7 @@ class Hunter:
     # ------------------------------------------------------------ processes
 
     def _environment(self, case_directory: Path, step: Step | None, *, own_kernels: bool = False) -> dict[str, str]:
-        inductor = case_directory / f"i-{step.name}" if own_kernels and step else self.root / "i"
+        inductor = case_directory / f"i-{step.name.replace(' ', '-')}" if own_kernels and step else self.root / "i"
         kept = {
             name: value
             for name, value in environment_of(self.root, case_directory).items()
