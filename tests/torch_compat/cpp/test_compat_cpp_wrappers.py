@@ -99,9 +99,9 @@ def test_headers_are_kept_where_they_are_told(tmp_path: Path) -> None:
 
     before = [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
     with cpp_wrappers.headers_in(str(tmp_path)):
-        assert [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR] == [str(tmp_path), f"{tmp_path}/locks"]
+        assert [str(tmp_path), f"{tmp_path}/locks"] == [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
     with cpp_wrappers.headers_in(None):
-        assert [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR] == before
+        assert before == [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
 
 
 def test_a_library_is_loaded_with_torch_s_function_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
