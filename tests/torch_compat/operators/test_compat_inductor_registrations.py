@@ -31,6 +31,8 @@ def _tables_as_before() -> Iterator[None]:
     from torch._decomp import global_decomposition_table
     from torch._inductor.codegen import common
 
+    # Inductor registers its devices once per process: put back before that, the table would stay empty.
+    common.init_backend_registration()
     tables: list[Any] = [
         lowering.lowerings,
         lowering._maybe_layout_constraints,
