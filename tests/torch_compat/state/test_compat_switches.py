@@ -101,6 +101,7 @@ def test_almost_every_switch_can_be_read_in_this_build() -> None:
     } == set()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of experimental back ends, as `switches` ignores them
 def test_every_switch_can_be_set_to_what_it_is() -> None:
     state = switches.capture()
     for name, (_, write) in TABLE.items():
