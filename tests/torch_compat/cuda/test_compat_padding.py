@@ -16,12 +16,12 @@ from fxpool.torch_compat.cuda.padding import NotMeasuredError, Operand, PaddingQ
 QUESTION = PaddingQuestion("mm", Operand((7, 5), (5, 1), "float32"), Operand((5, 3), (3, 1), "float32", True))
 
 
-def ask() -> bool:
+def ask(rows: int = 7) -> bool:
     """Ask as Inductor does once sizes have not decided, on fake tensors."""
     from torch._inductor.fx_passes import pad_mm
 
     with FakeTensorMode():
-        first, second = torch.empty(7, 5), torch.empty(5, 3)
+        first, second = torch.empty(rows, 5), torch.empty(5, 3)
     excluded = pad_mm.should_exclude_padding_time
     pad_mm.should_exclude_padding_time = lambda match, name: name == "mat2"
     try:
@@ -40,8 +40,9 @@ def test_a_known_answer_decides(answer: bool) -> None:
         return answer
 
     with padding.asking(answers):
-        assert ask() is answer
-    assert asked == [QUESTION]
+        assert ask() is answer and ask(9) is answer
+    other = PaddingQuestion("mm", Operand((9, 5), (5, 1), "float32"), QUESTION.second)
+    assert asked == [QUESTION, other]
 
 
 def test_nothing_is_measured_where_results_have_to_be_deterministic() -> None:

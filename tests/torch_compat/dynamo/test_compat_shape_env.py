@@ -46,6 +46,10 @@ def test_a_copy_has_symbols_ranges_hints_and_guards() -> None:
     before = len(copy.guards)
     assert shape_env.make(copy, first.node.expr + second.node.expr, "int", 8) < 64
     assert len(copy.guards) == before
+    # And narrows the same ranges further.
+    torch._check(shape_env.make(copy, first.node.expr, "int", 3) < 50)
+    ((_, lower, upper, *_),) = shape_env.facts(copy, [name_of(first)])
+    assert (lower, upper) == (2, 49)
 
 
 def test_hints_of_another_call_take_the_places_of_the_dumped_ones() -> None:
