@@ -22,14 +22,14 @@ CEILINGS = {
     "docstrings and comments: pool": 0,
     "docstrings and comments: codecache": 0,
     "docstrings and comments: lowering": 0,
-    "docstrings and comments: tests": 489,
+    "docstrings and comments: tests": 497,
     "identifiers: fxpool": 39,
     "identifiers: torch_compat": 33,
     "identifiers: bench": 21,
     "identifiers: pool": 34,
     "identifiers: codecache": 42,
     "identifiers: lowering": 61,
-    "identifiers: tests": 420,
+    "identifiers: tests": 428,
 }
 _SHOWN = 30
 

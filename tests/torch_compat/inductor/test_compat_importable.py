@@ -83,7 +83,7 @@ def test_a_light_module_is_there(module: str) -> None:
         (3, None),
         (doubled, None),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),  # the text of a function holds an address
 )
 def test_a_path_leads_to_the_very_object(value: Any, path: str | None) -> None:
     assert importable.path_of(value) == path
