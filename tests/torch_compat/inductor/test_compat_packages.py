@@ -44,7 +44,7 @@ def test_graph_inputs_and_tensors_are_read(program: Any) -> None:
     assert isinstance(inputs[3].shape[0], torch.SymInt) and inputs[3].shape[1] == 4
     tensors = packages.tensors_of(program)
     assert set(tensors) == {"linear.weight", "linear.bias", "scale"} and torch.equal(tensors["scale"], torch.ones(2))
-    with pytest.raises(TypeError, match=r"an ExportedProgram of torch.export is needed, not Model"):
+    with pytest.raises(TypeError, match=r"expected an ExportedProgram of torch.export, got Model"):
         packages.graph_of(Model())
 
 
