@@ -16,7 +16,7 @@ from dashboard_place import EVIL, Place, dashboard, fill, place, pool
 from fxpool.pool import JobSpec
 
 COUNT = 1000
-#: What a page holds itself, and what Chromium draws its own controls with.
+#: Schemes of inline data, and of icons that Chromium draws its controls with.
 OF_THE_BROWSER = ("data:", "chrome:")
 
 
