@@ -34,8 +34,13 @@ _CODE = {
     ),
     "code_not_importable": Reason("a worker cannot import a module of the program", _IMPORTABLE, "custom-code.md"),
     "code_unknown": Reason(
-        "code used by the compile reads a clock, a file or other state, so it cannot be digested",
-        "Pass that state as an argument or a constant.",
+        "code that the compile runs is not proven to be the same in another process; the log names the part",
+        "Write that part with functions and plain values, or pass what it reads as an argument.",
+        "custom-code.md",
+    ),
+    "torch_changed": Reason(
+        "the program replaced functions of torch that a compile runs",
+        "Register an operator, a decomposition or a lowering instead.",
         "custom-code.md",
     ),
     "operator_in_main": Reason(
@@ -288,8 +293,13 @@ _BYPASSES = {
     ),
     "higher_order_operator": Reason("torch marks this higher-order operator as uncacheable", _NONE, "limits.md"),
     "source": Reason(
-        "code used by the compile reads a clock, a file or other state, so it cannot be digested",
-        "Pass that state as an argument or a constant.",
+        "code that the compile runs is not proven to be the same in another process; the log names the part",
+        "Write that part with functions and plain values, or pass what it reads as an argument.",
+        "custom-code.md",
+    ),
+    "torch_changed": Reason(
+        "the program replaced functions of torch that a compile runs",
+        "Register an operator, a decomposition or a lowering instead.",
         "custom-code.md",
     ),
     "custom_pass_without_uuid": Reason(

@@ -25,7 +25,7 @@ from fxpool.lowering.request import capture
 from fxpool.lowering.request.capture import Captured
 from fxpool.torch_compat.dynamo import standalone, tracing
 from fxpool.torch_compat.inductor import aot, forms
-from fxpool.torch_compat.operators import inductor_registrations
+from fxpool.torch_compat.operators import inductor_tables
 from fxpool.watch import configured
 
 __all__ = ["StandaloneGraph", "standalone_compile"]
@@ -163,7 +163,7 @@ def standalone_compile(
     options: Mapping[str, Any] | None = None,
 ) -> StandaloneGraph:
     """Implement `fxpool.standalone_compile`."""
-    inductor_registrations.watch()
+    inductor_tables.watch()
     configured.attach()
     parsed = call_options.parse(None, options)
     attempt = Attempt(f"standalone {next(_numbers)}", parsed)

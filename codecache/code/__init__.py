@@ -1,12 +1,10 @@
-"""Digests of the program's code that a graph is compiled with.
+"""Prove that the program's code which a graph is compiled with is the same in another process, and digest it.
 
-program_code      digests for the key, which the worker compares with its own
-sources           digests of Python code and of everything it refers to
-digester          hashes values as tokens
-code_references   finds the names that a function refers to, and the package of each
-process_state     detects reads of process state: environment, files, clocks
-torch_objects     digests tensors, operators with their registrations, and Triton kernels
-source_files      digests of files and modules
-coverage          lists the items that a digest covers, to explain misses
-undigestable      the error for values without a digest
+grammar         the accepted values, functions, attributes and instructions, as tables
+proof           walks code and digests it, or refuses it
+operator_code   the program's operators with their registrations
+triton_code     the program's Triton kernels
+program_code    everything for one graph: digests for the key, which the worker compares with its own
+source_files    digests of files and packages
+unproven        the error for code outside the grammar
 """

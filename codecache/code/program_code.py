@@ -1,8 +1,8 @@
-"""Digest the program's code that a graph is compiled with: hashed for the key, checked in the worker.
+"""Prove and digest the program's code that a graph is compiled with: hashed for the key, compared in the worker.
 
-    dependencies     functions, operators and kernels from outside torch that the graph names, with all their references
-    registrations    kernels for torch's own operators, and changes to Inductor's tables
-    replacements     torch functions and methods that were renamed or replaced by the program's
+    dependencies     functions and operators from outside torch that the graph names, with all their references
+    registrations    kernels for torch's own operators, and entries in Inductor's tables
+    changes          functions of torch that were replaced by the program's, or have another name than their own
 
 A worker imports the program's modules again. It ends up with the same code only if nothing differs: the text of a file,
 the environment at import, later changes to a module. A request therefore carries digests, and the worker computes its
@@ -12,92 +12,132 @@ own; a graph whose code differs is compiled in the program's own process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fxpool.codecache.code import sources, torch_objects
-from fxpool.codecache.code.digester import Digester
-from fxpool.codecache.code.undigestable import UndigestableError
-from fxpool.torch_compat.operators import by_value, inductor_registrations, operators, registrations, replaced
+from fxpool.codecache.code import operator_code
+from fxpool.codecache.code.proof import digest_of
+from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.key import probe_cache
+from fxpool.torch_compat.operators import by_value, inductor_tables, operators, own_code, registrations, renamed
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "keep_torchs_tables", "of"]
 
 _REGISTERED = "registered: "
+_CHANGED = "changed: "
 _KERNEL = "kernel:"
+_TABLES = "registered: all of Inductor's tables"
 _RENAMED = "torch's functions under other names than their own"
-#: The name of the digest of Inductor's tables. A worker compares tables by meaning instead.
-TABLES = "registered: tables of lowerings and decompositions"
 
-
-#: For each dependency or registration, the functions, values and variables that its digest covers, with their digests.
+#: For each dependency or registration, the functions that its digest covers, with their digests.
 Covered = dict[str, dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCode:
-    """Digests by name, and the environment variables that the code reads (None if not set)."""
+    """Digests by name. `changed` are the places where the program's code replaced torch's: no worker has them."""
 
     digests: dict[str, str]
-    environment: dict[str, str | None]
+    changed: Sequence[str] = ()
 
-    def traced(self) -> dict[str, str]:
-        """Return the digests of code that runs during the compile.
-
-        Other code is called by the compiled code, in the program's process. Triton kernels are not included, because
-        they are compared when the graph is rebuilt.
-        """
-        return {
-            name: digest
-            for name, digest in self.digests.items()
-            if torch_objects.LATER not in name and not name.startswith(_KERNEL)
-        }
+    def compared(self) -> dict[str, str]:
+        """Return the digests that a worker compares. Triton kernels are compared when the graph is rebuilt."""
+        return {name: digest for name, digest in self.digests.items() if not name.startswith((_KERNEL, _CHANGED))}
 
 
-def of(dependencies: Mapping[str, Any], *, after_autograd: bool = False, covered: Covered | None = None) -> ProgramCode:
+def of(
+    dependencies: Mapping[str, Any],
+    *,
+    after_autograd: bool = False,
+    covered: Covered | None = None,
+    root: str | None = None,
+) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
-    filled with the items that each digest covers, which doubles the time.
+    filled with the functions that each digest covers. `root` is the store's directory, where facts about torch's tables
+    are shared between processes.
 
     Raises:
-        UndigestableError: code has no digest, so it can't be compared in another process.
+        UnprovenError: code is outside the grammar, so it can't be compared in another process.
     """
     digests: dict[str, str] = {}
-    environment: dict[str, str | None] = {}
 
-    def examine(name: str, value: Any) -> None:
+    def prove(name: str, value: Any, *, of_inductor: bool = False) -> None:
         try:
-            examined = sources.examine(value, covered=_covered_by(covered, name))
-        except UndigestableError as error:
-            raise UndigestableError(f"{name}: {error.what}") from error
-        digests[name] = examined.digest
-        environment.update(examined.environment)
+            digests[name] = digest_of(value, of_inductor=of_inductor, covered=_covered_by(covered, name))
+        except UnprovenError as error:
+            raise UnprovenError(f"{name}: {error.what}") from error
+        except RecursionError:
+            raise UnprovenError(f"{name}: its references are nested too deeply") from None
 
     for name, target in sorted(dependencies.items()):
         if operators.is_overload(target) or operators.is_packet(target):
-            digester = Digester(covered=_covered_by(covered, name))
-            digester.met(target)
-            for part, digest in torch_objects.parts_of_operator(
-                target, digester, after_autograd=after_autograd
-            ).items():
-                digests[f"{name} {part}"] = digest
-            environment.update(digester.environment)
+            inner = operator_code.parts(target, after_autograd=after_autograd, covered=_covered_by(covered, name))
+            digests.update({f"{name} {part}": digest for part, digest in inner.items()})
         else:
-            examine(name, target)
+            prove(name, target)
+    changes = own_code.foreign(after_autograd=after_autograd)
+    for change in changes:
+        prove(_CHANGED + change.place, change.value)
     try:
         for name, kernel in registrations.overridden():
-            examine(_REGISTERED + name, kernel.value)
+            prove(_REGISTERED + name, kernel.value)
     except registrations.NotFoundError as error:
-        raise UndigestableError(str(error)) from error
-    for name, value in inductor_registrations.of_the_program():
-        examine(_REGISTERED + name, value)
-    examine(_RENAMED, repr(replaced.renamed()))  # as a single text: digesting the list takes 1 ms
-    for name, value in replaced.of_the_program():
-        examine(_REGISTERED + name, value)
-    if (changed := inductor_registrations.tables()) is not None:
-        examine(TABLES, changed.for_key())
-    return ProgramCode(digests, environment)
+        raise UnprovenError(str(error)) from error
+    for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
+        raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
+    if not _are_known(root):
+        digests[_TABLES] = inductor_tables.digest()
+    reached = _reached_by(dependencies)
+    for entry in inductor_tables.entries():
+        if not reached(entry):
+            continue
+        if entry.is_torchs or entry.value is None:
+            digests[_REGISTERED + entry.name] = inductor_tables.structure(entry.value)
+        else:
+            prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
+    digests[_RENAMED] = digest_of(repr(renamed.renamed()))  # as a single text: digesting the list takes 1 ms
+    return ProgramCode(digests, [change.place for change in changes])
+
+
+def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.Entry], bool]:
+    """Return a function that tells whether graphs with these dependencies may come to an entry.
+
+    Any graph may come to an operator of torch, through a decomposition or a pass. Only graphs that name an operator of
+    the program's do. Higher-order operators are not decomposed to, either.
+    """
+    packets = {getattr(target, "overloadpacket", target) for target in dependencies.values()}
+
+    def reached(entry: inductor_tables.Entry) -> bool:
+        operator = entry.operator
+        if operator is None or operators.is_higher_order(operator):
+            return operator is None or operators.is_torchs_higher_order(operator)
+        if not (operators.is_overload(operator) or operators.is_packet(operator)):
+            return operator in packets or not entry.name.startswith("side effect")
+        return operators.is_builtin(operator) or getattr(operator, "overloadpacket", operator) in packets
+
+    return reached
+
+
+_ORIGINAL = ("torch's tables of Inductor",)
+
+
+def _are_known(root: str | None) -> bool:
+    """Return whether torch's entries in the loaded tables are known: recorded here, or stored by another process."""
+    if not inductor_tables.known():
+        kept = probe_cache.read(root, _ORIGINAL, (inductor_tables.version(),))
+        return kept is not None and inductor_tables.settle(kept["tables"].encode("latin-1"))
+    return True
+
+
+def keep_torchs_tables(root: str | None) -> None:
+    """Store torch's entries for processes that could not record them, if this process did."""
+    identity = (inductor_tables.version(),)
+    if root is not None and inductor_tables.recorded() and probe_cache.read(root, _ORIGINAL, identity) is None:
+        probe_cache.write(root, _ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
 
 
 def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:
@@ -106,7 +146,7 @@ def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class SentCode:
-    """The part sent to a worker: digests of traced code, names of the graph's dependencies, and changed tables.
+    """The part sent to a worker: digests of code that it runs, and the names of the graph's dependencies.
 
     `configured` are digests of option values that are not plain data and are sent by name. `operators` and `registered`
     are pickled code that a worker can't import: see `by_value`.
@@ -114,7 +154,6 @@ class SentCode:
 
     digests: Mapping[str, str]
     dependencies: Sequence[str]
-    tables: inductor_registrations.Tables | None
     configured: Mapping[str, str]
     after_autograd: bool
     operators: Sequence[bytes] = ()
@@ -123,7 +162,7 @@ class SentCode:
     @staticmethod
     def of(
         code: ProgramCode,
-        dependencies: Iterable[str],
+        dependencies: Mapping[str, Any],
         configured: Mapping[str, str],
         *,
         after_autograd: bool = False,
@@ -131,8 +170,8 @@ class SentCode:
     ) -> SentCode:
         """Select the part of `code` to send for a graph with these dependencies."""
         names = sorted(name for name in dependencies if not name.startswith(_KERNEL))
-        tables, registered = inductor_registrations.tables(), inductor_registrations.for_a_worker()
-        return SentCode(code.traced(), names, tables, configured, after_autograd, operators, registered)
+        registered = inductor_tables.for_a_worker(_reached_by(dependencies))
+        return SentCode(code.compared(), names, configured, after_autograd, operators, registered)
 
     def bring(self) -> None:
         """Define and register the code that was sent by value in this process. Raises NotBroughtError."""
@@ -151,21 +190,24 @@ class SentCode:
         """
         try:
             targets = {name: _found(name) for name in self.dependencies}
-            here = of(targets, after_autograd=self.after_autograd).traced()
-        except UndigestableError as error:
+            here = of(targets, after_autograd=self.after_autograd).compared()
+            if _TABLES in self.digests:
+                here[_TABLES] = inductor_tables.digest()
+        except UnprovenError as error:
             return error.what, []
         except (ImportError, AttributeError, KeyError) as error:
             return f"{type(error).__name__}: {error}", []
-        operators: list[Otherwise] = self.tables.disagreements() if self.tables is not None else []
+        differing: list[Otherwise] = []
         for name in sorted(self.digests.keys() | here.keys()):
-            if name != TABLES and self.digests.get(name) != here.get(name):
-                registered = name.removeprefix(_REGISTERED)
-                of_one = inductor_registrations.of_operator(registered) if registered != name else None
-                if of_one is None:
-                    where = "" if name in self.digests and name in here else ", in one of the two"
-                    return f"{name}{where}", []
-                operators.append(of_one)
-        return "", operators
+            if self.digests.get(name) == here.get(name):
+                continue
+            registered = name.removeprefix(_REGISTERED)
+            of_one = inductor_tables.of_operator(registered) if registered != name else []
+            if not of_one:
+                where = "" if name in self.digests and name in here else ", in one of the two"
+                return f"{name}{where}", []
+            differing += of_one
+        return "", differing
 
 
 def _found(name: str) -> Any:

@@ -8,7 +8,7 @@ import sys
 import types
 
 from fxpool import forks
-from fxpool.codecache.code.undigestable import UndigestableError
+from fxpool.codecache.code.unproven import UnprovenError
 
 __all__ = ["digest_file", "digest_module", "digest_package"]
 
@@ -33,7 +33,7 @@ def digest_file(path: str) -> str:
 
 
 def digest_module(module: types.ModuleType) -> str:
-    """Return the sha256 of a module's name and source (or binary). Raises UndigestableError if it has no file."""
+    """Return the sha256 of a module's name and source (or binary). Raises UnprovenError if it has no file."""
     path = getattr(module, "__file__", None)
     if path is None and module.__name__ in sys.builtin_module_names:
         content = f"builtin {sys.version}"
@@ -41,12 +41,12 @@ def digest_module(module: types.ModuleType) -> str:
         try:
             content = digest_file(path)  # type: ignore[arg-type]
         except (OSError, TypeError) as error:
-            raise UndigestableError(f"the module {module.__name__}, which has no source file") from error
+            raise UnprovenError(f"the module {module.__name__}, which has no source file") from error
     return hashlib.sha256(f"module {module.__name__} {content}".encode()).hexdigest()
 
 
 def digest_package(package: types.ModuleType) -> str:
-    """Return the sha256 of all Python sources of a package, loaded or not. Raises UndigestableError."""
+    """Return the sha256 of all Python sources of a package, loaded or not. Raises UnprovenError."""
     whole = hashlib.sha256()
     try:
         for top in sorted(package.__path__):
@@ -57,5 +57,5 @@ def digest_package(package: types.ModuleType) -> str:
                         path = os.path.join(directory, name)
                         whole.update(f"{os.path.relpath(path, top)} {digest_file(path)}\n".encode())
     except OSError as error:
-        raise UndigestableError(f"the package {package.__name__}: {error}") from error
+        raise UnprovenError(f"the package {package.__name__}: {error}") from error
     return whole.hexdigest()

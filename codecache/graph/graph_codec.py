@@ -32,7 +32,8 @@ import sympy
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fxpool.codecache.code import sources
+from fxpool.codecache.code import proof
+from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph.target_names import comes_with_torch, name_of
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
@@ -190,7 +191,7 @@ class GraphEncoder:
         try:
             constants = user_kernels.constants(node)
             described = {"kernel_idx": self._kernel(node), "constant_args_idx": ["kernel_constants", constants]}
-        except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
+        except (user_kernels.NotDescribedError, UnprovenError) as error:
             raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
         *before, (tag, *keywords), meta = row
         return [*before, [tag, *([name, described.get(name, value)] for name, value in keywords)], meta]
@@ -201,7 +202,7 @@ class GraphEncoder:
         if place not in self._kernels:
             kernel = user_kernels.describe(node)
             self.dependencies[f"kernel:{kernel.module}:{kernel.name}"] = kernel.function
-            self._kernels[place] = ["kernel", len(self._kernels), sources.digest_value(kernel.function), kernel.data]
+            self._kernels[place] = ["kernel", len(self._kernels), proof.digest_of(kernel.function), kernel.data]
         return self._kernels[place]
 
     def _group_numbered(self, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -460,7 +461,7 @@ class GraphEncoder:
             return ["numpy", wrapped[0], wrapped[1] if isinstance(wrapped[1], str) else self.function(wrapped[1])]
         self._changes_switches |= attention.changes_switches(target)
         module, qualified = name_of(target)
-        if not comes_with_torch(module):
+        if not comes_with_torch(module, target):
             self.dependencies[f"function:{module}:{qualified}"] = target
         return ["py", module, qualified]
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fxpool.codecache.code import sources
+from fxpool.codecache.code import proof
+from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph.graph_codec import gm_attribute
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
@@ -115,8 +116,8 @@ class GraphDecoder:
         if number not in self._kernels:
             try:
                 function = user_kernels.find(description)
-                own_digest = sources.digest_value(function)
-            except (user_kernels.NotDescribedError, sources.UndigestableError) as error:
+                own_digest = proof.digest_of(function)
+            except (user_kernels.NotDescribedError, UnprovenError) as error:
                 raise CannotTravelError(getattr(error, "reason", "triton_kernel_source"), str(error)) from error
             if own_digest != digest:
                 raise CannotTravelError(

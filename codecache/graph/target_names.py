@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.operators import operators, own_code
 
 __all__ = ["comes_with_torch", "name_of"]
 
@@ -53,6 +53,12 @@ def _candidates(target: Any) -> Iterator[tuple[str, str]]:
                 yield home, name
 
 
-def comes_with_torch(module: str) -> bool:
-    """Return whether a module belongs to torch, or to a part of the standard library that graphs may name."""
-    return module.split(".")[0] in ("torch", "builtins", "operator", "math", "_operator", "torchgen")
+def comes_with_torch(module: str, target: Any) -> bool:
+    """Return whether `target`, found under a name in `module`, is torch's code, or of a library that graphs may name.
+
+    A program may have put its own function into torch's module.
+    """
+    return module.split(".")[0] in _KNOWN and own_code.is_own(target)
+
+
+_KNOWN = ("torch", "builtins", "operator", "math", "_operator", "torchgen")

@@ -1,16 +1,19 @@
 """Identify code that a program sets in the configuration, for keys: custom passes, estimators, choices.
 
 An object with a ``uuid()`` is identified by that value, with which the user vouches for its behavior, and by the code
-of its class, since users forget to change the uuid when they change the code. An object without ``uuid()`` is
-identified by its content.
+of its class, since users forget to change the uuid when they change the code. An object without ``uuid()`` has
+to be a function, or plain data, within the grammar of `codecache.code`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
-from fxpool.codecache.code import sources
+from fxpool.codecache.code.proof import code_text, digest_of
+from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.key.cacheable import Bypass
 
 __all__ = ["digests", "identity"]
@@ -38,49 +41,58 @@ def identity(name: str, value: Any) -> Any:
         return {"uuid": uuid[0] if isinstance(uuid[0], _PLAIN) else repr(uuid[0]), "code": _code_of(asked)}
     try:
         return {"content": _content(value)}
-    except sources.UndigestableError as error:
+    except UnprovenError as error:
         raise Bypass("custom_pass_without_uuid", f"{name}: {error}") from error
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each configured value's content, or its uuid if the content has no digest.
+    """Return the digest of each configured value's code, or its uuid with the code of its class.
 
     A value that a worker looks up by name is the same as in the client if their digests are equal.
 
-    Raises UndigestableError: a value has neither digest nor uuid.
+    Raises UnprovenError: a value has no uuid, and is outside the grammar.
     """
     digest_by_name: dict[str, str] = {}
     for name, value in values.items():
+        uuid = _uuid(value)
+        if uuid is not None and uuid[0] is not None:
+            digest_by_name[name] = f"uuid {uuid[0]!r} {_code_of(value)}"
+            continue
         try:
             digest_by_name[name] = _content(value)
-        except sources.UndigestableError as error:
-            uuid = _uuid(value)
-            if uuid is None or uuid[0] is None:
-                raise sources.UndigestableError(f"{name}: {error.what}") from error
-            digest_by_name[name] = f"uuid {uuid[0]!r}"
+        except UnprovenError as error:
+            raise UnprovenError(f"{name}: {error.what}") from error
     return digest_by_name
 
 
 def _uuid(value: Any) -> tuple[Any] | None:
     """Return an object's ``uuid()`` in a tuple, since it may be None; return None if the object has no such method."""
-    method = getattr(value, "uuid", None)
-    return (method(),) if callable(method) and not isinstance(value, type) else None
+    method = getattr(type(value), "uuid", None) if not isinstance(value, type) else None
+    return (value.uuid(),) if callable(method) else None
 
 
 def _code_of(value: Any) -> str:
-    """Return the digest of an object's class; "" if it can't be digested, since the uuid identifies the object."""
-    try:
-        return sources.digest_value(type(value))
-    except sources.UndigestableError:
-        return ""
+    """Return the digest of the methods of an object's class and its bases, without what they refer to."""
+    whole = hashlib.sha256()
+    for cls in type(value).__mro__:
+        for name, attribute in sorted(vars(cls).items()):
+            function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
+            if isinstance(function, types.FunctionType):
+                whole.update(f"{name} {code_text(function.__code__)}".encode())
+    return whole.hexdigest()
 
 
 def _content(value: Any) -> str:
-    """Return the digest of code, of a container, or of an instance of a Python class with its state."""
-    if isinstance(value, (list, tuple)):
-        return sources.digest_value([_content(item) for item in value])
-    if isinstance(value, (set, frozenset)):
-        return sources.digest_value(sorted(_content(item) for item in value))
-    if isinstance(value, dict):
-        return sources.digest_value({key: _content(item) for key, item in value.items()})
-    return sources.digest_value(value)
+    """Return the digest of code or plain data, also in containers. Raises UnprovenError."""
+    return digest_of(_frozen(value), of_inductor=True)
+
+
+def _frozen(value: Any) -> Any:
+    """Return containers as tuples: a configured value is captured as it is now."""
+    if type(value) in (list, tuple):
+        return tuple(map(_frozen, value))
+    if type(value) in (set, frozenset):
+        return tuple(sorted(_content(item) for item in value))
+    if type(value) is dict:
+        return tuple((_frozen(key), _frozen(item)) for key, item in sorted(value.items(), key=repr))
+    return value

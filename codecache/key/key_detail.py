@@ -14,12 +14,12 @@ zstandard is imported inside functions, because a hit does not need it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from fxpool.codecache.code.coverage import of_variables
 from fxpool.codecache.graph.encoded_values import shortened
 
 __all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
@@ -67,6 +67,18 @@ def packed(
     import zstandard
 
     return zstandard.ZstdCompressor(level=3).compress(_ENCODER.encode(detail))
+
+
+def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Return environment variables by name, with digests instead of their values."""
+    return {
+        f"environment variable {name}": "not set" if value is None else f"a value of digest {_short_digest(value)}"
+        for name, value in variables.items()
+    }
+
+
+def _short_digest(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.code import program_code
-from fxpool.codecache.code.undigestable import UndigestableError
+from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
@@ -260,14 +260,14 @@ class GraphPool:
             raise stays
         toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
-            of_graph = program_code.of(dependencies, after_autograd=True)
-            state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir).with_variables(
-                of_graph.environment
-            )
+            of_graph = program_code.of(dependencies, after_autograd=True, root=toolchain_dir)
+            if of_graph.changed:
+                raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
+            state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir)
             code = program_code.SentCode.of(
                 of_graph, dependencies, ambient.code_digests(state), after_autograd=True, operators=operators
             )
-        except UndigestableError as error:
+        except UnprovenError as error:
             raise CannotTravelError("code_unknown", error.what) from error
         facts = visible_devices(toolchain_dir) if not seen else ()
         # Probing takes a second in each process, so the worker gets this process's result.

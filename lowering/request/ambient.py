@@ -53,11 +53,6 @@ class AmbientState:
         changed = {**self.configuration["inductor"], **values}
         return dataclasses.replace(self, configuration={**self.configuration, "inductor": changed})
 
-    def with_variables(self, read: Mapping[str, str | None]) -> AmbientState:
-        """Return the state with added environment variables that a program's code reads while it is traced."""
-        present = {name: value for name, value in read.items() if value is not None}
-        return dataclasses.replace(self, environment={**self.environment, **present}) if present else self
-
 
 def without_index(device: str | None) -> str | None:
     """Return the default device without its index: the graph already names the devices of its tensors."""

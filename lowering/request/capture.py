@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fxpool import config, notices
-from fxpool.codecache.code import program_code, sources
+from fxpool.codecache.code import program_code
+from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph import graph_codec
 from fxpool.codecache.guards import guards
 from fxpool.codecache.key import cacheable, key, source_toolchain, system
@@ -303,18 +304,19 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
-        code = program_code.of(encoded.dependencies, after_autograd=level == FX)
-        state = state.with_variables(code.environment)
-    except sources.UndigestableError as error:
+        code = program_code.of(encoded.dependencies, after_autograd=level == FX, root=toolchain_dir)
+    except UnprovenError as error:
         stays = CannotTravelError("code_unknown", error.what)
         unproven = cacheable.Bypass("source", error.what)
     else:
+        if code.changed:
+            stays = CannotTravelError("torch_changed", f"the program replaced {', '.join(code.changed)}")
         try:
             configured = ambient.code_digests(state)
             sent = program_code.SentCode.of(
                 code, encoded.dependencies, configured, after_autograd=level == FX, operators=operators
             )
-        except sources.UndigestableError as error:
+        except UnprovenError as error:
             stays = CannotTravelError("code_unknown", error.what)
             unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
     graph_bytes = key.canonical(encoded.description)
@@ -393,7 +395,7 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
     shown = {**parts, "ambient": key_detail.without_values(parts["ambient"])}
     texts = {"graph": f"{len(traced.encoded.description[1])} nodes", "inputs": _readable_inputs(traced.layout)}
     covered: program_code.Covered = {}
-    with contextlib.suppress(sources.UndigestableError):
+    with contextlib.suppress(UnprovenError):
         program_code.of(traced.encoded.dependencies, after_autograd=traced.level == FX, covered=covered)
     detail = key_detail.packed(
         parts,

@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from fxpool import notices
+from fxpool.codecache.code import program_code
 from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
 from fxpool.codecache.key import source_toolchain, toolchain
@@ -62,6 +63,7 @@ def compile_request(
     """
     phase("loading code")
     others = load_code(request.modules, request.libraries, request.code)
+    program_code.keep_torchs_tables(request.toolchain_dir)
     if request.level == PACKAGE:
         from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
 

@@ -376,9 +376,9 @@ def _compiler() -> None:
 
 
 def _digest() -> None:
-    from fxpool.codecache.code import sources
+    from fxpool.codecache.code import source_files
 
-    assert sources.digest_file(__file__)
+    assert source_files.digest_file(__file__)
 
 
 def _in_process() -> None:

@@ -6,8 +6,9 @@ registrations             a program's registrations for its own operators and fo
 dispatch_probe            the Python code behind a kernel of the dispatcher
 libraries                 the shared library that registered an operator
 custom_operators          operators behind the objects that `custom_op` and `triton_op` return
-inductor_registrations    a program's lowerings, decompositions, patterns and device passes
-replaced                  torch's functions that a program replaced
+inductor_tables           a program's lowerings, decompositions, patterns and device passes
+own_code                  torch's modules and classes with code that is not torch's
+renamed                   torch's functions in C under other names than their own
 by_value                  operators and registrations as bytes, for processes whose imports do not make them
 otherwise                 ends a compile that meets an operator with the program's own lowering
 """

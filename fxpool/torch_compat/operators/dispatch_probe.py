@@ -25,10 +25,12 @@ from torch._ops import OpOverload
 
 from fxpool.torch_compat.dynamo import tensors
 
-__all__ = ["NotFoundError", "defined_at", "foreign_sources", "python_kernels", "python_places"]
+__all__ = ["NotFoundError", "defined_at", "foreign_sources", "python_kernels", "python_places", "registered"]
 
 # A row of the dispatcher's table: a key, the file and line of its kernel's registration, and the kind of entry.
 _ROW = re.compile(r"^(\w+): (fallthrough )?registered at (.+):(\d+) \[(.+)\]$", re.MULTILINE)
+# A registration as it was made, for a key or for an alias of keys.
+_REGISTERED = re.compile(r"^(\w+)(?:\[alias\])?: (fallthrough )?registered at (.+):\d+ ", re.MULTILINE)
 _FALLBACK = "backend fallback"  # the same for all operators
 # Kernels of these kinds serve many keys, each with a separate row.
 _OF_MANY_KEYS = frozenset(("math kernel", "autograd kernel", "default backend kernel", "composite kernel"))
@@ -42,11 +44,12 @@ class _ReachedError(BaseException):
     """Stops the call; a BaseException, so that no code in between catches it."""
 
 
-def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, dict[str, Any]]]:
-    """Yield (dispatch key, function, additional arguments) of each kernel registered from Python.
+def python_kernels(op: OpOverload) -> Iterator[tuple[str, str, types.FunctionType, dict[str, Any]]]:
+    """Yield (dispatch key, kind, function, additional arguments) of each kernel registered from Python.
 
-    The function is rebuilt from the kernel's code, globals and closure, for inspection. For a callable object it is
-    ``__call__``, and the object is among the arguments.
+    The kind is the dispatcher's: ``kernel`` is registered for this key, ``math kernel`` for many. The function is
+    rebuilt from the kernel's code, globals and closure, for inspection. For a callable object it is ``__call__``,
+    and the object is among the arguments.
 
     Raises NotFoundError: a kernel has no Python code, or does not take the operator's arguments.
     """
@@ -58,12 +61,19 @@ def python_kernels(op: OpOverload) -> Iterator[tuple[str, types.FunctionType, di
             if (path, line, kind) in asked:
                 continue
             asked.add((path, line, kind))
-        yield key, *_first_frame(op, key)
+        yield key, kind, *_first_frame(op, key)
 
 
-def foreign_sources(op: OpOverload) -> set[str]:
-    """Return the C++ files that an operator's kernels were registered in, as named when they were compiled."""
-    return {path for _, path, _, _ in _rows(op) if not _is_python(path)}
+def foreign_sources(op: OpOverload) -> dict[str, str]:
+    """Return the C++ files that kernels were registered in, as named when they were compiled, by key or alias."""
+    return {key: path for key, path in registered(op.name()) if not _is_python(path)}
+
+
+def registered(name: str) -> Iterator[tuple[str, str]]:
+    """Yield (key or alias, file) of each registration for an operator, besides those that fall through."""
+    for key, fallthrough, path in _REGISTERED.findall(torch._C._dispatch_dump(name)):
+        if not fallthrough and key not in ("debug", "name", "schema"):
+            yield key, path
 
 
 def python_places(op: OpOverload, key: str) -> set[str]:

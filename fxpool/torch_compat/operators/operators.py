@@ -6,11 +6,14 @@ A graph names its targets, and a worker resolves the names. For a program's regi
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from fxpool.torch_compat.operators import dispatch_probe, own_code
 
 # Namespaces whose operators come with torch itself.
 _BUILTIN_NAMESPACES = frozenset(
@@ -106,8 +109,27 @@ def namespace_of(target: Any) -> str:
 
 
 def is_builtin(target: Any) -> bool:
-    """Return whether an operator (overload or packet) comes with torch."""
-    return namespace_of(target) in _BUILTIN_NAMESPACES
+    """Return whether an operator (overload or packet) comes with torch: a program may define some in its namespaces."""
+    return namespace_of(target) in _BUILTIN_NAMESPACES and not _is_defined_outside(target)
+
+
+@functools.lru_cache(4096)  # a graph calls few operators, each many times
+def _is_defined_outside(target: Any) -> bool:
+    overload = target if isinstance(target, OpOverload) else getattr(target, next(iter(target.overloads()), ""), None)
+    if overload is None:
+        return False
+    path = dispatch_probe.defined_at(overload)
+    if path == own_code.CUSTOM_OPS:  # where `torch.library.custom_op` defines the operators of programs and of torch
+        from torch._library.custom_ops import OPDEFS
+
+        definition = OPDEFS.get(overload.name().partition(".")[0])
+        path = definition._init_fn.__code__.co_filename if definition is not None else path
+    return bool(path) and not own_code.is_file_of_torch(path)
+
+
+def is_torchs_higher_order(target: Any) -> bool:
+    """Return whether a higher-order operator is an object of one of torch's own classes."""
+    return own_code.is_own(type(target))
 
 
 def triton_kernels_of(target: Any) -> list[Any]:

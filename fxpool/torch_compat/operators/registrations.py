@@ -4,11 +4,12 @@
     torch.library's registries  rules for fake tensors and dispatch classes, effects, symmetric memory
     the dispatcher              kernels registered from Python (`dispatch_probe`) and from C++ (`libraries`)
 
-Each part says whether its code is traced into graphs, or only called by compiled code at run time.
+Kernels that only compute are not parts: compiled code calls them in the program's process.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -19,54 +20,52 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from fxpool.torch_compat.operators import dispatch_probe, libraries
+from fxpool.torch_compat.operators import dispatch_probe, libraries, own_code
 from fxpool.torch_compat.operators.dispatch_probe import NotFoundError
 from fxpool.torch_compat.operators.operators import is_builtin, overload_name, packet_name, triton_kernels_of
 
-__all__ = ["NotFoundError", "Part", "Registration", "foreign_functions", "overridden", "registration"]
+__all__ = ["NotFoundError", "Part", "Registration", "module_of_file", "overridden", "overridden_in_cpp",
+           "registration"]  # fmt: skip
 
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# torch's own code that registers kernels around a program's functions.
+_MACHINERY = (os.path.join(_TORCH_ROOT, "_library", ""), os.path.join(_TORCH_ROOT, "library.py"))
 
-# torch's own wrappers contain functions of the standard library, too.
-_NOT_FOREIGN = frozenset(("torch", "torchgen", "functorch", *sys.stdlib_module_names))
 # Kernels for these keys compute: their code is not traced into graphs.
 _COMPUTE = frozenset(("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1"))
-
-
 # Kernels for these keys run before tracing reaches plain operators.
-_ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView")
+_ABOVE = ("Autograd", "Autocast", "FuncTorch", "ADInplaceOrView", "CompositeImplicit")
+# Kernels in C++ for these keys give the shapes of results, and nothing else is read of them.
+_SHAPES = ("Meta", "CompositeExplicit")
 
 
 class Part(NamedTuple):
-    """One registration. `runs_later`: compiled code calls it, but does not contain it.
-
-    `before_autograd`: AOTAutograd uses it, and the graphs that it makes do not need it again.
-    """
+    """One registration: functions and plain data. `traced_only`: AOTAutograd uses it, later graphs do not."""
 
     value: Any
-    runs_later: bool = False
-    before_autograd: bool = False
+    traced_only: bool = False
 
 
 class Registration:
     """`files` contain Python code, `libraries` compiled code; `parts` are the registrations by purpose.
 
-    `home` is the torch module whose import defines the operator, if there is one.
+    `traced_in_cpp` are dispatch keys for which C++ code is traced into graphs. `home` is the torch module whose import
+    defines the operator, if there is one.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.files: list[str] = []
         self.libraries: list[str] = []
+        self.traced_in_cpp: list[str] = []
         self.home: str | None = None
         self.parts: dict[str, Part] = {}
+        self.folds = False
 
     @property
     def is_known(self) -> bool:
         """Whether the origin of the operator is known."""
-        return bool(
-            self.files or self.libraries or self.home or any(callable(part.value) for part in self.parts.values())
-        )
+        return bool(self.files or self.libraries or self.home or self.parts.keys() - {"schema", "tags"})
 
 
 def registration(target: Any) -> Registration:
@@ -79,32 +78,49 @@ def registration(target: Any) -> Registration:
     files: set[str] = set()
     needed: set[str] = set()
     for overload in overloads:
-        qualified = overload.name()
-        before = f"{qualified} " if len(overloads) > 1 else ""
-        result.parts[f"{before}schema"] = Part(str(overload._schema))
-        result.parts[f"{before}tags"] = Part(sorted(str(tag) for tag in overload.tags))
-        definition = _custom_op(qualified.split(".")[0])
-        if definition is not None:
-            result.parts.update({f"{before}{name}": part for name, part in _parts_of(definition)})
-        result.parts.update({f"{before}{name}": part for name, part in _registry_parts(qualified)})
-        for key, kernel in getattr(overload, "py_kernels", {}).items():
-            result.parts[f"{before}Python kernel for {_key_name(key)}"] = Part(kernel)
-        for key, function, others in dispatch_probe.python_kernels(overload):
-            above = key.startswith(_ABOVE) and _of_torch(function)
-            part = Part((function, others), key in _COMPUTE or _computes(function), above)
-            result.parts[f"{before}kernel for {key}"] = part
-        sources = dispatch_probe.foreign_sources(overload)
-        if sources:
-            needed |= set(libraries.that_contain(sources, qualified))
-        files.add(defined := dispatch_probe.defined_at(overload))
-        result.home = _home(definition) or _home_at(defined) or result.home
+        before = f"{overload.name()} " if len(overloads) > 1 else ""
+        for name, part in _parts(overload, files, needed, result):
+            result.parts[f"{before}{name}"] = part
     for position, kernel in enumerate(triton_kernels_of(target)):
         result.parts[f"Triton kernel {position}"] = Part(kernel)
-    for part in result.parts.values():
-        files |= set(_files_of(part.value))
     result.files = sorted(os.path.abspath(path) for path in files if _is_users_file(path))
     result.libraries = sorted(needed)
     return result
+
+
+def _parts(overload: OpOverload, files: set[str], needed: set[str], result: Registration) -> Iterator[tuple[str, Part]]:
+    """Yield (purpose, part) of one overload; add its files, libraries and C++ kernels to the others."""
+    qualified = overload.name()
+    yield "schema", Part(str(overload._schema))
+    yield "tags", Part(tuple(sorted(str(tag) for tag in overload.tags)))
+    # Inductor evaluates such operators of constants while it compiles.
+    result.folds |= torch.Tag.pointwise in overload.tags
+    definition = _custom_op(qualified.split(".")[0])
+    found = list(_registry_parts(qualified, in_definition=definition is not None))
+    if definition is not None:
+        found += _parts_of(definition)
+        files.update(_files_of((definition._init_fn, *getattr(definition, "_backend_fns", {}).values())))
+    found += [
+        (f"Python kernel for {_key_name(key)}", Part(_opened(kernel)))
+        for key, kernel in getattr(overload, "py_kernels", {}).items()
+    ]
+    for key, kind, function, others in dispatch_probe.python_kernels(overload):
+        files.update(_files_of(function))
+        if (key in _COMPUTE and kind == "kernel") or (definition is not None and _is_machinery(function)):
+            continue
+        if function.__code__.co_name != "meta_kernel" or not _is_machinery(function):  # calls the fake implementation
+            extra = tuple(sorted(others.items()))
+            above = key.startswith(_ABOVE) or kind == "math kernel"
+            found.append((f"kernel for {key}", Part((_opened(function), extra), traced_only=above)))
+    if sources := dispatch_probe.foreign_sources(overload):
+        needed.update(libraries.that_contain(set(sources.values()), qualified))
+        result.traced_in_cpp += [key for key in sources if key not in _COMPUTE and not key.startswith(_SHAPES)]
+    defined = dispatch_probe.defined_at(overload)
+    files.add(defined)
+    result.home = _home(definition) or (_home_at(defined) if definition is None else None) or result.home
+    for name, part in found:
+        files.update(_files_of(part.value))
+        yield name, part
 
 
 def overridden() -> Iterator[tuple[str, Part]]:
@@ -117,12 +133,22 @@ def overridden() -> Iterator[tuple[str, Part]]:
             overload = getattr(packet, name.partition(".")[2] or "default", None)
             if not isinstance(overload, OpOverload):
                 continue
-            for probed, function, others in dispatch_probe.python_kernels(overload):
-                if not _of_torch(function) or _holds_foreign(function):
+            for probed, _, function, others in dispatch_probe.python_kernels(overload):
+                if not own_code.is_own(function):
                     theirs = True
-                    yield f"{overload_name(overload)} for {key or probed} at {probed}", Part((function, others))
+                    value = (_opened(function), tuple(sorted(others.items())))
+                    yield f"{overload_name(overload)} for {key or probed} at {probed}", Part(value)
         if not theirs:
             _verdicts[library] = len(library._op_impls), False
+
+
+def overridden_in_cpp(*, after_autograd: bool) -> list[tuple[str, str, str]]:
+    """Return (operator of torch, key, library) of kernels in C++ from outside torch that a compile runs."""
+    return [
+        (operator, key, library)
+        for operator, key, library in libraries.overridden()
+        if key not in _COMPUTE and (key.startswith(_SHAPES) or not after_autograd)
+    ]
 
 
 _verdicts: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
@@ -191,25 +217,21 @@ def _parts_of(definition: Any) -> Iterator[tuple[str, Part]]:
     for name in ("_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn"):
         function = getattr(definition, name, None)
         if callable(function):
-            yield name, Part(function, before_autograd=name != "_abstract_fn")
+            yield name, Part(_opened(function), traced_only=name != "_abstract_fn")
     for name in ("_autocast_dtype", "_autocast_cuda_dtype", "_autocast_cpu_dtype"):  # 2.13; 2.11 has the others
         dtype = getattr(definition, name, None)
         if dtype:
-            yield name, Part(dtype, before_autograd=True)
+            value = tuple(sorted(dtype.items())) if isinstance(dtype, dict) else dtype
+            yield name, Part(value, traced_only=True)
     disabled = getattr(definition, "_disabled_kernel", None)
     if disabled:
-        yield "_disabled_kernel", Part(sorted(map(str, disabled)))
-    if callable(definition._init_fn):
-        yield "_init_fn", Part(definition._init_fn, runs_later=True)
-    for key, function in getattr(definition, "_backend_fns", {}).items():
-        if callable(function):
-            yield f"_backend_fns[{key}]", Part(function, runs_later=True)
+        yield "_disabled_kernel", Part(tuple(sorted(map(str, disabled))))
     for cls, function in getattr(definition, "_torch_dispatch_fns", {}).items():
         if callable(function):
-            yield f"_torch_dispatch_fns[{cls.__qualname__}]", Part(function)
+            yield f"_torch_dispatch_fns[{cls.__qualname__}]", Part(_opened(function))
 
 
-def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
+def _registry_parts(qualified: str, *, in_definition: bool) -> Iterator[tuple[str, Part]]:
     """Yield rules for fake tensors and dispatch classes, effects and other parts that torch.library stores by name."""
     from torch._library.simple_registry import singleton
 
@@ -221,16 +243,16 @@ def _registry_parts(qualified: str) -> Iterator[tuple[str, Part]]:
         kernels = getattr(holder, "kernels", None) or [getattr(holder, "kernel", None)]
         for position, kernel in enumerate(kernels):
             function = _without_check(getattr(kernel, "func", None) or getattr(kernel, "fn", None))
-            if callable(function):
-                yield f"fake implementation {position}", Part(function)
+            if callable(function) and not (in_definition and _is_machinery(function)):
+                yield f"fake implementation {position}", Part(_opened(function))
         for cls, rule in getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {}).items():
-            yield f"rule for {cls.__qualname__}", Part(rule)
+            yield f"rule for {cls.__qualname__}", Part(_opened(rule))
         effect = getattr(getattr(entry, "effect", None), "effect", None)
         if effect is not None:
             yield "effect", Part(str(effect))
         memory = getattr(getattr(entry, "symm_mem_args", None), "_symm_mem_args", None)
         if memory:
-            yield "symmetric memory", Part(sorted(memory))
+            yield "symmetric memory", Part(tuple(sorted(memory)))
 
 
 def _without_check(rule: Any) -> Any:
@@ -249,52 +271,61 @@ def _key_name(key: Any) -> str:
     return str(getattr(key, "name", None) or getattr(key, "__qualname__", None) or key)
 
 
-def _of_torch(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__", "")).partition(".")[0] in _NOT_FOREIGN
+def _is_machinery(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and function.__code__.co_filename.startswith(_MACHINERY)
 
 
-def _computes(function: types.FunctionType) -> bool:
-    """Return whether a kernel is `custom_op`'s wrapper of an implementation, which no graph traces into."""
-    return _of_torch(function) and function.__code__.co_name == "backend_impl"
+def _opened(value: Any) -> Any:
+    """Return what torch's wrapper of a registration holds of the program's, with the wrapper's name.
+
+    Objects of torch's own (the operator, its library, key sets) are left out. A function of torch is named: torch
+    registers some for its operators. Any other value is returned as it is.
+    """
+    if not _is_machinery(value):
+        is_torchs = isinstance(value, types.FunctionType) and own_code.is_file_of_torch(value.__code__.co_filename)
+        return f"torch's {value.__module__}.{value.__qualname__}" if is_torchs and own_code.is_own(value) else value
+    return (f"torch's {value.__qualname__}", *_held(value, set()))
 
 
-def _holds_foreign(value: Any) -> bool:
-    return any(True for _ in foreign_functions(value, set()))
-
-
-def foreign_functions(value: Any, seen: set[int]) -> Iterator[types.FunctionType]:
-    """Yield functions from outside torch in a value, and in torch's closures and classes that it leads to."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, types.FunctionType):
-        if not _of_torch(value):
-            yield value
-            return
-        for cell in value.__closure__ or ():
-            try:
-                yield from foreign_functions(cell.cell_contents, seen)
-            except ValueError:
-                continue  # empty
-    elif isinstance(value, type) and value.__module__.startswith("torch."):
-        for attribute in vars(value).values():
-            yield from foreign_functions(getattr(attribute, "__func__", attribute), seen)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from foreign_functions(item, seen)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from foreign_functions(item, seen)
-    elif hasattr(value, "_backward_fn") and hasattr(value, "_setup_context_fn"):
-        yield from foreign_functions((value._backward_fn, value._setup_context_fn), seen)
-    elif hasattr(value, "func") and hasattr(value, "keywords"):
-        yield from foreign_functions((value.func, value.args, value.keywords), seen)
+def _held(function: types.FunctionType, seen: set[int]) -> Iterator[Any]:
+    """Yield the program's values that a wrapper of torch's holds, and functions that these wrappers made for it."""
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # empty
+            continue
+        if id(content) in seen or isinstance(content, (OpOverload, torch.library.Library, torch._C.DispatchKeySet)):
+            continue
+        seen.add(id(content))
+        if hasattr(content, "_backward_fn") and hasattr(content, "_setup_context_fn"):
+            yield from (content._backward_fn, content._setup_context_fn)
+        elif isinstance(content, type) and own_code.is_below_torch(content):  # an autograd function made for it
+            for attribute in vars(content).values():
+                inner = getattr(attribute, "__func__", attribute)
+                if _is_machinery(inner):
+                    yield from _held(inner, seen)
+        elif isinstance(content, dict):
+            yield from map(_opened, content.values())
+        elif _is_machinery(content):
+            yield from _held(content, seen)
+        else:
+            yield _opened(content)
 
 
 def _files_of(value: Any) -> Iterator[str]:
     """Yield the files that the Python code of a part was read from."""
-    for function in foreign_functions(getattr(value, "__func__", value), set()):
-        yield function.__code__.co_filename
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _files_of(item)
+    elif isinstance(value, functools.partial):
+        yield from _files_of((value.func, *value.args))
+    else:
+        function = getattr(value, "__func__", value)
+        function = getattr(function, "__wrapped__", function)
+        if isinstance(function, types.FunctionType):
+            yield function.__code__.co_filename
+            if own_code.is_file_of_torch(function.__code__.co_filename):
+                yield from _files_of(tuple(own_code.held_functions(function)))
 
 
 def _is_users_file(path: str) -> bool:

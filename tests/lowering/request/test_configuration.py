@@ -20,7 +20,7 @@ from torch._inductor.codegen import common
 from fxpool.errors import ConfigurationError, UnknownNameError
 from fxpool.lowering.core import options
 from fxpool.lowering.request import ambient
-from fxpool.torch_compat.operators import inductor_registrations
+from fxpool.torch_compat.operators import inductor_tables
 from fxpool.torch_compat.state import configs
 
 X = torch.ones(4, 4)
@@ -204,11 +204,11 @@ def test_options_of_a_device_are_in_the_key_and_in_the_worker(device: Any) -> No
             state = pickle.loads(pickle.dumps(ambient.capture(before_autograd=True)))
     assert len({plain, *keys}) == 3
     assert key_of(product, X) == plain
-    sent = dict(inductor_registrations.of_the_program())
+    sent = list(inductor_tables.entries())
     with ambient.entered(state):
         assert device.width == 9
         # Compared before the state is entered: a worker would be said to have other code.
-        assert dict(inductor_registrations.of_the_program()) == sent
+        assert list(inductor_tables.entries()) == sent
     assert device.width == 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,35 +51,32 @@ def operator() -> Any:
     return made._opoverload
 
 
-def functions_in(part: Part) -> set[str]:
-    return {function.__name__ for function in registrations.foreign_functions(part.value, set())}
+def functions_in(value: Any) -> set[str]:
+    """The names of the functions in a part, or in a tuple of values."""
+    if isinstance(value, Part):
+        return functions_in(value.value)
+    if isinstance(value, tuple):
+        return {name for item in value for name in functions_in(item)}
+    return {value.__name__} if isinstance(value, types.FunctionType) else set()
 
 
 def test_all_parts_of_a_custom_operator_are_there(operator: Any) -> None:
     found = registration(operator)
     assert found.name == f"{NAMESPACE}::scaled.default" and found.is_known
-    assert found.files == [__file__] and found.libraries == []
+    assert found.files == [__file__] and found.libraries == [] and found.home is None
     assert found.parts["schema"].value == f"{NAMESPACE}::scaled(Tensor x, float scale) -> Tensor"
-    named: set[str] = set()
-    for part in found.parts.values():
-        named |= functions_in(part)
-    assert named >= {"forward", "on_cpu", "fake", "setup_context", "backward"}
+    named = {name: functions_in(part) for name, part in found.parts.items()}
+    assert named["_abstract_fn"] == {"fake"} and named["_backward_fn"] == {"backward"}
+    assert named["_setup_context_fn"] == {"setup_context"} and named["_vmap_fn"] == {"vmapped"}
     dtypes = [part.value for name, part in found.parts.items() if "autocast" in name]
     assert any("bfloat16" in str(dtype) for dtype in dtypes)
 
 
-def test_a_kernel_runs_later_and_a_rule_is_compiled(operator: Any) -> None:
-    """Code that compiled code only calls does not decide what is compiled."""
+def test_kernels_that_compute_are_no_parts(operator: Any) -> None:
+    """Compiled code calls them in the program's process; their file has to be imported by a worker all the same."""
     parts = registration(operator).parts
-    for name, part in parts.items():
-        if name.startswith("_backend_fns[") or name in ("_init_fn", "kernel for CPU"):
-            assert part.runs_later, name
-        elif not name.startswith("kernel for"):
-            assert not part.runs_later, name
-    assert parts["_init_fn"] == Part(forward, runs_later=True)
-    assert "on_cpu" in functions_in(parts["_backend_fns[cpu]"])
-    above = [part for name, part in parts.items() if name.startswith("kernel for Autograd")]
-    assert above and all(part.before_autograd for part in above)
+    assert not {"forward", "on_cpu"} & {name for part in parts.values() for name in functions_in(part)}
+    assert {name for name, part in parts.items() if not part.traced_only} == {"schema", "tags", "_abstract_fn"}
 
 
 def test_a_packet_has_the_parts_of_its_overloads(operator: Any) -> None:
@@ -108,7 +106,7 @@ def test_a_kernel_that_is_switched_off_counts(operator: Any) -> None:
     definition = OPDEFS[f"{NAMESPACE}::scaled"]
     assert "_disabled_kernel" not in registration(operator).parts
     with definition.set_kernel_enabled("cpu", False):
-        assert registration(operator).parts["_disabled_kernel"].value == ["cpu"]
+        assert registration(operator).parts["_disabled_kernel"].value == ("cpu",)
 
 
 def test_a_library_s_kernels_are_probed_and_its_rules_read() -> None:
@@ -120,7 +118,7 @@ def test_a_library_s_kernels_are_probed_and_its_rules_read() -> None:
         found = registration(getattr(torch.ops, NAMESPACE).plain.default)
         assert found.files == [__file__]
         by_name = {name: functions_in(part) for name, part in found.parts.items()}
-        assert by_name["kernel for CPU"] == {"on_cpu"} and found.parts["kernel for CPU"].runs_later
+        assert not any(name.startswith("kernel for CPU") for name in by_name)
         assert {"fake"} in [functions for name, functions in by_name.items() if name.startswith("fake implementation")]
     finally:
         library._destroy()
@@ -191,11 +189,30 @@ def test_the_module_of_a_file_is_found() -> None:
     assert registrations.module_of_file("/nowhere/module.py") is None
 
 
-def test_functions_are_found_through_torch_s_closures_and_records(operator: Any) -> None:
-    from functools import partial
+def test_a_backward_that_torch_wraps_is_opened() -> None:
+    library = Library(NAMESPACE, "FRAGMENT")
+    try:
+        library.define("differentiable(Tensor x, float scale) -> Tensor")
+        library.impl("differentiable", on_cpu, "CPU")
+        name = f"{NAMESPACE}::differentiable"
+        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+        found = registration(getattr(torch.ops, NAMESPACE).differentiable.default)
+        above = [part for name, part in found.parts.items() if name.startswith("kernel for Autograd")]
+        assert above and all(part.traced_only for part in above)
+        assert {"backward", "setup_context"} <= functions_in(above[0])
+    finally:
+        library._destroy()
 
-    assert functions_in(Part((forward, [fake], {"k": backward}))) == {"forward", "fake", "backward"}
-    assert functions_in(Part(partial(vmapped, x=on_cpu))) == {"vmapped", "on_cpu"}
-    assert functions_in(Part(torch.nn.functional.softmax)) == set()
-    seen = {id(forward)}
-    assert list(registrations.foreign_functions(forward, seen)) == []
+
+@pytest.mark.parametrize(("key", "traced_only"), [("CompositeImplicitAutograd", True), ("Meta", False)])
+def test_a_kernel_that_is_traced_is_a_part(key: str, traced_only: bool) -> None:
+    library = Library(NAMESPACE, "FRAGMENT")
+    try:
+        library.define("traced(Tensor x, float scale) -> Tensor")
+        library.impl("traced", fake, key)
+        found = registration(getattr(torch.ops, NAMESPACE).traced.default)
+        kernels = [part for name, part in found.parts.items() if name.startswith("kernel for")]
+        assert [functions_in(part) for part in kernels] == [{"fake"}]
+        assert kernels[0].traced_only is traced_only
+    finally:
+        library._destroy()

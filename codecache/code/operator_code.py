@@ -1,0 +1,78 @@
+"""Digest a program's operators: the registrations of each that a compile runs.
+
+`torch_compat.operators.registrations` collects them. Operators of torch are identified by name. The program's kernels
+that only compute are no part of it: compiled code calls them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fxpool.codecache.code.source_files import digest_file
+from fxpool.codecache.code.unproven import UnprovenError
+
+if TYPE_CHECKING:
+    from fxpool.codecache.code.proof import Proof
+
+__all__ = ["add", "parts"]
+
+
+def add(proof: Proof, value: Any) -> None:
+    """Add an operator: an overload, a packet, a higher-order operator or a `custom_op`. Raises UnprovenError."""
+    from fxpool.torch_compat.operators import custom_operators, operators
+
+    operator = custom_operators.operator_behind(value) or value
+    if operators.is_higher_order(operator):
+        if not operators.is_torchs_higher_order(operator):
+            raise proof.refused(f"the higher-order operator {operators.higher_order_name(operator)}")
+        proof.token("higher-order operator", operators.higher_order_name(operator))
+        return
+    if operators.is_overload(operator):
+        name = operators.overload_name(operator)
+    elif operators.is_packet(operator):
+        name = operators.packet_name(operator)
+    else:
+        raise proof.refused(f"{value}, a namespace of operators")
+    proof.token("operator", name)
+    if operators.is_builtin(operator) or proof.met(operator):
+        return
+    for part, digest in parts(operator).items():
+        proof.token(part, digest)
+
+
+def parts(operator: Any, *, after_autograd: bool = False, covered: dict[str, str] | None = None) -> dict[str, str]:
+    """Return digests of the program's registrations for an operator, by part.
+
+    `after_autograd`: only of the parts that graphs need which AOTAutograd has made. `covered` as in `proof.digest_of`.
+
+    Raises UnprovenError: a part is outside the grammar, or code in C++ is traced.
+    """
+    from fxpool.codecache.code.proof import Proof
+    from fxpool.torch_compat.operators import operators, registrations
+
+    name = operators.pretty_name(operator)
+    try:
+        registered = registrations.registration(operator)
+    except registrations.NotFoundError as error:
+        raise UnprovenError(str(error)) from error
+    if not registered.is_known:
+        raise UnprovenError(f"the operator {name}, whose registration has no file")
+    if registered.traced_in_cpp and not after_autograd:
+        raise UnprovenError(f"C++ code of the operator {name} for {', '.join(registered.traced_in_cpp)}")
+    if registered.folds and not after_autograd:
+        raise UnprovenError(f"the kernels of the operator {name}, which is tagged as pointwise: they may run")
+    digests: dict[str, str] = {}
+    # One proof of all: a backward reads what the function for its context sets.
+    proof = Proof(covered=covered)
+    for part, (value, traced_only) in sorted(registered.parts.items()):
+        if not (after_autograd and traced_only):
+            proof.token("part", part)
+            proof.add(value, f"{part} of the operator {name}")
+    digests["registrations"] = proof.digest()
+    try:
+        for path in registered.libraries:
+            digests[f"library {os.path.basename(path)}"] = digest_file(path)
+    except OSError as error:
+        raise UnprovenError(f"the operator {name}: {error}") from error
+    return digests

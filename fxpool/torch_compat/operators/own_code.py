@@ -1,0 +1,449 @@
+"""Finds code in torch's modules and classes that is not torch's: functions that a program put in place of torch's.
+
+A worker imports torch anew and runs torch's own functions. So a graph may be traced in a worker only if the program's
+process has the same ones. Code is told by where it was compiled (``co_filename``) and by the name it has in its own
+code object; ``__module__`` and ``__name__`` prove nothing, because `functools.wraps` copies them.
+
+Only modules are read that AOTAutograd or Inductor runs. Each namespace is examined once, and again if one of its values
+is another object: comparing 24,000 of them takes 1 ms.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fxpool import forks
+
+__all__ = ["Foreign", "foreign", "function_home", "is_file_of_torch", "is_own", "is_torchs_module"]
+
+_ROOTS = tuple(
+    os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep
+    for module in (torch, sys.modules.get("torchgen"), sys.modules.get("functorch"))
+    if module is not None
+)
+_TORCH = _ROOTS[0]
+#: torch's file in which `torch.library.custom_op` registers operators.
+CUSTOM_OPS = os.path.join(_TORCH, "_library", "custom_ops.py")
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_SITE = ("site-packages" + os.sep, "dist-packages" + os.sep)
+# Packages that torch's modules import names from, and this one, which replaces functions of torch while it compiles.
+_PACKAGES = ("typing_extensions", "numpy", "sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec", "optree",
+             "triton", "setuptools", "psutil", "fxpool", "einops", "yaml", "packaging", "tqdm",
+             "pybind11_builtins")  # fmt: skip
+
+#: Modules that run after AOTAutograd as well: while Inductor lowers a graph.
+_OF_INDUCTOR = (
+    "torch._inductor", "torch._ops", "torch._prims", "torch._prims_common", "torch._refs", "torch._decomp",
+    "torch._meta_registrations", "torch._subclasses", "torch._higher_order_ops", "torch._library", "torch.fx",
+    "torch.utils._pytree", "torch.utils._python_dispatch", "torch.utils._sympy",
+)  # fmt: skip
+#: Modules that run only while AOTAutograd traces a graph.
+_OF_AUTOGRAD = (
+    "torch._tensor", "torch.functional", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft",
+    "torch.sparse", "torch.nested", "torch.autograd", "torch._functorch", "torch.amp", "torch.overrides",
+    "torch._jit_internal", "torch._linalg_utils", "torch._lowrank", "torch._numpy", "torch.nn.attention",
+    "torch.distributed.tensor", "torch.distributed._functional_collectives", "torch.masked", "torch.compiler",
+)  # fmt: skip
+# Of the module `torch`, names that tracing uses; programs often replace `torch.load` and the like, which it does not.
+_NOT_TRACED = frozenset(
+    ("load", "save", "compile", "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "typename",
+     "set_printoptions", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms")
+)  # fmt: skip
+# Parts of these packages that no compile runs.
+# `ops_handler` generates its methods from text, so that nothing tells where they come from; `compile_tasks` has the
+# modules that Inductor generates. The others begin and record compiles: programs wrap them to count or to trace.
+_NEVER = ("torch.autograd.profiler", "torch.autograd.profiler_util", "torch.autograd.gradcheck",
+          "torch.fx.experimental.migrate_gradual_types", "torch._inductor.compile_worker",
+          "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.compile_fx",
+          "torch._inductor.codecache", "torch._inductor.debug", "torch._inductor.metrics",
+          "torch._inductor.async_compile")  # fmt: skip
+_WITH_GENERATED_METHODS = ("torch._inductor.virtualized", "torch._inductor.ops_handler")
+# Attributes of a class or a module that no code of its body made.
+_OF_EVERY_CLASS = frozenset(
+    ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__qualname__", "__slots__",
+     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl",
+     "__loader__", "__spec__", "__builtins__")
+)  # fmt: skip
+_DATA = frozenset((bool, int, float, complex, str, bytes, list, dict, set, frozenset, tuple, type(None)))
+_C_CODE = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
+    types.ClassMethodDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
+)  # fmt: skip
+
+
+class Foreign(NamedTuple):
+    """Code of a program in one of torch's places. `traced_only`: only AOTAutograd runs it, Inductor does not."""
+
+    place: str
+    value: Any
+    traced_only: bool
+
+
+class _Namespace:
+    """One module or class, with the values that were examined and the foreign ones among them."""
+
+    def __init__(self, name: str, attributes: Mapping[str, Any], wanted: Callable[[str, Any], bool]) -> None:
+        self.name, self._attributes, self._wanted = name, attributes, wanted
+        self.foreign: list[tuple[str, Any]] = []
+        self._size = -1
+        self._values: Any = ()
+        self._get: Callable[[Any], Any] = _nothing
+
+    def changed(self) -> bool:
+        """Return whether another value was put in; examine the values then."""
+        try:
+            if len(self._attributes) == self._size and self._get(self._attributes) == self._values:
+                return False
+        except Exception:  # a name is gone, or objects that cannot be compared
+            pass
+        code = {name: value for name, value in [*self._attributes.items()] if type(value) not in _DATA or value is None}
+        names = [name for name in code if name not in _OF_EVERY_CLASS]
+        self._size = len(self._attributes)
+        self._get = operator.itemgetter(*names) if names else _nothing
+        self._values = self._get(self._attributes)
+        self.foreign = [
+            (name, code[name])
+            for name in names
+            if (not is_own(code[name]) and self._wanted(name, code[name])) or self._is_anothers(name, code[name])
+        ]
+        return True
+
+    def _is_anothers(self, name: str, value: Any) -> bool:
+        """Return whether torch's source defines a function under `name`, and `value` is one with another name."""
+        if type(value) is not types.FunctionType or value.__name__ == name or value.__name__ == "<lambda>":
+            return False
+        module = sys.modules.get(self.name.removesuffix(".Tensor"))
+        return module is not None and value.__name__ in vars(module) and _defines(module, name)
+
+
+def _nothing(attributes: Any) -> Any:
+    return ()
+
+
+class _Examined:
+    """The namespaces of the loaded modules, by the number of modules that were loaded when they were listed."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, types.ModuleType] = {}
+        self.spaces: list[tuple[_Namespace, bool]] = []
+        self.loaded = 0
+
+
+_examined = _Examined()
+_lock = forks.rlock(__name__, "_lock")
+
+
+def foreign(*, after_autograd: bool = False) -> list[Foreign]:
+    """Return the program's code in torch's places, sorted; usually none.
+
+    `after_autograd`: leave out code that only AOTAutograd runs.
+    """
+    with _lock:
+        _list_new_modules()
+        result = []
+        for space, traced_only in _examined.spaces:
+            space.changed()
+            if space.foreign and not (traced_only and after_autograd):
+                result += [Foreign(f"{space.name}.{name}", value, traced_only) for name, value in space.foreign]
+        result += [Foreign(name, kernel, False) for name, kernel in _kernels.foreign()]
+    return sorted(result, key=lambda one: one.place)
+
+
+def _list_new_modules() -> None:
+    if len(sys.modules) == _examined.loaded:
+        return
+    for name, module in sys.modules.copy().items():
+        if not name.startswith("torch") or _examined.modules.get(name) is module:
+            continue
+        _examined.modules[name] = module
+        if name == "torch":
+            _examined.spaces.append((_Namespace(name, vars(module), _is_traced), True))
+        elif _is_below(name, _OF_INDUCTOR) and not _is_below(name, _NEVER):
+            _add(name, module, False)
+        elif _is_below(name, _OF_AUTOGRAD) and not _is_below(name, _NEVER):
+            _add(name, module, True)
+    _examined.loaded = len(sys.modules)
+
+
+def _add(name: str, module: types.ModuleType, traced_only: bool) -> None:
+    _examined.spaces.append((_Namespace(name, vars(module), functools.partial(_is_defined, module)), traced_only))
+    for cls in [value for value in vars(module).values() if isinstance(value, type)]:
+        is_tensor = cls is torch.Tensor and name == "torch._tensor"
+        if is_tensor or vars(cls).get("__module__") == name:
+            # Functions that a program adds to `torch.Tensor` change nothing of torch's.
+            wanted = _overrides if is_tensor else _any if cls.__qualname__ != "GraphLowering" else _is_not_constructor
+            _examined.spaces.append((_Namespace(f"{name}.{cls.__qualname__}", vars(cls), wanted), traced_only))
+
+
+def _any(name: str, value: Any) -> bool:
+    return True
+
+
+def _is_not_constructor(name: str, value: Any) -> bool:
+    """Programs wrap the constructor of Inductor's graphs to count compiles."""
+    return name != "__init__"
+
+
+def _is_traced(name: str, value: Any) -> bool:
+    return name not in _NOT_TRACED and not isinstance(value, (type, types.ModuleType)) and name in _names_of_torch()
+
+
+def _overrides(name: str, value: Any) -> bool:
+    return hasattr(torch._C.TensorBase, name) or name in _names_in_source(sys.modules["torch._tensor"])
+
+
+def _is_defined(module: types.ModuleType, name: str, value: Any) -> bool:
+    """Return whether torch's module defines or imports a name itself, or the name hides a builtin."""
+    return name in _names_in_source(module) or hasattr(builtins, name)
+
+
+@functools.cache
+def _names_of_torch() -> frozenset[str]:
+    return frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__, *_names_in_source(torch)))
+
+
+@functools.cache
+def _names_in_source(module: types.ModuleType) -> frozenset[str]:
+    """Return all words in a module's source: a name outside of them is an addition. Read only if there is one."""
+    return frozenset(re.findall(r"\w+", _source(module)) or vars(module))
+
+
+def _defines(module: types.ModuleType, name: str) -> bool:
+    return re.search(rf"^def {re.escape(name)}\b", _source(module), re.MULTILINE) is not None
+
+
+def _source(module: types.ModuleType) -> str:
+    try:
+        with open(str(module.__file__), encoding="utf-8") as file:
+            return file.read()
+    except (OSError, TypeError, UnicodeDecodeError):
+        return ""
+
+
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+# ------------------------------------------------------------------------------------- whose code
+
+
+def is_own(value: Any) -> bool:
+    """Return whether a function, class or other object in one of torch's places is torch's, or of a library it uses.
+
+    Functions in the closure of one of torch's wrappers have to be torch's as well.
+    """
+    return _is_own(value, 0)
+
+
+def _is_own(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind is types.FunctionType:
+        if not _is_known_file(value.__code__.co_filename, value.__globals__):
+            return False
+        return not value.__closure__ or depth > 3 or all(_is_own(inside, depth + 1) for inside in held_functions(value))
+    if kind in _DATA or issubclass(kind, _C_CODE):
+        return True
+    if isinstance(value, type):
+        return _is_known_class(value)
+    if kind in (staticmethod, classmethod):
+        return _is_own(value.__func__, depth)
+    if kind is types.MethodType:
+        if type(value.__self__).__module__ in _WITH_GENERATED_METHODS:
+            return True
+        return _is_own(value.__func__, depth) and _is_own(value.__self__, depth + 1)
+    if kind is property:
+        return all(part is None or _is_own(part, depth) for part in (value.fget, value.fset, value.fdel))
+    if kind is functools.partial:
+        parts = (value.func, *value.args, *value.keywords.values())
+        return all(_is_own(part, depth) for part in parts)
+    if isinstance(value, types.ModuleType):
+        return True  # its functions are examined where they are used
+    return _is_known_class(kind) and all(_is_own(inside, depth + 1) for inside in _functions_in(value))
+
+
+def _functions_in(value: Any) -> list[types.FunctionType]:
+    """Return the functions among an object's attributes, read without calling code of its class."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return [inside for inside in [*attributes.values()] if type(inside) is types.FunctionType]
+
+
+def held_functions(function: types.FunctionType) -> Iterator[Any]:
+    """Yield functions in a function's closure."""
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # empty
+            continue
+        if isinstance(content, (types.FunctionType, types.MethodType, functools.partial)):
+            yield content
+
+
+def is_file_of_torch(path: str) -> bool:
+    """Return whether a path, as in ``co_filename``, is below torch's directory."""
+    return path.startswith(_TORCH)
+
+
+def _is_known_file(path: str, names: Mapping[str, Any]) -> bool:
+    if path.startswith(_ROOTS):
+        return True
+    if path.startswith("<"):
+        return path.startswith("<frozen ") or _is_generated(names)
+    rest = path.removeprefix(_STDLIB) if path.startswith(_STDLIB) else ""
+    if rest and not rest.startswith(_SITE):
+        return True
+    return any(f"{os.sep}{package}{end}" in path for package in _PACKAGES for end in (os.sep, ".py"))
+
+
+def _is_generated(names: Mapping[str, Any]) -> bool:
+    """Return whether code without a file, with these globals, was generated by a library for torch's code.
+
+    dataclasses run it in torch's module, and torch's decorators for caching and namedtuple in a namespace with the
+    function that they wrap.
+    """
+    home = str(names.get("__name__", ""))
+    module = sys.modules.get(home)
+    if module is not None:
+        return vars(module) is names and _is_known_module(home)
+    others = [value for name, value in names.items() if not name.startswith("__")]
+    if home.startswith("namedtuple_"):
+        return others == [tuple.__new__]
+    wrapped = names.get("fn")
+    return type(wrapped) is types.FunctionType and is_file_of_torch(wrapped.__code__.co_filename) and len(others) == 2
+
+
+def _is_known_class(cls: type) -> bool:
+    home = str(cls.__module__)
+    return home == "builtins" or _is_known_module(home)
+
+
+@functools.cache
+def _is_known_module(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top in ("torch", "torchgen", "functorch", *_PACKAGES, "builtins"):
+        return True
+    if top not in sys.stdlib_module_names:
+        return False
+    origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    return origin is None or origin in ("built-in", "frozen") or _is_known_file(origin, {})
+
+
+def is_below_torch(cls: type) -> bool:
+    """Return whether a class claims to be torch's and has only torch's functions."""
+    return str(cls.__module__).startswith("torch.") and all(map(is_own, vars(cls).values()))
+
+
+def is_torchs_module(module: Any) -> bool:
+    """Return whether an object is a module of torch: loaded under its name, from torch's directory."""
+    if type(module) is not types.ModuleType and not _is_below(getattr(module, "__name__", ""), ("torch",)):
+        return False
+    name = str(getattr(module, "__name__", ""))
+    if sys.modules.get(name) is not module or name.partition(".")[0] not in ("torch", "torchgen", "functorch"):
+        return False
+    file = getattr(module, "__file__", None)
+    return file is None or os.path.abspath(file).startswith(_ROOTS)
+
+
+def function_home(function: Any) -> tuple[str, str] | None:
+    """Return (module, name) under which torch's own module has this function or class; None for any other.
+
+    A function in Python has to be compiled from torch's file. The name is looked up, and leads to the function.
+    """
+    module = sys.modules.get(str(getattr(function, "__module__", None) or "torch._C"))
+    if module is None or not is_torchs_module(module) or not is_own(function):
+        return None
+    for name in (getattr(function, "__qualname__", ""), getattr(function, "__name__", "")):
+        attribute: Any = module
+        for part in str(name).split("."):
+            attribute = getattr(attribute, part, None)
+        if attribute is function:
+            return module.__name__, str(name)
+    return None
+
+
+def operator_function(value: Any) -> str | None:
+    """Return the name of a function in C that calls an operator (``torch.sin``, ``torch._C._nn.gelu``), else None."""
+    if type(value) is types.MethodDescriptorType:
+        return value.__name__ if value.__objclass__ is torch._C.TensorBase and _calls_operator(value.__name__) else None
+    if type(value) is not types.BuiltinFunctionType:
+        return None
+    name = value.__name__
+    homes = (torch._C._VariableFunctions, *(getattr(torch._C, one, None) for one in _OPERATORS))
+    return name if any(getattr(home, name, None) is value for home in homes) and _calls_operator(name) else None
+
+
+_OPERATORS = ("_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
+# Functions of `torch` that make tensors from Python's values, which are not operators themselves.
+_MAKERS = frozenset(("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor"))
+
+
+def _calls_operator(name: str) -> bool:
+    return name in _operator_names() or name in _MAKERS
+
+
+@functools.cache
+def _operator_names() -> frozenset[str]:
+    """Return the words in the names of torch's operators: ``linalg_norm`` is reached as ``torch._C._linalg``'s."""
+    names = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
+    return frozenset(name.partition(".")[0] for namespace, _, name in names if namespace == "aten")
+
+
+def is_tensor_method(name: str) -> bool:
+    """Return whether torch's own Python code defines an attribute of `torch.Tensor`."""
+    value = vars(torch.Tensor).get(name)
+    return value is not None and not name.startswith("_") and is_own(value)
+
+
+class _Kernels:
+    """The Python kernels of torch's operators (``py_impl``): who adds one makes a dictionary larger."""
+
+    def __init__(self) -> None:
+        self._packets: list[Mapping[str, Any]] = []
+        self._kernels: list[Mapping[Any, Any]] = []
+        self._sizes = (-1, -1, -1)
+        self._foreign: list[tuple[str, Any]] = []
+
+    def foreign(self) -> list[tuple[str, Any]]:
+        """Return (operator with dispatch key, kernel) of kernels that are not torch's."""
+        spaces = [vars(space) for space in [*vars(torch.ops).values()] if isinstance(space, torch._ops._OpNamespace)]
+        if self._sizes != self._measured(spaces):
+            kinds = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+            packets = [one for space in spaces for one in [*space.values()] if isinstance(one, kinds[0])]
+            operators = [one for packet in packets for one in [*vars(packet).values()] if isinstance(one, kinds[1])]
+            operators += torch._ops._higher_order_ops.values()
+            self._packets = [vars(packet) for packet in packets]
+            self._kernels = [operator.py_kernels for operator in operators if hasattr(operator, "py_kernels")]
+            self._sizes = self._measured(spaces)
+            self._foreign = [pair for operator in operators for pair in _foreign_kernels(operator)]
+        return self._foreign
+
+    def _measured(self, spaces: list[dict[str, Any]]) -> tuple[int, int, int]:
+        hops = len(torch._ops._higher_order_ops)
+        return hops + sum(map(len, spaces)), sum(map(len, self._packets)), sum(map(len, self._kernels))
+
+
+_kernels = _Kernels()
+
+
+def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
+    """Yield kernels of one of torch's operators. Those for a class of the program's need its objects, which refuse."""
+    from fxpool.torch_compat.operators import operators
+
+    higher_order = operators.is_higher_order(operator)
+    if not (operators.is_torchs_higher_order(operator) if higher_order else operators.is_builtin(operator)):
+        return
+    for key, kernel in getattr(operator, "py_kernels", {}).items():
+        if not is_own(kernel) and (not isinstance(key, type) or is_own(key)):
+            yield f"{operator} for {getattr(key, 'name', key)}", kernel
