@@ -23,7 +23,7 @@ from fxpool.codecache.key import probe_cache
 from fxpool.torch_compat.operators import by_value, inductor_tables, operators, own_code, registrations, renamed
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "keep_torchs_tables", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "keep_torchs_tables", "of"]
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
@@ -138,6 +138,13 @@ def keep_torchs_tables(root: str | None) -> None:
     identity = (inductor_tables.version(),)
     if root is not None and inductor_tables.recorded() and probe_cache.read(root, _ORIGINAL, identity) is None:
         probe_cache.write(root, _ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
+
+
+def is_of_any_graph(name: str) -> bool:
+    """Return whether a digest is of code that may run for any graph, other than a registration for an operator."""
+    registered = name.removeprefix(_REGISTERED)
+    is_always_there = name == _TABLES or registered.startswith("side effect")
+    return registered != name and not is_always_there and not inductor_tables.of_operator(registered)
 
 
 def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:

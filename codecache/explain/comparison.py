@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxpool.codecache.explain.graph_comparison import Change, changes, value_changes
+from fxpool.codecache.explain.graph_comparison import Change, changes, paired, value_changes
 from fxpool.codecache.graph import encoded_values
 from fxpool.codecache.guards import guards
 from fxpool.codecache.key import key, key_detail
@@ -108,8 +108,8 @@ def _graph(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
 def _inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     (ours, more), (theirs, other_more) = _values(a), _values(b)
     found: list[Change] = []
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        found += value_changes(f"input {name}", ours.get(name), theirs.get(name))
+    for name, other in paired([*ours], [*theirs]):
+        found += value_changes(f"input {name or other}", ours.get(name or ""), theirs.get(other or ""))
     found = _essential(found)
     if more != other_more:
         found.append(Change.of("arguments of the compile", map(_shown, (more, other_more))))

@@ -20,7 +20,7 @@ import msgspec
 from fxpool.codecache.graph import encoded_values
 from fxpool.codecache.graph.encoded_values import called, shortened, text
 
-__all__ = ["Change", "aligned", "changes"]
+__all__ = ["Change", "aligned", "changes", "paired", "value_changes"]
 
 #: Graphs that differ in more nodes are aligned by name: the search takes time in the square of this.
 _MOST_EDITS = 400
@@ -219,7 +219,7 @@ def _paired_in_gaps(a: Sequence[Any], b: Sequence[Any], pairs: Sequence[tuple[in
 
 
 def _renamed(a: Sequence[Any], b: Sequence[Any], place: str) -> list[Change]:
-    """Return renamed nodes. Names count only if nothing else differs, as most depend on earlier nodes."""
+    """Return renamed nodes. Names count only if nothing else differs: few keys include them."""
     return [
         Change(f"{place}the name of node {at}", str(row[1]), str(other[1]), at)
         for at, (row, other) in enumerate(zip(a, b, strict=False))
@@ -258,8 +258,17 @@ def _attribute(item: str, a: Any, b: Any) -> Iterator[Change]:
 
 def _joined(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     ours, theirs = {str(row[0]): row[1] for row in a}, {str(row[0]): row[1] for row in b}
-    for name in [*ours, *sorted(theirs.keys() - ours.keys())]:
-        yield name, ours.get(name), theirs.get(name)
+    for name, other in paired([*ours], [*theirs]):
+        yield name or other or "", ours.get(name or ""), theirs.get(other or "")
+
+
+def paired(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
+    """Pair names: equal names, then the others in their order, as renaming changes no key; None pairs with the rest."""
+    rest = iter([name for name in b if name not in a])
+    for name in a:
+        yield name, name if name in b else next(rest, None)
+    for name in rest:
+        yield None, name
 
 
 def _is_graph(value: Any) -> bool:

@@ -8,8 +8,9 @@ Numbers, strings, booleans and None are encoded as themselves, everything else a
 Encoding takes most of the time spent on a key, so encoders are looked up by type, and rows that occur often (a node, a
 function) are created once and shared: never modify a row.
 
-Debug data that does not affect the compile (stack traces, module paths) is stored separately in `EncodedGraph.debug`;
-it is sent but not hashed. Tensors captured as constants are hashed by content and sent beside the description.
+Nodes, inputs and attributes are numbered; their names are recorded beside the description (`graph_names`), and so are
+stack traces (`EncodedGraph.debug`). Tensors captured as constants are hashed by content and sent beside the
+description.
 Functions and operators are encoded by name; those from outside torch are also listed in `EncodedGraph.dependencies`,
 for the key to hash and the worker to load.
 
@@ -34,12 +35,13 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache.code import proof
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.graph.graph_names import OF_ATTRIBUTES
 from fxpool.codecache.graph.target_names import comes_with_torch, name_of
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
-from fxpool.torch_compat.operators import operators
+from fxpool.torch_compat.operators import device_arguments, operators
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.
@@ -49,6 +51,9 @@ _DEBUG_META = frozenset(
      "steal_arg", "unbacked_bindings", "desc", "output_stack_traces", "numeric_debug_handle", "arg_kwarg_vals",
      "mod_stack", "dynamo_source", "autograd_backward")
 )  # fmt: skip
+
+# Metadata of a graph that maps names to names: AOTInductor writes it into packages.
+_NAMES_IN_META = ("dynamo_flat_name_to_original_fqn",)
 
 # Names from `_DEBUG_META` of which a part is encoded.
 _PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
@@ -61,10 +66,10 @@ _NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
 class EncodedGraph:
     """The result of `GraphEncoder.encode`.
 
-    `description` is hashed and sent. `constants` are the tensors it refers to by number; `debug` holds text for
-    messages. `dependencies` maps a name to a function, operator, Triton kernel or module from outside torch. `symbols`
-    are the names of all symbolic numbers in the graph. `devices` are the types of all its devices, including those
-    named in a string.
+    `description` is hashed and sent. `names` are those of its parts (`graph_names`). `constants` are the tensors it
+    refers to by number; `debug` holds stack traces. `dependencies` maps a name to a function, operator, Triton kernel or
+    module from outside torch. `symbols` are the names of all symbolic numbers in the graph. `devices` are the types of
+    all its devices, including those that a text names.
 
     The compile does not depend on which of several equal devices a graph runs on, so the description numbers them in
     order of appearance, unless `own_indices` is set. `indices` holds this process's index of each. `current_named` is
@@ -75,6 +80,7 @@ class EncodedGraph:
     """
 
     description: list[Any]
+    names: list[Any]
     constants: list[torch.Tensor]
     debug: list[Any]
     dependencies: dict[str, Any]
@@ -92,6 +98,13 @@ class _Group:
     """A process group by number, which replaces its name in arguments."""
 
     number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _DeviceName:
+    """A text that names a device."""
+
+    text: str
 
 
 class GraphEncoder:
@@ -113,7 +126,7 @@ class GraphEncoder:
         self.groups: dict[str, int] = {}
         self._group_at: dict[int, int] = {}  # by identity of operators
         self._attentions: dict[str, int] = {}
-        self._attention_open = self._changes_switches = False
+        self._attention_open = self._changes_switches = self._may_name_devices = False
         self._constant_ids: dict[int, int] = {}
         self._regions: dict[Any, int] = {}
         self._calls_kernels = False
@@ -124,6 +137,7 @@ class GraphEncoder:
         # Combinations of metadata names of which nothing is encoded: most nodes share a few combinations.
         self._of_no_interest: set[tuple[str, ...]] = set()
         self._debug: list[Any] = []
+        self._names: list[Any] = []
 
     # --- the graph -----------------------------------------------------------------------
 
@@ -137,7 +151,7 @@ class GraphEncoder:
         description = self._module(gm, lifted)
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
-            description, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
+            description, self._names, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
             list(self._indices), self._current_named, is_open, self.groups, self._own_indices,
         )  # fmt: skip
 
@@ -147,36 +161,42 @@ class GraphEncoder:
         codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
         if codegen is not torch.fx.graph.CodeGen:
             raise CannotTravelError("calling_convention", codegen.__name__)
+        own, inputs, names = [], [], list(lifted)
+        paths = [[name, self.value(gm.meta[name])] for name in _NAMES_IN_META if gm.meta.get(name)]
+        self._names.append([own, inputs, names, paths])
+        numbers = {name: number for number, name in enumerate(names)}
         lifted_rows = [
-            [name, isinstance(gm_attribute(gm, name), torch.nn.Parameter), self.value(fake)]
-            for name, fake in lifted.items()
+            [isinstance(gm_attribute(gm, name), torch.nn.Parameter), self.value(fake)] for name, fake in lifted.items()
         ]
-        attributes: dict[str, list[Any]] = {}
+        attributes: list[list[Any]] = []
         nodes: list[list[Any]] = []
         for node in gm.graph.nodes:
             op, target, args, kwargs, about = node.op, node.target, node.args, node.kwargs, node.meta
-            if op in ("get_attr", "call_module") and target not in attributes and target not in lifted:
-                attributes[target] = self._attribute(node, gm_attribute(gm, target))
-            called = target if isinstance(target, str) else self.function(target)
+            if op in OF_ATTRIBUTES:
+                if target not in numbers:
+                    numbers[target] = len(names)
+                    names.append(target)
+                    attributes.append(self._attribute(node, gm_attribute(gm, target)))
+                called: Any = numbers[target]
+            elif op == "placeholder":
+                called = None
+                inputs.append(target)
+            else:
+                called = target if isinstance(target, str) else self.function(target)
             if self._group_at and id(target) in self._group_at:
                 args, kwargs = self._group_numbered(self._group_at[id(target)], args, kwargs)
             if target is attention.FUNCTION:
                 called = self._attention(node, called)
             self._nodes[node] = ["n", len(self._nodes)]
             self._debug.append(about.get("stack_trace"))
-            nodes.append(
-                [
-                    op,
-                    node.name,
-                    called,
-                    ["t", *self._each(args)] if args else _NO_ARGUMENTS,
-                    # Sorted by name: the order of keyword arguments has no meaning, unlike that of a dict's items.
-                    self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
-                    self._meta(about),
-                ]
-            )
-        kept = ["cudagraph_annotation", "dynamo_flat_name_to_original_fqn"]
-        meta = [[name, self.value(gm.meta[name])] for name in kept if gm.meta.get(name)]
+            own.append(node.name)
+            arguments = self._arguments(args, kwargs)
+            if self._may_name_devices:
+                self._may_name_devices = False
+                if op in ("call_function", "call_method"):
+                    arguments = self._arguments(*self._with_devices(target, called, args, kwargs))
+            nodes.append([op, called, *arguments, self._meta(about)])
+        meta = [[name, self.value(gm.meta[name])] for name in ("cudagraph_annotation",) if gm.meta.get(name)]
         if "_checkpoint_context_fn" in gm.meta:
             meta.append(["_checkpoint_context_fn", self.value(gm.meta["_checkpoint_context_fn"])])
         if self.groups:
@@ -184,7 +204,22 @@ class GraphEncoder:
         if self._calls_kernels:
             rows = zip(gm.graph.nodes, nodes, strict=True)
             nodes = [self._kernel_call(node, row) if user_kernels.is_call(node) else row for node, row in rows]
-        return ["graph", nodes, [[k, v] for k, v in attributes.items()], lifted_rows, meta]
+        return ["graph", nodes, attributes, lifted_rows, meta]
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        return (
+            ["t", *self._each(args)] if args else _NO_ARGUMENTS,
+            # Sorted by name: the order of keyword arguments has no meaning, unlike that of a dict's items.
+            self._dict(dict(sorted(kwargs.items()))) if kwargs else _NO_KEYWORDS,
+        )
+
+    def _with_devices(self, target: Any, called: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Replace texts in a call's arguments by `_DeviceName` where they name devices."""
+        if not isinstance(called, str) and called[0] == "py" and called[1].partition(".")[0] == "torch":
+            target = called[2].rpartition(".")[2]
+        elif not (isinstance(target, str) or operators.is_overload(target) or operators.is_packet(target)):
+            return args, kwargs  # of the program, which may do anything with a text
+        return device_arguments.with_devices(target, args, kwargs, _DeviceName)
 
     def _kernel_call(self, node: torch.fx.Node, row: list[Any]) -> list[Any]:
         """Replace a Triton kernel's table indices by its data in a call's row: tables differ between processes."""
@@ -299,14 +334,19 @@ class GraphEncoder:
         return ["d", *map(self._each, values.items())]
 
     def _text(self, value: str) -> str:
-        kind, _, index = value.partition(":")
+        if value.partition(":")[0] in _NAMES_OF_DEVICES:
+            self._may_name_devices = True  # depends on the parameter
+        return value
+
+    def _device_name(self, name: _DeviceName) -> str:
+        kind, _, index = name.text.partition(":")
         if kind in _NAMES_OF_DEVICES:
             self.devices.add(kind)
             if kind == "cuda":
                 if index.isdigit():
                     return f"cuda:{self._number(int(index))}"
                 self._current_named = True
-        return value
+        return name.text
 
     def device(self, device: torch.device) -> list[Any]:
         """Encode a device. CUDA devices are numbered in order of appearance, or keep their indices (`own_indices`)."""
@@ -537,5 +577,6 @@ _ENCODERS: dict[type, Callable[[GraphEncoder, Any], Any]] = {
     range: lambda _, v: ["range", v.start, v.stop, v.step],
     bytes: lambda _, v: ["bytes", v],
     _Group: lambda _, v: ["group", v.number],
+    _DeviceName: GraphEncoder._device_name,
     opaque_inputs.Opaque: lambda _, v: ["opaque", v.class_name],
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxpool.codecache.code import proof
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.graph import graph_names
 from fxpool.codecache.graph.graph_codec import gm_attribute
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
@@ -24,7 +25,8 @@ class GraphDecoder:
     """Rebuilds the graphs and inputs of one request in a worker.
 
     `builder` creates fake tensors; `env` is the ShapeEnv of their symbols (None without symbols); `constants` are the
-    tensors that were sent with the graph, by number.
+    tensors that were sent with the graph, by number. `parameters` maps the names of parameters and buffers to those in
+    the rebuilt graph.
     """
 
     def __init__(self, builder: tensors.Builder, env: shape_env.ShapeEnv | None, constants: Sequence[Any]) -> None:
@@ -34,10 +36,13 @@ class GraphDecoder:
         self._constants = constants
         self._nodes: list[torch.fx.Node] = []
         self._kernels: dict[int, int] = {}
+        self.parameters: dict[str, str] = {}
 
-    def decode(self, description: list[Any], debug: Sequence[Any] | None = None) -> torch.fx.GraphModule:
-        """Return the graph module, with the stack traces of `debug`. Raises CannotTravelError."""
-        gm = self._module(description)
+    def decode(
+        self, description: list[Any], names: Sequence[Any], debug: Sequence[Any] | None = None
+    ) -> torch.fx.GraphModule:
+        """Return the graph module, with its names and the stack traces of `debug`. Raises CannotTravelError."""
+        gm = self._module(graph_names.named(description, names))
         for node, trace in zip(self._nodes, debug or (), strict=False):
             if trace:
                 node.meta["stack_trace"] = trace
@@ -46,17 +51,21 @@ class GraphDecoder:
     def _module(self, description: list[Any]) -> torch.fx.GraphModule:
         _, nodes, attributes, lifted, meta = description
         root = torch.nn.Module()
-        for name, is_parameter, tensor in lifted:
-            _place(root, name, self.value(tensor), is_parameter)
         nested: dict[str, list[Any]] = dict(attributes)
+        flat = self._flat([name for name, _, _ in lifted], nested)
+        parameters = {flat[name]: (self.value(tensor), is_parameter) for name, is_parameter, tensor in lifted}
+        for name, (tensor, is_parameter) in parameters.items():
+            _place(root, name, tensor, is_parameter)
         placed: set[str] = set()
         graph = torch.fx.Graph()
         for op, name, target, args, kwargs, node_meta in nodes:
             # In the encoder's order: the nodes of a nested graph are numbered where it is first named.
-            if op in ("get_attr", "call_module") and target in nested and target not in placed:
-                placed.add(target)
-                row = nested[target]
-                _place(root, target, self._module(row) if row[0] == "graph" else self.value(row), None)
+            if op in graph_names.OF_ATTRIBUTES:
+                if target in nested and target not in placed:
+                    placed.add(target)
+                    row = nested[target]
+                    _place(root, target, self._module(row) if row[0] == "graph" else self.value(row), None)
+                target = flat.get(target, target)
             node_target = target if isinstance(target, str) else self.function(target)
             node = graph.create_node(op, node_target, self.value(args), dict(self.value(kwargs)), name)
             for key, value in node_meta:
@@ -67,11 +76,25 @@ class GraphDecoder:
             row = nested[name]
             if row[0] == "constant":
                 _unregister(gm, name, gm_attribute(root, name))
-        for name, _, _ in lifted:
-            tensor = gm_attribute(root, name)
-            _place(gm, name, tensor, isinstance(tensor, torch.nn.Parameter))
+        for name in parameters:
+            if name in gm._parameters or name in gm._buffers:
+                delattr(gm, name)  # copied in the order of use, instead of the order in which they are passed
+        for name, (tensor, is_parameter) in parameters.items():
+            _place(gm, name, tensor, is_parameter)
         gm.meta.update({name: self.value(value) for name, value in meta})
         return gm
+
+    def _flat(self, lifted: Sequence[str], others: Iterable[str]) -> dict[str, str]:
+        """Return names without dots for parameters: in modules they would be lifted in the order of the modules."""
+        flat: dict[str, str] = {}
+        taken = {name.partition(".")[0] for name in others}
+        for name in lifted:
+            flat[name] = name.replace(".", "_")
+            while flat[name] in taken:
+                flat[name] += "_"
+            taken.add(flat[name])
+        self.parameters |= flat
+        return flat
 
     def _bindings(self, row: list[Any]) -> dict[Any, Any]:
         return {guards.decode(symbol, self._symbols): tuple(map(self.value, path)) for symbol, path in row[1:]}

@@ -1,6 +1,7 @@
 """Pack the details of a key into an entry, so that the items in which two keys differ can be named later.
 
     level, graph, inputs     as they were hashed (`graph_codec`)
+    names                    those of the graph (`graph_names`)
     layout, constraints      memory that inputs share; the program's marks of their sizes
     shapes                   a row per symbol
     ambient, configuration, system, toolchain     name to value, long values shortened
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from fxpool.codecache.graph import graph_names
 from fxpool.codecache.graph.encoded_values import shortened
 
 __all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
@@ -36,6 +38,7 @@ def packed(
     *,
     level: str,
     graph: bytes,
+    names: Sequence[Any],
     inputs: bytes,
     layout: Sequence[Any] = (),
     constraints: Sequence[Any] = (),
@@ -50,6 +53,7 @@ def packed(
     detail = {
         "level": level,
         "graph": graph,
+        "names": names,
         "inputs": inputs,
         "layout": layout,
         "constraints": constraints,
@@ -87,7 +91,7 @@ def without_values(ambient: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(detail: bytes) -> dict[str, Any]:
-    """Return the parts passed to `packed`, with graph and inputs decoded; empty for data in any other format.
+    """Return the parts passed to `packed`, with the graph and its names, and inputs, decoded; empty for other data.
 
     Never raises: another version may have written the entry.
     """
@@ -104,7 +108,7 @@ def unpacked(detail: bytes) -> dict[str, Any]:
             return {}
         return {
             **found,
-            "graph": msgspec.msgpack.decode(found["graph"]),
+            "graph": graph_names.named(msgspec.msgpack.decode(found["graph"]), found["names"]),
             "inputs": msgspec.msgpack.decode(found["inputs"]),
         }
     except (zstandard.ZstdError, msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):

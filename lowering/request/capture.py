@@ -328,6 +328,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         label=traced.label,
         graph=graph_bytes,
         inputs=input_bytes,
+        names=encoded.names,
         debug=encoded.debug,
         constants=encoded.constants,
         symbols=sorted(encoded.symbols),
@@ -401,6 +402,7 @@ def _described(traced: _Traced, request: CompileRequest, parts: dict[str, Any], 
         parts,
         level=traced.level,
         graph=request.graph,
+        names=request.names,
         inputs=request.inputs,
         layout=[list(pair) for pair in traced.layout],
         constraints=list(traced.constraints),
@@ -426,8 +428,10 @@ def key_parts(
     """
     ambient_part, configuration = ambient.key_parts(request.ambient)
     layout = [list(pair) for pair in traced.layout]
+    # AOTAutograd's names have meanings (`primals_1`), and a package contains the program's.
+    named = traced.level != AOT or _reads_graphs(request, code)
     return {
-        "graph": key.canonical([traced.level, request.graph]),
+        "graph": key.canonical([traced.level, request.graph, request.names if named else []]),
         "inputs": key.canonical([request.inputs, layout, list(traced.constraints)]),
         "shapes": _shape_facts(traced.env, traced.encoded.symbols),
         "ambient": ambient_part,
@@ -440,6 +444,11 @@ def key_parts(
         },
         "toolchain": source_toolchain.key_facts(request.toolchain_dir),
     }
+
+
+def _reads_graphs(request: CompileRequest, code: program_code.ProgramCode) -> bool:
+    """Return whether the program has passes, patterns or replaced functions, which may read the names in a graph."""
+    return bool(request.ambient.configured) or any(map(program_code.is_of_any_graph, code.digests))
 
 
 def without_host(parts: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One compile as plain data: everything that a worker needs, independent of the client process.
 
 A request is pickled once. Its graph and inputs are the bytes that the key was computed from
-(`codecache.graph.graph_codec`); data that is not hashed (stack traces, sources, ids) is sent beside them.
+(`codecache.graph.graph_codec`); data that is not hashed (most names, stack traces, sources, ids) is sent beside them.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class CompileRequest:
     label: str
     graph: bytes
     inputs: bytes
+    names: Sequence[Any]
     debug: Sequence[Any]
     constants: Sequence[torch.Tensor]
     symbols: Sequence[str]

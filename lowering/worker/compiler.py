@@ -305,10 +305,14 @@ def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
 
 def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Result:
     inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
-    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
+    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
     sources = _sources(request.sources)
     parameter_sources = dict(
-        zip(request.parameter_sources, _sources(list(request.parameter_sources.values())), strict=True)
+        zip(
+            (decoder.parameters.get(name, name) for name in request.parameter_sources),
+            _sources(list(request.parameter_sources.values())),
+            strict=True,
+        )
     )
     if request.from_dynamo:
         aot.attach_dynamo_metadata(gm, sources, parameter_sources)
@@ -323,7 +327,7 @@ def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Resul
 def _inner(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Output:
     values, _ = msgspec.msgpack.decode(request.inputs)
     inputs = [decoder.value(value) for value in values]
-    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
+    gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
     return _Output(inner.compile_inner(gm, inputs, inner.worker_arguments(request.arguments)), request.constants)
 
 

@@ -105,7 +105,7 @@ def _run_both(request: CompileRequest, kept: Artifact, made: Artifact, seed: int
         described = msgspec.msgpack.decode(request.inputs)
         fakes = [decoder.value(value) for value in (described if request.level == AOT else described[0])]
         if request.level == AOT:
-            gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.debug)
+            gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
             fakes = [*aot.parameters_and_buffers(gm).values(), *fakes]
         load = _load_aot if request.level == AOT else _load_inner
         made_call = load(request, made, fakes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import marshal
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,8 @@ _TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
 _NAMED_DEVICE = re.compile(r"cuda:\d+")
+# Inductor writes devices in operators' arguments as calls of `device`: a text that looks like a device is the program's.
+_OPERATORS = "torch.ops."
 # Functions that generated code calls with a CUDA device's index.
 _OF_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device", "torch.cuda.device", "get_raw_stream"})
 
@@ -126,6 +128,7 @@ class _Linker(ast.NodeTransformer):
         self.taken = {_LIBRARY: 0, _TRITON: 0, _BUILT: 0}
         self.unresolved: set[str] = set()
         self.devices: set[int] = set()
+        self._texts: set[int] = set()  # by identity of nodes, which the module keeps
         self._resolved: dict[str, list[ast.stmt]] = {}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -137,9 +140,11 @@ class _Linker(ast.NodeTransformer):
         return ast.copy_location(ast.Attribute(ast.Name(library, ast.Load()), name, ast.Load()), node)
 
     def _place(self, node: ast.Call) -> None:
-        """Replace a device's index by a name."""
+        """Replace a device's index by a name; note the texts that an operator takes."""
         called = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
-        if called in _OF_DEVICE:
+        if called.startswith(_OPERATORS):
+            self._texts.update(map(id, _constants_in([*node.args, *(keyword.value for keyword in node.keywords)])))
+        elif called in _OF_DEVICE:
             node.args = [self._device(argument) for argument in node.args]
         elif called in ("device", "torch.device"):
             values = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -158,7 +163,7 @@ class _Linker(ast.NodeTransformer):
             return node
         if (group := process_groups.number_in_code(node.value)) is not None:
             return ast.copy_location(ast.Name(f"{output_code.GROUP}{group}", ast.Load()), node)
-        if not _NAMED_DEVICE.fullmatch(node.value):
+        if id(node) in self._texts or not _NAMED_DEVICE.fullmatch(node.value):
             return node
         number = self._number(int(node.value.removeprefix("cuda:")))
         return ast.copy_location(ast.Name(f"{output_code.DEVICE_NAME}{number}", ast.Load()), node)
@@ -213,6 +218,15 @@ class _Linker(ast.NodeTransformer):
         if not self._resolved:
             return []
         return [*ast.parse("import torch").body, *(s for statements in self._resolved.values() for s in statements)]
+
+
+def _constants_in(nodes: Sequence[ast.AST]) -> Iterator[ast.Constant]:
+    """Yield the constants in expressions, but not in the arguments of calls within them."""
+    for node in nodes:
+        if isinstance(node, ast.Constant):
+            yield node
+        elif not isinstance(node, ast.Call):
+            yield from _constants_in(list(ast.iter_child_nodes(node)))
 
 
 def _definition(name: str, value: Any) -> list[ast.stmt] | None:

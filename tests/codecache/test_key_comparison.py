@@ -31,10 +31,22 @@ def graph(*rows: list[Any]) -> list[Any]:
     return ["graph", [["placeholder", "x", "x", ["t"], ["d"], []], *rows], [], [], []]
 
 
-def described(nodes: list[Any], **parts: Any) -> GraphKey:
-    encoded = key.canonical(nodes)
-    whole = {**EMPTY, **parts, "graph": encoded, "inputs": key.canonical(["tensor"])}
-    detail = key_detail.packed(whole, level="aot", graph=encoded, inputs=whole["inputs"])
+def described(nodes: list[Any], *, names_count: bool = True, **parts: Any) -> GraphKey:
+    """The key of a graph as `graph_names.named` returns it."""
+    kind, rows, attributes, lifted, meta = nodes
+    plain = [[op, None if op == "placeholder" else target, *rest] for op, _, target, *rest in rows]
+    description = [kind, plain, [row for _, row in attributes], [row for _, *row in lifted], meta]
+    inputs = [row[2] for row in rows if row[0] == "placeholder"]
+    names = [[[row[1] for row in rows], inputs, [row[0] for row in [*lifted, *attributes]], []]]
+    whole = {
+        **EMPTY,
+        **parts,
+        "graph": key.canonical([description, names if names_count else []]),
+        "inputs": key.canonical([["tensor", number] for number, _ in enumerate(inputs)]),
+    }
+    detail = key_detail.packed(
+        whole, level="aot", graph=key.canonical(description), names=names, inputs=whole["inputs"]
+    )
     shown = {**whole, "ambient": key_detail.without_values(whole["ambient"])}
     return GraphKey.of(whole).described(shown, {}, detail)
 
@@ -110,6 +122,21 @@ def test_a_changed_argument_and_another_operand_are_one_node_each() -> None:
 def test_names_count_where_nothing_else_differs() -> None:
     one, other = (graph(call(name, "sin", ["n", 0])) for name in ("a", "b"))
     assert found(described(one), described(other)) == ["graph: the name of node 1: a -> b"]
+
+
+def test_names_say_nothing_of_keys_without_them() -> None:
+    one, other = (
+        [*graph(call(name, "sin", ["n", 0]), call("last", "add", ["n", 1], number))[:2], *attributes]
+        for name, number, attributes in (
+            ("a", 1, ([["w", ["constant", 0, "d"]]], [["p", True, "tensor"]], [])),
+            ("b", 2, ([["v", ["constant", 0, "d"]]], [["q", True, "tensor"]], [])),
+        )
+    )
+    made = [described(each, names_count=False) for each in (one, other)]
+    assert found(*made) == ["graph: node last: a.add(1) -> b.add(2)"]
+    renamed = msgspec.msgpack.decode(msgspec.msgpack.encode(one))
+    renamed[1][1][1] = "z"
+    assert described(renamed, names_count=False).digest == made[0].digest
 
 
 def test_graphs_with_little_in_common_are_compared_in_time() -> None:

@@ -8,13 +8,17 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fxpool.codecache.graph import graph_names
 from fxpool.codecache.graph.graph_codec import GraphEncoder
+from fxpool.codecache.graph.graph_decoder import GraphDecoder
 from fxpool.codecache.key import key
+from fxpool.torch_compat.dynamo import tensors
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -60,11 +64,14 @@ UNARY = [torch.sin, torch.relu, torch.sigmoid, torch.neg, torch.exp]
 BINARY = [torch.add, torch.mul, torch.sub, torch.maximum]
 
 
-def program(seed: int) -> torch.fx.GraphModule:
-    """A graph that depends on `seed` alone."""
+def program(seed: int, prefix: str = "") -> torch.fx.GraphModule:
+    """A graph that depends on `seed` alone, but for the names of its parts."""
     rng = random.Random(seed)
-    graph = torch.fx.Graph()
-    values = [graph.placeholder(f"x{number}") for number in range(rng.randint(1, 4))]
+    graph, root = torch.fx.Graph(), torch.nn.Module()
+    values = [graph.placeholder(f"{prefix}x{number}") for number in range(rng.randint(1, 4))]
+    for number in range(rng.randint(0, 3)):
+        setattr(root, f"{prefix}constant{number}", torch.full((number + 1,), rng.random()))
+        values.append(graph.get_attr(f"{prefix}constant{number}"))
     for number in range(rng.randint(1, 25)):
         if rng.random() < 0.5:
             node = graph.call_function(rng.choice(UNARY), (rng.choice(values),))
@@ -77,8 +84,13 @@ def program(seed: int) -> torch.fx.GraphModule:
             node = graph.call_function(rng.choice(BINARY), (rng.choice(values), second))
         node.meta = {"stack_trace": f"line {number}", "recompute": rng.randint(0, 2), "custom": {"a": 1, "b": [2, 3]}}
         values.append(node)
+    if rng.random() < 0.3:
+        setattr(root, f"{prefix}nested", program(rng.randint(0, 2**32), f"{prefix}inner_"))
+        values.append(graph.call_module(f"{prefix}nested", (values[0],)))
     graph.output(tuple(rng.sample(values, rng.randint(1, len(values)))))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
+    for number, node in enumerate(graph.nodes):
+        node._rename(f"{prefix}{node.name}_{number}" if prefix else node.name)
+    return torch.fx.GraphModule(root, graph)
 
 
 def encoded(gm: torch.fx.GraphModule) -> bytes:
@@ -96,6 +108,54 @@ def test_a_graph_is_described_by_what_it_computes(seed: int, rng: random.Random)
     last = next(node for node in reversed(again.graph.nodes) if node.op.startswith("call"))
     last.meta["recompute"] = 7
     assert encoded(gm) != encoded(again)
+
+
+prefixes = st.text("abcxyz_", min_size=1, max_size=6).map(lambda text: f"p{text}")
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), prefixes)
+def test_names_do_not_count_and_are_recorded(seed: int, prefix: str) -> None:
+    gm, renamed = program(seed), program(seed, prefix)
+    one, other = GraphEncoder().encode(gm), GraphEncoder().encode(renamed)
+    assert key.canonical(one.description) == key.canonical(other.description)
+    rows = graph_names.named(other.description, other.names)
+    assert [row[1] for row in rows[1]] == [node.name for node in renamed.graph.nodes]
+    assert [row[2] for row in rows[1] if isinstance(row[2], str)] == [
+        node.target for node in renamed.graph.nodes if isinstance(node.target, str)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), prefixes)
+def test_a_graph_is_rebuilt_with_its_names(seed: int, prefix: str) -> None:
+    gm = program(seed, prefix)
+    made = GraphEncoder().encode(gm)
+    decoder = GraphDecoder(tensors.Builder(tensors.new_fake_mode(None)), None, made.constants)
+    rebuilt = decoder.decode(msgspec.msgpack.decode(key.canonical(made.description)), made.names)
+    assert str(rebuilt.graph) == str(gm.graph)
+    again = GraphEncoder().encode(rebuilt)
+    assert key.canonical([again.description, again.names]) == key.canonical([made.description, made.names])
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), prefixes, st.data())
+def test_exchanged_operands_and_constants_count(seed: int, prefix: str, data: st.DataObject) -> None:
+    gm, other = program(seed), program(seed, prefix)
+    kinds = {op: [node for node in other.graph.nodes if node.op == op] for op in ("placeholder", "get_attr")}
+    of_kind = data.draw(st.sampled_from([nodes for nodes in kinds.values() if len(nodes) > 1] or [[]]))
+    assume(of_kind)
+    one, two = data.draw(st.permutations(of_kind))[:2]
+    assume(one.users or two.users)
+    if one.op == "get_attr" and data.draw(st.booleans()):
+        mine, yours = getattr(other, one.target), getattr(other, two.target)
+        setattr(other, one.target, yours)
+        setattr(other, two.target, mine)
+    else:
+        swapped = {one: two, two: one}
+        for user in {*one.users, *two.users}:
+            user.args = torch.fx.map_arg(user.args, lambda node: swapped.get(node, node))
+    assert encoded(gm) != encoded(other)
 
 
 PRINT_ENCODINGS = """

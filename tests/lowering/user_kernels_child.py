@@ -275,7 +275,7 @@ def decoded(request: CompileRequest) -> torch.fx.GraphModule:
     decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
     for row in msgspec.msgpack.decode(request.inputs):
         decoder.value(row)
-    return decoder.decode(msgspec.msgpack.decode(request.graph))
+    return decoder.decode(msgspec.msgpack.decode(request.graph), request.names)
 
 
 def decode(place: Path) -> dict[str, Any]:

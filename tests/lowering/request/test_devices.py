@@ -44,10 +44,15 @@ def current(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
 
 def encoded(*named: torch.device | str, own_indices: bool = False) -> EncodedGraph:
     """A graph of nothing but these devices."""
-    encoder = GraphEncoder(own_indices=own_indices)
+    graph = torch.fx.Graph()
     for device in named:
-        encoder.value(device)
-    return encoder.encode(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
+        graph.call_function(torch.empty, (1,), {"device": device})
+    return GraphEncoder(own_indices=own_indices).encode(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def described(*named: torch.device | str, own_indices: bool = False) -> list[Any]:
+    """How a graph's description has each of these devices."""
+    return [row[3][1][1] for row in encoded(*named, own_indices=own_indices).description[1]]
 
 
 def placed(*named: torch.device | str, default: str | None = None) -> Placement:
@@ -89,16 +94,13 @@ def test_the_current_device_of_a_graph_through_cpp_keeps_its_index(monkeypatch: 
 
 
 def test_devices_keep_their_indices_if_the_encoder_is_told_to() -> None:
-    encoder = GraphEncoder(own_indices=True)
-    rows = [encoder.value(device) for device in (torch.device("cuda", 3), "cuda:1", torch.device("cuda", 0))]
+    rows = described(torch.device("cuda", 3), "cuda:1", torch.device("cuda", 0), own_indices=True)
     assert rows == [["device", "cuda", 3], "cuda:1", ["device", "cuda", 0]]
 
 
 def test_devices_are_numbered_as_the_graph_names_them() -> None:
-    encoder = GraphEncoder()
-    rows = [encoder.value(device) for device in (torch.device("cuda", 3), torch.device("cuda", 1), "cuda:3", "cuda")]
-    assert rows == [["device", "cuda", 0], ["device", "cuda", 1], "cuda:0", "cuda"]
-    assert encoder.value(torch.device("cpu")) == ["device", "cpu", None]
+    rows = described(torch.device("cuda", 3), torch.device("cuda", 1), "cuda:3", "cuda", torch.device("cpu"))
+    assert rows == [["device", "cuda", 0], ["device", "cuda", 1], "cuda:0", "cuda", ["device", "cpu", None]]
 
 
 def test_ranks_on_devices_of_one_kind_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +188,7 @@ def test_attention_under_switches_of_the_graphs_own_is_decided_at_the_device() -
 
     plain = attending()
     (row,) = [row for row in plain.description[1] if row[0] == "call_function"]
-    assert row[2] == ["attention", 0], "asked here, and sent along"
+    assert row[1] == ["attention", 0], "asked here, and sent along"
     assert needed(plain) == ""
     assert needed(attending(known=False)) == "attention"
     autocast = (torch.amp.autocast_mode._enter_autocast, "cuda", torch.bfloat16, True, None)

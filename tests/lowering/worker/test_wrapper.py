@@ -199,6 +199,24 @@ def test_devices_are_those_of_who_loads() -> None:
     assert made == (torch.device("cuda", 5), torch.device("cuda", 6), torch.device("cpu", 0), "cuda:5")
 
 
+def test_texts_that_operators_take_stay_as_they_are() -> None:
+    source = """
+from torch import device
+def call(args):
+    at = torch.ops.own.at.default(args, 'cuda:3', where=['cuda:1'], device=device(type='cuda', index=1))
+    return at, torch.ops.own.at.default(torch.device('cuda:1'))
+"""
+    linked = wrapper.link(source, "<graph>", {}, {}, indices=(3, 1))
+    operator = types.SimpleNamespace(default=lambda *args, **kwargs: (args, kwargs))
+    names = {"_fxpool_device_1": 6, "_fxpool_device_name_1": "cuda:6"}
+    own = types.SimpleNamespace(ops=types.SimpleNamespace(own=types.SimpleNamespace(at=operator)), device=torch.device)
+    space: dict[str, Any] = {"torch": own, **names}
+    exec(marshal.loads(linked.code), space)
+    taken, named = space["call"](7)
+    assert taken == ((7, "cuda:3"), {"where": ["cuda:1"], "device": torch.device("cuda", 6)})
+    assert named == ((torch.device("cuda", 6),), {})
+
+
 def test_a_graph_that_torch_loads_stays_where_it_was_compiled() -> None:
     class Graph:
         device_idxs = {1}
