@@ -30,10 +30,6 @@ from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 
 __all__ = ["Identity", "Piece", "extract", "identity"]
 
-# Metadata of the whole graph that a piece does not inherit, because it names the graph's inputs.
-_OF_THE_WHOLE = ("dynamo_flat_name_to_original_fqn",)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
     """A graph with its inputs, fake or real, cut from `interval`. `attributes` and `meta` are its module's."""
@@ -54,7 +50,7 @@ class Piece:
 
 
 def extract(graph: TracedGraph, interval: Interval) -> Piece:
-    """Return an interval as a graph. Its names do not depend on its position; `graph` is not changed."""
+    """Return an interval as a graph; `graph` is not changed."""
     made = torch.fx.Graph()
     root: dict[str, Any] = {}
     copies: dict[Node, Node] = {}
@@ -65,7 +61,7 @@ def extract(graph: TracedGraph, interval: Interval) -> Piece:
         # user's frame.
         tracing.set_placeholder_source(copies[node], tracing.placeholder_source(node))
     for number, node in enumerate(interval.graphs):
-        root[f"graph_{number}"] = _renamed(graph.attribute(node))
+        root[f"graph_{number}"] = graph.attribute(node)
         copies[node] = made.get_attr(f"graph_{number}")
         copies[node].meta = dict(node.meta)
     for number, node in enumerate(interval.nodes):
@@ -73,32 +69,7 @@ def extract(graph: TracedGraph, interval: Interval) -> Piece:
         copies[node] = made.create_node(node.op, node.target, args, kwargs, f"node_{number}")
         copies[node].meta = dict(node.meta)
     made.output(tuple(copies[node] for node in interval.outputs))
-    meta = {name: value for name, value in graph.gm.meta.items() if name not in _OF_THE_WHOLE}
-    return Piece(interval, made, root, meta, tuple(_input(graph, node) for node in interval.inputs))
-
-
-def _renamed(body: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy a subgraph of a higher-order operator without the names of the layer that it came from."""
-    made = torch.fx.Graph()
-    root: dict[str, Any] = {}
-    copies: dict[Node, Node] = {}
-    for number, node in enumerate(body.graph.nodes):
-        if node.op == "output":
-            made.output(torch.fx.map_arg(node.args[0], copies.__getitem__))
-            continue
-        target = node.target
-        if node.op == "placeholder":
-            target = f"input_{number}"
-        elif node.op in ("get_attr", "call_module"):
-            value = graph_codec.gm_attribute(body, str(node.target))
-            target = f"attribute_{number}"
-            root[target] = _renamed(value) if isinstance(value, torch.fx.GraphModule) else value
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
-        copies[node] = made.create_node(node.op, target, args, kwargs, f"node_{number}")
-        copies[node].meta = dict(node.meta)
-    gm = torch.fx.GraphModule(root, made)
-    gm.meta = dict(body.meta)
-    return gm
+    return Piece(interval, made, root, dict(graph.gm.meta), tuple(_input(graph, node) for node in interval.inputs))
 
 
 def _about_input(graph: TracedGraph, node: Node) -> dict[str, Any]:
