@@ -23,7 +23,7 @@ from fxpool.codecache.key import probe_cache
 from fxpool.torch_compat.operators import by_value, inductor_tables, operators, own_code, registrations, renamed
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "keep_torchs_tables", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "keep_torchs_tables", "of"]
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
@@ -140,11 +140,15 @@ def keep_torchs_tables(root: str | None) -> None:
         probe_cache.write(root, _ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
 
 
+def is_registered(name: str) -> bool:
+    """Return whether a digest is of code that the program registered, and not of a dependency of the graph."""
+    is_always_there = name == _TABLES or name.startswith(f"{_REGISTERED}side effect")
+    return name.startswith(_REGISTERED) and not is_always_there
+
+
 def is_of_any_graph(name: str) -> bool:
-    """Return whether a digest is of code that may run for any graph, other than a registration for an operator."""
-    registered = name.removeprefix(_REGISTERED)
-    is_always_there = name == _TABLES or registered.startswith("side effect")
-    return registered != name and not is_always_there and not inductor_tables.of_operator(registered)
+    """Return whether a digest is of a registration that may run for any graph, and not only for an operator."""
+    return is_registered(name) and not inductor_tables.of_operator(name.removeprefix(_REGISTERED))
 
 
 def _covered_by(covered: Covered | None, name: str) -> dict[str, str] | None:

@@ -41,7 +41,7 @@ from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
 from fxpool.torch_compat.dynamo import opaque_inputs, process_groups, shape_env, tensors
-from fxpool.torch_compat.operators import device_arguments, operators
+from fxpool.torch_compat.operators import device_arguments, operators, placement
 from fxpool.torch_compat.triton import user_kernels
 
 # Node metadata that only records the origin of a node, or that the compile recomputes.
@@ -58,6 +58,7 @@ _NAMES_IN_META = ("dynamo_flat_name_to_original_fqn",)
 # Names from `_DEBUG_META` of which a part is encoded.
 _PARTLY_KEPT = frozenset(("tensor_dict", "unbacked_bindings"))
 
+_CALLS = frozenset(("call_function", "call_method"))
 _NO_ARGUMENTS, _NO_KEYWORDS = ("t",), ("d",)
 _NAMES_OF_DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia"))
 
@@ -74,7 +75,7 @@ class EncodedGraph:
     The compile does not depend on which of several equal devices a graph runs on, so the description numbers them in
     order of appearance, unless `own_indices` is set. `indices` holds this process's index of each. `current_named` is
     set if the graph refers to the current device, `attention_open` if the implementation of attention depends on the
-    device alone.
+    device alone. `sees_place`: a function may depend on the place of an input in its storage.
 
     Process groups are numbered in the same way: `groups` maps their names in this process to their numbers of ranks.
     """
@@ -89,6 +90,7 @@ class EncodedGraph:
     indices: list[int]
     current_named: bool
     attention_open: bool
+    sees_place: bool
     groups: dict[str, int]
     own_indices: bool
 
@@ -128,6 +130,8 @@ class GraphEncoder:
         self._attentions: dict[str, int] = {}
         self._attention_open = self._changes_switches = self._may_name_devices = False
         self._constant_ids: dict[int, int] = {}
+        self._sees_place = False
+        self._blind: set[str | int] = set()  # names of methods, and functions by identity
         self._regions: dict[Any, int] = {}
         self._calls_kernels = False
         self._kernels: dict[int, list[Any]] = {}
@@ -152,7 +156,7 @@ class GraphEncoder:
         is_open = self._attention_open or (self._changes_switches and bool(self._attentions))
         return EncodedGraph(
             description, self._names, self.constants, self._debug, self.dependencies, self.symbols, self.devices,
-            list(self._indices), self._current_named, is_open, self.groups, self._own_indices,
+            list(self._indices), self._current_named, is_open, self._sees_place, self.groups, self._own_indices,
         )  # fmt: skip
 
     def _module(self, gm: torch.fx.GraphModule, lifted: dict[str, torch.Tensor]) -> list[Any]:
@@ -187,13 +191,15 @@ class GraphEncoder:
                 args, kwargs = self._group_numbered(self._group_at[id(target)], args, kwargs)
             if target is attention.FUNCTION:
                 called = self._attention(node, called)
+            if op in _CALLS and not self._sees_place:
+                self._judge(node, called)
             self._nodes[node] = ["n", len(self._nodes)]
             self._debug.append(about.get("stack_trace"))
             own.append(node.name)
             arguments = self._arguments(args, kwargs)
             if self._may_name_devices:
                 self._may_name_devices = False
-                if op in ("call_function", "call_method"):
+                if op in _CALLS:
                     arguments = self._arguments(*self._with_devices(target, called, args, kwargs))
             nodes.append([op, called, *arguments, self._meta(about)])
         meta = [[name, self.value(gm.meta[name])] for name in ("cudagraph_annotation",) if gm.meta.get(name)]
@@ -205,6 +211,16 @@ class GraphEncoder:
             rows = zip(gm.graph.nodes, nodes, strict=True)
             nodes = [self._kernel_call(node, row) if user_kernels.is_call(node) else row for node, row in rows]
         return ["graph", nodes, attributes, lifted_rows, meta]
+
+    def _judge(self, node: torch.fx.Node, called: Any) -> None:
+        """Note whether a call may depend on the place of a tensor in memory."""
+        known = node.target if isinstance(node.target, str) else id(node.target)
+        if known not in self._blind:
+            seen = placement.is_seen_by(node.target, called[1] if called[0] == "py" else "")
+            if seen is False:
+                self._blind.add(known)
+            else:
+                self._sees_place = seen or placement.is_seen_in(node)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         return (

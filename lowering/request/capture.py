@@ -17,7 +17,7 @@ import torch
 from fxpool import config, notices
 from fxpool.codecache.code import program_code
 from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.codecache.graph import graph_codec
+from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
 from fxpool.codecache.key import cacheable, key, source_toolchain, system
 from fxpool.codecache.key.key import GraphKey
@@ -170,6 +170,13 @@ class _Traced:
     from_dynamo: bool = False
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def placeless(self) -> Sequence[Any]:
+        """Return `values` without the place of inputs in memory."""
+        if self.level == FX:
+            inputs, arguments = self.values
+            return [placed_inputs.without_place(inputs), arguments]
+        return placed_inputs.without_place(self.values)
+
 
 def capture(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, label: str, into: Destination) -> Captured:
     """Capture a graph as Dynamo made it: `gm` is a ``GraphModule`` or an object that holds one, `inputs` are its fake
@@ -319,6 +326,8 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         except UnprovenError as error:
             stays = CannotTravelError("code_unknown", error.what)
             unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
+    if code is not None and _is_blind(traced, state, code):
+        traced = dataclasses.replace(traced, values=traced.placeless())
     graph_bytes = key.canonical(encoded.description)
     input_bytes = key.canonical(list(traced.values))
     shapes = _dump_shapes(traced.env) if encoded.symbols and traced.env is not None else None
@@ -449,6 +458,14 @@ def key_parts(
 def _reads_graphs(request: CompileRequest, code: program_code.ProgramCode) -> bool:
     """Return whether the program has passes, patterns or replaced functions, which may read the names in a graph."""
     return bool(request.ambient.configured) or any(map(program_code.is_of_any_graph, code.digests))
+
+
+def _is_blind(traced: _Traced, state: ambient.AmbientState, code: program_code.ProgramCode) -> bool:
+    """Return whether neither a graph nor code that runs while it is compiled can see the place of inputs in memory."""
+    graph = traced.encoded
+    if traced.level == PACKAGE or traced.lifted or graph.sees_place or graph.dependencies or state.configured:
+        return False
+    return not any(map(program_code.is_registered, code.digests))
 
 
 def without_host(parts: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 operators                 operators and functions of a graph by name
 device_arguments          arguments that name a device
+placement                 functions that can see a tensor's place in memory
 node_effects              the tensors that a node writes to, and the thread state that it sets
 registrations             a program's registrations for its own operators and for torch's
 dispatch_probe            the Python code behind a kernel of the dispatcher

@@ -75,7 +75,6 @@ def test_where_code_lies_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("size", torch.ones(5, 8)),
         ("dtype", torch.ones(4, 8, dtype=torch.float64)),
         ("stride", torch.ones(8, 4).t()),
-        ("view of a larger tensor", torch.ones(8, 8)[2:6]),
         ("requires grad", torch.ones(4, 8, requires_grad=True)),
         ("parameter", torch.nn.Parameter(torch.ones(4, 8))),
     ],
