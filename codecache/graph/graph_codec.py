@@ -49,7 +49,7 @@ _DEBUG_META = frozenset(
     ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
      "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
      "steal_arg", "unbacked_bindings", "desc", "output_stack_traces", "numeric_debug_handle", "arg_kwarg_vals",
-     "mod_stack", "dynamo_source", "autograd_backward")
+     "mod_stack", "dynamo_source", "autograd_backward", "original_aten")
 )  # fmt: skip
 
 # Metadata of a graph that maps names to names: AOTInductor writes it into packages.
@@ -68,7 +68,8 @@ class EncodedGraph:
     """The result of `GraphEncoder.encode`.
 
     `description` is hashed and sent. `names` are those of its parts (`graph_names`). `constants` are the tensors it
-    refers to by number; `debug` holds stack traces. `dependencies` maps a name to a function, operator, Triton kernel or
+    refers to by number; `debug` holds, for each node, its stack trace and the operator that was decomposed into it, after
+    which kernels are named. `dependencies` maps a name to a function, operator, Triton kernel or
     module from outside torch. `symbols` are the names of all symbolic numbers in the graph. `devices` are the types of
     all its devices, including those that a text names.
 
@@ -194,7 +195,7 @@ class GraphEncoder:
             if op in _CALLS and not self._sees_place:
                 self._judge(node, called)
             self._nodes[node] = ["n", len(self._nodes)]
-            self._debug.append(about.get("stack_trace"))
+            self._debug.append([about.get("stack_trace"), _name_of_builtin(about.get("original_aten"))])
             own.append(node.name)
             arguments = self._arguments(args, kwargs)
             if self._may_name_devices:
@@ -520,6 +521,11 @@ class GraphEncoder:
         if not comes_with_torch(module, target):
             self.dependencies[f"function:{module}:{qualified}"] = target
         return ["py", module, qualified]
+
+
+def _name_of_builtin(operator: Any) -> str | None:
+    known = operators.is_overload(operator) and operators.is_builtin(operator)
+    return operators.overload_name(operator) if known else None
 
 
 def _by_name(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -41,11 +42,14 @@ class GraphDecoder:
     def decode(
         self, description: list[Any], names: Sequence[Any], debug: Sequence[Any] | None = None
     ) -> torch.fx.GraphModule:
-        """Return the graph module, with its names and the stack traces of `debug`. Raises CannotTravelError."""
+        """Return the graph module, with its names and the metadata of `debug`. Raises CannotTravelError."""
         gm = self._module(graph_names.named(description, names))
-        for node, trace in zip(self._nodes, debug or (), strict=False):
+        for node, (trace, operator) in zip(self._nodes, debug or (), strict=False):
             if trace:
                 node.meta["stack_trace"] = trace
+            if operator:
+                with contextlib.suppress(AttributeError):  # its library may not be loaded here
+                    node.meta["original_aten"] = operators.find_overload(operator)
         return gm
 
     def _module(self, description: list[Any]) -> torch.fx.GraphModule:

@@ -16,4 +16,5 @@ host_statistics   counts of all processes with this directory, by day
 quarantine        graphs that killed workers, and the limits they exceeded
 failed            levels at which a graph can't be compiled for the cache
 demoted_stages    stages that were measured slower than the one before
+lowered_graphs    entries by the graphs that AOTAutograd makes
 """

@@ -2,7 +2,7 @@
 
     entries, blobs                           see `store.py`
     toolchain/headers                        precompiled headers, 150 MB each
-    toolchain/..., slower, failed            facts about compilers, CPUs and GPUs of hosts; about stages, levels
+    toolchain/..., slower, failed, lowered   facts about compilers, CPUs and GPUs of hosts; about stages, levels, graphs
     stats                                    counts of the host's processes, by day
     quarantine                               graphs that killed workers, with the end of their workers' output
     aside                                    files that failed verification
@@ -41,6 +41,7 @@ _TOP = {
     "pending": FACTS,
     "slower": FACTS,
     "failed": FACTS,
+    "lowered": FACTS,
     "blobs": BLOBS,
     "toolchain": FACTS,
     "quarantine": QUARANTINE,
@@ -52,10 +53,10 @@ _TOP = {
 }
 _HEADERS = os.path.join("toolchain", "headers")
 # Entries first, so that readers meet as few entries without blobs as possible.
-_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "stats", "toolchain", "index",
-          ".swept", CLAIM)  # fmt: skip
+_ORDER = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "pending", "stats",
+          "toolchain", "index", ".swept", CLAIM)  # fmt: skip
 # Over the limits, their files are evicted one by one. Files in `aside` are never served, so they go first.
-_RECORDS = {"failed": None, "slower": None, "aside": 0.0}
+_RECORDS = {"failed": None, "slower": None, "lowered": None, "aside": 0.0}
 _BUILDING = "building-"
 #: Seconds in which a compile that knows a header's name may still include it.
 _LATELY = 3600.0

@@ -59,7 +59,7 @@ _MAX_ASIDE = 64
 #: Name of a store in one of torch's scratch directories. It is not created again once that is removed.
 FRESH = "fxpool-fresh-cache"
 # Entries first, so that readers meet as few entries without blobs as possible.
-_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "pending", "index")
+_CLEARED = ("entries", "blobs", "aside", "quarantine", "slower", "failed", "lowered", "pending", "index")
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,16 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`level` is the graph's (see `fallback.chain`), `choices` are the fastest candidates of Triton kernels so far."""
+    """`level` is the graph's (see `fallback.chain`), `choices` are the fastest candidates of Triton kernels so far.
+
+    `graphs` are digests of the graphs that AOTAutograd made (see `worker.reused`).
+    """
 
     level: str
     effects: Effects = Effects()
     decisions: Decisions = Decisions()
     choices: Choices = {}
+    graphs: list[str] = []
 
 
 def content_of(entry: Entry) -> Content:

@@ -48,7 +48,8 @@ class Artifact(msgspec.Struct, kw_only=True):
     `seconds` is the compile time; `phases` are its parts: ``lowering``, then waiting for ``kernels``. `unkept` is the
     reason for not storing an artifact that has a key. `unprepared`: its kernels were compiled without the precompiled
     header that the host should have. `guessed`: templates were chosen without a device to time them on. `times` is
-    torch's record of the compile. `compiled_cpp`: the result itself contains C++.
+    torch's record of the compile. `compiled_cpp`: the result itself contains C++. `graphs` are the digests of the
+    graphs that AOTAutograd made (`worker.reused`); `reused`: their code is that of another entry.
     """
 
     level: str
@@ -66,6 +67,8 @@ class Artifact(msgspec.Struct, kw_only=True):
     guessed: bool = False
     times: CompileTimes = msgspec.field(default_factory=CompileTimes)
     compiled_cpp: bool = False
+    graphs: list[str] = []
+    reused: bool = False
 
     def has_cpp(self) -> bool:
         """Return whether any part was made by a C++ compiler."""

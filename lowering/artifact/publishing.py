@@ -40,7 +40,9 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
         components=list(key.components),
         detail=key.detail,
         guards=artifact.guards,
-        content=Content(level=artifact.level, effects=artifact.effects, decisions=artifact.decisions),
+        content=Content(
+            level=artifact.level, effects=artifact.effects, decisions=artifact.decisions, graphs=artifact.graphs
+        ),
         metadata=Metadata(
             label=request.label,
             created=time.time(),

@@ -37,6 +37,7 @@ from fxpool.lowering.request import ambient
 from fxpool.lowering.request.capture import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, PACKAGE, CompileRequest
 from fxpool.lowering.worker import wrapper
+from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, given, inner, output_code
@@ -73,6 +74,9 @@ def compile_request(
     except _NotAsClaimed:
         log.info("compiling %s again, torch asked what the tool chain can do", request.label, exc_info=True)
         return _compile(request, dataclasses.replace(kernel_jobs, patient=True), phase, others)
+    except OtherBackwardError:
+        log.info("compiling %s again, the entry of an equal forward has another backward", request.label)
+        return _compile(request, kernel_jobs, phase, others, look_up=False)
 
 
 class _NotAsClaimed(Exception):
@@ -80,7 +84,12 @@ class _NotAsClaimed(Exception):
 
 
 def _compile(
-    request: CompileRequest, jobs: KernelJobs, phase: Callable[[str], None], others: Sequence[Otherwise]
+    request: CompileRequest,
+    jobs: KernelJobs,
+    phase: Callable[[str], None],
+    others: Sequence[Otherwise],
+    *,
+    look_up: bool = True,
 ) -> Artifact:
     started = time.perf_counter()
     env = shape_env.load(request.shapes, request.hints) if request.shapes is not None else shape_env.ShapeEnv()
@@ -99,19 +108,23 @@ def _compile(
     ):
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
-        build = _aot if request.level == AOT else _inner
+        equal = EqualGraphs(request, env, look_up=look_up)
         triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
         cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
         with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting():
-            made = build(request, decoder)
+            made = _aot(request, decoder, equal) if request.level == AOT else _inner(request, decoder)
         if asked:
             return _restart(request, asked, started)
+        if equal.entry is not None:
+            result, recorded = made.pack(context)
+            return equal.artifact(result, recorded, effects.encoded_guards(env, set(request.symbols)))
         lowered = time.perf_counter()
         phase("kernels")
         linked = triton.part()
         names = Names(linking.names, linked, building.names)
-        result, recorded = made.pack(context, _name(request), names, range(len(request.devices)))
+        made.link(_name(request), names, range(len(request.devices)))
+        result, recorded = made.pack(context)
         guards = effects.encoded_guards(env, set(request.symbols))
         try:
             library = linking.library()
@@ -135,6 +148,7 @@ def _compile(
         unkept=unkept,
         unprepared=linking.without_header,
         phases={"lowering": lowered - started, "kernels": ended - lowered},
+        graphs=equal.digests if all(equal.digests) else [],
     )
 
 
@@ -231,56 +245,49 @@ class Names:
 
 
 class _Result:
-    """A bundled AOTAutograd result, not yet linked; `sources` belong to its inputs, lifted parameters first."""
+    """A bundled AOTAutograd result; `sources` belong to its inputs, lifted parameters first."""
 
     def __init__(self, result: Any, sources: Sequence[Any]) -> None:
-        self._result, self._sources = result, sources
-
-    def pack(
-        self,
-        context: tracing.TracingContext | None,
-        name: str,
-        names: Names,
-        indices: Sequence[int],
-    ) -> tuple[bytes, Effects]:
-        """Link and pickle; return the bytes and the compile's effects. `indices` are the devices it was compiled for.
-
-        Raises:
-            CannotReturnError: there is no result, it does not pickle, or an effect cannot be replayed.
-        """
-        result = self._result
         if result is None:
             raise CannotReturnError("no_result", "AOTAutograd returned no result that can be stored")
-        for graph, part in zip(aot.graphs_of(result), ("forward", "backward"), strict=False):
+        self._result, self._sources = result, sources
+
+    def link(self, name: str, names: Names, indices: Sequence[int]) -> None:
+        """Link the code of its graphs. `indices` are the devices it was compiled for. Raises CannotReturnError."""
+        for graph, part in zip(aot.graphs_of(self._result), ("forward", "backward"), strict=False):
             if not output_code.is_compiled_graph(graph):
                 raise CannotReturnError("output_code", type(graph).__name__)
             _link(graph, f"{name} {part}", names, indices)
-        output_code.link_result(result)
-        mutated = aot.mutated_inputs(result)
+
+    def pack(self, context: tracing.TracingContext | None) -> tuple[bytes, Effects]:
+        """Pickle the result; return the bytes and the compile's effects.
+
+        Raises:
+            CannotReturnError: it does not pickle, or an effect cannot be replayed.
+        """
+        output_code.link_result(self._result)
+        mutated = aot.mutated_inputs(self._result)
         written = list(range(len(self._sources))) if mutated is None else mutated
-        return _pickled(aot.dump_result, result), effects.record(context, self._sources, written)
+        return _pickled(aot.dump_result, self._result), effects.record(context, self._sources, written)
 
 
 class _Output:
-    """Inductor's output for a graph after AOTAutograd, not yet linked; `given` are the request's constants."""
+    """Inductor's output for a graph after AOTAutograd; `given` are the request's constants."""
 
     def __init__(self, output: Any, given: Sequence[torch.Tensor]) -> None:
+        if not output_code.is_compiled_graph(output):
+            raise CannotReturnError("output_code", type(output).__name__)
         self._output, self._given = output, given
 
-    def pack(
-        self,
-        context: tracing.TracingContext | None,
-        name: str,
-        names: Names,
-        indices: Sequence[int],
-    ) -> tuple[bytes, Effects]:
-        """Link and pickle, like `_Result.pack`; a graph after AOTAutograd has no effects."""
-        if not output_code.is_compiled_graph(self._output):
-            raise CannotReturnError("output_code", type(self._output).__name__)
-        graph = inner.travelling(self._output)
-        given.leave_out(graph, self._given)
-        _link(graph, name, names, indices)
-        return _pickled(inner.dump, graph), Effects()
+    def link(self, name: str, names: Names, indices: Sequence[int]) -> None:
+        """Link its code, like `_Result.link`."""
+        self._output = inner.travelling(self._output)
+        given.leave_out(self._output, self._given)
+        _link(self._output, name, names, indices)
+
+    def pack(self, context: tracing.TracingContext | None) -> tuple[bytes, Effects]:
+        """Pickle the output, like `_Result.pack`; a graph after AOTAutograd has no effects."""
+        return _pickled(inner.dump, self._output), Effects()
 
 
 def _link(graph: Any, name: str, names: Names, indices: Sequence[int]) -> None:
@@ -303,7 +310,7 @@ def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
         raise CannotReturnError("unpicklable", f"{type(error).__name__}: {error}") from error
 
 
-def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Result:
+def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder, equal: EqualGraphs) -> _Result:
     inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
     sources = _sources(request.sources)
@@ -317,7 +324,7 @@ def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder) -> _Resul
     if request.from_dynamo:
         aot.attach_dynamo_metadata(gm, sources, parameter_sources)
     with tracing.aot_id_is(request.aot_id):
-        compiled = aot.compile_graph(gm, inputs, keep_result=True)
+        compiled = aot.compile_graph(gm, inputs, keep_result=True, through=equal.compile)
     if compiled.result is not None and request.from_dynamo:
         aot.as_from_real_inputs(compiled.result)
     lifted = [parameter_sources.get(name) for name in aot.parameters_and_buffers(gm)]
@@ -354,7 +361,8 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
             return _restart(request, asked, started)
         indices = captured.placement.indices
         names = Names(linking.names, LinkedTriton(), building.names)
-        result, recorded = made.pack(captured.context, _name(request), names, indices)
+        made.link(_name(request), names, indices)
+        result, recorded = made.pack(captured.context)
         guards = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
         built = building.libraries()

@@ -23,6 +23,7 @@ from fxpool.lowering.cuda import autotune, devices, triton_kernels
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
+from fxpool.lowering.worker import reused
 from fxpool.pool import current_job
 from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
@@ -73,10 +74,11 @@ def compile_job(payload: bytes) -> bytes:
             log.info("cannot compile %s without a device, which it needs for: %s", request.label, asked, exc_info=True)
             return encode_reply(CompileReply(unanswered=asked))
         raise
-    artifact.decisions = Decisions(
-        measured=measured.record() if measured is not None else [],
-        tuned=[*(tuned.record if tuned is not None else []), *artifact.decisions.tuned],
-    )
+    if not artifact.reused:
+        artifact.decisions = Decisions(
+            measured=measured.record() if measured is not None else [],
+            tuned=[*(tuned.record if tuned is not None else []), *artifact.decisions.tuned],
+        )
     artifact.guessed = tuned is not None and tuned.guessed
     artifact.times = times
     job.phase("publishing")
@@ -86,10 +88,12 @@ def compile_job(payload: bytes) -> bytes:
     if artifact.unkept or not publishing.is_admitted(artifact, request):
         return encode_reply(CompileReply(artifact=artifact))
     try:
-        entry = publishing.publish(artifact, key, LocalStore(request.store, request.bounds), request)
+        store = LocalStore(request.store, request.bounds)
+        entry = publishing.publish(artifact, key, store, request)
     except StoreError as error:
         artifact.unkept = str(error)
         return encode_reply(CompileReply(artifact=artifact))
+    reused.record(entry, store, artifact)
     reference = Reference(
         store=request.store,
         key=entry.key,
@@ -99,6 +103,7 @@ def compile_job(payload: bytes) -> bytes:
         phases=artifact.phases,
         guessed=artifact.guessed,
         times=times,
+        found=artifact.reused,
     )
     return encode_reply(CompileReply(reference=reference))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -149,18 +150,31 @@ def _uncounted() -> Iterator[None]:
                 del now[name]
 
 
-def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, keep_result: bool) -> Compiled:
+def compile_graph(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], *, keep_result: bool, through: Callable[..., Any] | None = None
+) -> Compiled:
     """Compile in this process, under the tracing context, switches and configuration in force.
 
     With `keep_result` the backward is lowered at once and `Compiled.result` is the bundled
-    AOTAutograd result, or None if AOTAutograd made none.
+    AOTAutograd result, or None if AOTAutograd made none. `through` is called in place of Inductor's inner compile,
+    with that as its first argument.
     """
     from torch._inductor import compile_fx
 
+    lower: Callable[..., Any] = compile_fx.compile_fx_inner
+    if through is not None:
+        lower = functools.partial(through, lower)
     compiled = Compiled()
     with in_process_only(), _result_taken(compiled) if keep_result else contextlib.nullcontext():
-        compiled.callable = compile_fx.compile_fx(gm, inputs)
+        compiled.callable = compile_fx.compile_fx(gm, inputs, inner_compile=lower)
     return compiled
+
+
+def overwritten_by_backward() -> list[int] | None:
+    """Return the inputs of the backward that its code may overwrite, during a compile of the whole graph."""
+    from torch._inductor.utils import get_donated_idxs
+
+    return get_donated_idxs()
 
 
 @contextlib.contextmanager

@@ -132,6 +132,14 @@ def finish(graph: Any, inputs: Sequence[Any], arguments: dict[str, Any], given: 
     return graph
 
 
+def as_lowered(graph: Any, inputs: Sequence[Any]) -> Any:
+    """Return a loaded graph as if Inductor had lowered it in this compile, which reads its outputs' strides."""
+    from torch._inductor.utils import set_tracing_context_output_strides
+
+    set_tracing_context_output_strides(inputs, graph)
+    return graph
+
+
 def count_calls(gm: torch.fx.GraphModule) -> int:
     """Return the number of nodes that compute something; a graph without any has nothing to compile."""
     return sum(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes)
