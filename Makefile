@@ -5,7 +5,7 @@
 #   make test        the first tier of tests, ten minutes on two cores; AREA=pool takes one folder of tests
 #   make test-all    both tiers; SHARD=1/4 takes the first of four parts
 #   make lint        ruff, and mypy --strict on package, tests, benchmarks, docs/ and examples
-#   make hunt        2,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
+#   make hunt        3,000 programs changed in one thing; HUNT="--cases 200 --seed 3 --kinds use_*" narrows it
 #   make conformance what stock Inductor can and fxpool can't: programs, torch's operators, models; hours;
 #                    CONFORMANCE="--sweeps programs --only 'hop*'" narrows it
 #   make without     takes each system of docs/architecture/systems.md out and sees that its tests fail; half an hour;

@@ -1,6 +1,7 @@
 """``python -m campaigns.hunt``: run cases, print a table, write what was found as JSON; fails if anything is wrong.
 
 python -m campaigns.hunt --cases 200 --seed 3 --kinds read_closure,use_low_implicit
+python -m campaigns.hunt --cases 3000 --resume                        continues what --out holds of that seed
 python -m campaigns.hunt --case read_closure:7 --keep DIRECTORY       one case again, its files kept
 python -m campaigns.hunt --backend inductor --cases 100               tries the expectations: stock in fxpool's place
 """
@@ -52,7 +53,7 @@ def cases_of(names: list[str], count: int, seed: int) -> list[Case]:
 def main() -> int:
     """The command line's exit status."""
     parser = argparse.ArgumentParser(prog="hunt", description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", help="names or patterns of kinds, with commas between them")
     parser.add_argument("--case", help="one case: kind:number")

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 import random
+from pathlib import Path
 from typing import Any
 
 from .pieces import EARLY, PIECES, Piece
 from .program import Built, Case, Step
 from .readings import READINGS, Reading
 
-__all__ = ["Drawn", "Kind", "Program", "case_of", "draw", "kind", "kinds", "numbers_of", "program_of", "steps_of"]
+__all__ = [
+    "Drawn",
+    "Kind",
+    "Program",
+    "case_of",
+    "draw",
+    "kind",
+    "kinds",
+    "mode_of",
+    "numbers_of",
+    "program_of",
+    "steps_of",
+]
 
 # (what stands at the top of the module, the number's expression, whether it is read when the module is imported)
 _REFERENCES = [
@@ -173,20 +188,9 @@ def program_of(drawn: Drawn, reading: str | None = None, piece: str | None = Non
 
 def case_of(drawn: Drawn, name: str, program: Program, steps: list[Step], **more: Any) -> Case:
     """A case with the mode and the kind of sizes drawn."""
-    mode = (
-        more.pop("mode", None)
-        or drawn.random.choices(
-            [None, "serialize", "normal", "async+subprocess", "progressive+subprocess"], [86, 4, 2, 5, 3]
-        )[0]
-    )
-    dynamic = True if drawn.chance(0.15) and "subclass" not in program.piece.families else None
     stock = more.pop("stock", program.piece.stock)
-    if stock and mode and "+" in mode:
-        mode = None  # until the code is there such a graph runs eagerly, which no pass and no lowering changes
-    if mode and "+" in mode:
-        # What is compiled in the background is used by the call after it.
-        for step in steps:
-            step.calls = [text for call in step.calls for text in (call, "__import__('fxpool').wait(100)")]
+    mode = more.pop("mode", None) or mode_of(drawn, steps, stock=stock)
+    dynamic = True if drawn.chance(0.15) and "subclass" not in program.piece.families else None
     drawn.note["mode"], drawn.note["dynamic"] = mode, dynamic
     return Case(
         name,
@@ -200,6 +204,19 @@ def case_of(drawn: Drawn, name: str, program: Program, steps: list[Step], **more
         note=drawn.note,
         **more,
     )
+
+
+def mode_of(drawn: Drawn, steps: list[Step], *, stock: bool) -> str | None:
+    """Draw a mode, mostly none; in one that compiles in the background every call waits for the code before it."""
+    modes = [None, "serialize", "normal", "async+subprocess", "progressive+subprocess"]
+    mode = drawn.random.choices(modes, [86, 4, 2, 5, 3])[0]
+    if not mode or "+" not in mode:
+        return mode
+    if stock:
+        return None  # until the code is there such a graph runs eagerly, which no pass and no lowering changes
+    for step in steps:
+        step.calls = [text for call in step.calls for text in (call, "__import__('fxpool').wait(100)")]
+    return mode
 
 
 def numbers_of(drawn: Drawn, program: Program) -> tuple[float, float]:
@@ -248,14 +265,9 @@ def kind(name: str, *, slow: bool = False) -> Any:
 
 def kinds() -> dict[str, Kind]:
     """All kinds, by name."""
-    from . import (
-        kinds_ambient,  # noqa: F401
-        kinds_inputs,  # noqa: F401
-        kinds_numbers,  # noqa: F401
-        kinds_places,  # noqa: F401
-        kinds_registered,  # noqa: F401
-    )
-
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name.startswith("kinds_"):
+            importlib.import_module(f"{__package__}.{module.name}")
     return _KINDS
 
 

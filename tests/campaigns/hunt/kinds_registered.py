@@ -4,15 +4,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-from pathlib import Path
-
 from .drawing import Drawn, case_of, kind, numbers_of, program_of
+from .libraries import Library
 from .program import Case, Step
 
 __all__: list[str] = []
@@ -264,52 +257,18 @@ def _schema(drawn: Drawn, name: str) -> Case:
 _EXTENSION = """
 #include <torch/library.h>
 #include <ATen/ATen.h>
-static at::Tensor op_cpu(const at::Tensor& x) { return at::sin(x) * FACTOR; }
+static at::Tensor op_cpu(const at::Tensor& x) { return at::sin(x) * factor(); }
 static at::Tensor op_meta(const at::Tensor& x) { return at::empty_like(x); }
 TORCH_LIBRARY(hunted_ext, m) {
   m.def("op(Tensor x) -> Tensor");
-#ifdef IMPLICIT
-  m.impl("op", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(op_cpu)));
-#else
-  m.impl("op", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(op_cpu)));
-  m.impl("op", torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(op_meta)));
-#endif
+  IMPLEMENTATIONS
 }
 """
-
-
-_building = threading.Lock()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Extension:
-    """A shared library that registers ``hunted_ext::op``; some 20 s of the compiler, once per library and user."""
-
-    factor: float
-    implicit: bool
-
-    def content(self) -> bytes:
-        """The library's bytes. Raises CalledProcessError."""
-        import torch
-        from torch.utils.cpp_extension import include_paths, library_paths
-
-        home = Path(os.environ.get("HUNT_EXTENSIONS", tempfile.gettempdir()), f"hunt-extension-{os.getuid()}")
-        made = home / f"{torch.__version__}-{self.factor}-{self.implicit}.so"
-        with _building:
-            if made.exists():
-                return made.read_bytes()
-            home.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=home) as directory:
-                source, target = Path(directory, "op.cpp"), Path(directory, "op.so")
-                source.write_text(_EXTENSION.replace("FACTOR", repr(self.factor)))
-                defines = ["-DIMPLICIT"] if self.implicit else []
-                includes = [f"-I{path}" for path in include_paths()]
-                command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", "-w", *defines, *includes]
-                links = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
-                command += [str(source), "-o", str(target), *links, "-lc10", "-ltorch_cpu", "-ltorch"]
-                subprocess.run(command, check=True, stdout=sys.stderr)
-                target.replace(made)
-        return made.read_bytes()
+_IMPLICIT = 'm.impl("op", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(op_cpu)));'
+_KERNELS = """
+  m.impl("op", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(op_cpu)));
+  m.impl("op", torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(op_meta)));
+"""
 
 
 @kind("extension_rebuilt")
@@ -323,7 +282,8 @@ def _extension_rebuilt(drawn: Drawn, name: str) -> Case:
     program.training, program.surrounding = implicit and drawn.chance(0.5), "y + x"
     steps = [program.step("before", one), program.step("after", one), program.step("back", one, expect_hit=True)]
     for step, number in zip(steps, (one, other, one), strict=True):
-        step.files["hunted_extension.so"] = _Extension(number, implicit)
+        source = _EXTENSION.replace("IMPLEMENTATIONS", _IMPLICIT if implicit else _KERNELS)
+        step.files["hunted_extension.so"] = Library(source, number)
         step.files["ops.py"] = (
             "import ctypes, os, torch\nPLACE = os.path.join(os.path.dirname(__file__), 'hunted_extension.so')\n"
             f"{line}\ndef piece(x):\n    return torch.ops.hunted_ext.op(x)\n"

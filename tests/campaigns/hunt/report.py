@@ -68,7 +68,9 @@ class Report:
             row[one["verdict"]] += 1
             row["refused"] += any(step["verdict"] == "refused" for step in one["steps"])
             row["seconds"] += one["seconds"]
+            row["changes"] += len(one["steps"]) == 1 or not all(step["wants_hit"] for step in one["steps"][1:])
             for step in one["steps"]:
+                row["wanted"] += step["wants_hit"]
                 row["lost"] += step["lost_hit"]
                 row["bypasses"] += sum(n for name, n in step["reasons"].items() if name.startswith("bypasses"))
                 for name in ("hits", "misses", "worker", "in_process"):
@@ -76,7 +78,7 @@ class Report:
         return [{"kind": name, **row} for name, row in sorted(rows.items())]
 
     def table(self) -> str:
-        """Per kind and in all: cases, hits, misses, where graphs were compiled, hits lost, what is wrong."""
+        """Per kind and in all: cases, hits, misses, where graphs were compiled, hits lost; then the findings."""
         columns = ("cases", "telling", "hits", "misses", "worker", "in_process", "bypasses", "lost", "refused",
                    "broken", "wrong")  # fmt: skip
         rows = self.rows()
@@ -87,7 +89,22 @@ class Report:
             lines.append(f"{row['kind']:{width}}" + "".join(f"{row.get(name, 0) or '-':>11}" for name in columns))
         seconds = time.monotonic() - self.begun
         lines.append(f"seed {self.seed}, {self.backend}, {seconds:.0f} s; {self.out}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.findings()])
+
+    def findings(self) -> list[str]:
+        """A line per wrong case, per kind that loses hits, and per kind in which a stale result would not show."""
+        lines = []
+        for case in self.outcomes:
+            step = next((step for step in case["steps"] if step["verdict"] in ("wrong", "broken")), None)
+            if step is not None:
+                lines.append(
+                    f"{case['verdict']}: {case['kind']}:{case['number']} {step['name']}: {step['detail'][:200]}"
+                )
+        for row in self.rows():
+            if row.get("lost"):
+                lines.append(f"lost hits: {row['kind']}: {row['lost']} of {row['wanted']}")
+        lines += [f"not telling: {row['kind']}" for row in self.rows() if row["changes"] and not row["telling"]]
+        return lines
 
     def write(self) -> None:
         """Write all outcomes and the rows."""

@@ -27,16 +27,16 @@ from fxpool.bench.demo.processes import ChildError, Loader
 
 from .program import Case, Step, write_files
 
-__all__ = ["Hunter", "Outcome", "StepOutcome"]
+__all__ = ["AHEAD", "Hunter", "Outcome", "StepOutcome"]
 
 LIMIT = 240.0  # seconds for one process of a case
-# What no program can tell from its absence is imported before the forks.
-_OURS = (
-    "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
-    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.toolchain"
-)
 _CACHES_OFF = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-_STOCKS = "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp"
+#: Modules that processes of either role import before they fork, because no program can tell.
+AHEAD = {
+    "fxpool": "fxpool.lowering.fallback.chain fxpool.lowering.artifact.load fxpool.lowering.artifact.effects "
+    "fxpool.lowering.core.runtime fxpool.pool.client fxpool.codecache.key.toolchain",
+    "stock": "torch._inductor.compile_fx torch._inductor.select_algorithm torch._inductor.codegen.cpp",
+}
 
 
 @dataclasses.dataclass
@@ -50,6 +50,7 @@ class StepOutcome:
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
     reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     errors: list[str] = dataclasses.field(default_factory=list)
+    wants_hit: bool = False
     lost_hit: bool = False
     seconds: float = 0.0
 
@@ -134,7 +135,7 @@ class Hunter:
         if found is None:
             environment = self._environment(self.root / "loader", None)
             environment["PYTHONPATH"] = with_tests(None)
-            environment["HUNT_AHEAD"] = _OURS if role == "fxpool" else _STOCKS
+            environment["HUNT_AHEAD"] = AHEAD[role]
             if role == "stock":  # read when torch is imported
                 environment |= _CACHES_OFF
             with self._lock:
@@ -199,7 +200,7 @@ class Hunter:
         steps: list[StepOutcome] = []
         expectations: list[list[dict[str, Any]]] = []
         for step in case.steps:
-            outcome = StepOutcome(step.name)
+            outcome = StepOutcome(step.name, wants_hit=step.expect_hit)
             steps.append(outcome)
             started = time.perf_counter()
             try:

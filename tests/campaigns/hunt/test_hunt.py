@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from harness.places import scratch
 
 from .drawing import draw, kinds
 from .report import Report
-from .runner import Hunter
+from .runner import AHEAD, Hunter, Outcome, StepOutcome
 
 SEED = 20
 
@@ -46,6 +47,25 @@ def test_there_are_many_kinds_and_all_can_be_drawn() -> None:
                 if file.endswith(".py"):
                     assert isinstance(text, str)
                     compile(text, f"{name}/{file}", "exec")
+
+
+def test_modules_imported_ahead_of_the_forks_exist() -> None:
+    for names in AHEAD.values():
+        assert all(importlib.util.find_spec(name) for name in names.split())
+
+
+def test_summary_names_wrong_cases_lost_hits_and_kinds_that_tell_nothing(tmp_path: Path) -> None:
+    report = Report(tmp_path / "hunt.json", SEED, "fxpool")
+    before, stale = StepOutcome("before"), StepOutcome("after", "wrong", detail="2.0, not 3.0")
+    lost = StepOutcome("after", wants_hit=True, lost_hit=True)
+    report.add(Outcome("stale", 4, {}, [before, stale], telling=True, seconds=1.0))
+    report.add(Outcome("wanted", 0, {}, [before, lost], telling=False, seconds=1.0))
+    report.add(Outcome("silent", 0, {}, [before, StepOutcome("after")], telling=False, seconds=1.0))
+    assert report.findings() == [
+        "wrong: stale:4 after: 2.0, not 3.0",
+        "lost hits: wanted: 1 of 1",
+        "not telling: silent",
+    ]
 
 
 def test_draws_differ() -> None:

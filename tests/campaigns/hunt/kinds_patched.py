@@ -1,0 +1,99 @@
+"""Kinds of change in torch itself: functions, methods and hooks that a program puts in the place of torch's."""
+
+from __future__ import annotations
+
+from .changes import FORMULA, Change, register
+
+__all__: list[str] = []
+
+# `functools.wraps` copies the module and the name, so that the function says it is torch's.
+_WRAPS = """
+import torch, functools
+def patch(original):
+    @functools.wraps(original)
+    def inner(*arguments, **named):
+        return original(*arguments, **named) * KKK
+    return inner
+{owner}.{name} = {decorator}(patch({owner}.{name}))
+"""
+
+
+def _wrapped(name: str, owner: str, attribute: str, expression: str, decorator: str = "") -> Change:
+    """The compiled function calls what a module that is imported before torch's first use has patched."""
+    return Change(
+        name,
+        others={"patching.py": _WRAPS.format(owner=owner, name=attribute, decorator=decorator)},
+        ahead="import patching",
+        body=f"return {expression}",
+    )
+
+
+register(
+    "patched",
+    [
+        _wrapped("tensor_norm", "torch.Tensor", "norm", "x / x.norm(dim=-1, keepdim=True)"),
+        _wrapped("tensor_sin", "torch.Tensor", "sin", "x.sin() + 1"),
+        _wrapped("tensor_rdiv", "torch.Tensor", "__rdiv__", "2.0 / x"),
+        _wrapped("tensor_unflatten", "torch.Tensor", "unflatten", "x.unflatten(1, (2, 4)).sum(1)"),
+        _wrapped("einsum", "torch", "einsum", "torch.einsum('ab,cb->ac', x, x)"),
+        _wrapped(
+            "gelu_allowed_in_graph",
+            "torch.nn.functional",
+            "gelu",
+            "torch.nn.functional.gelu(x * 3) + 1",
+            "torch.compiler.allow_in_graph",
+        ),
+        _wrapped(
+            "relu6_allowed_in_graph",
+            "torch.nn.functional",
+            "relu6",
+            "torch.nn.functional.relu6(x * 3) + 1",
+            "torch.compiler.allow_in_graph",
+        ),
+        Change(
+            "function_in_formula",
+            result="x.sin() * torch.nn.functional.softsign(x * 3)",
+            setup=_WRAPS.format(owner="torch.nn.functional", name="softsign", decorator=""),
+        ),
+        Change(
+            "function_imported_in_formula",
+            """
+            def scale(x):
+                import torch.nn.functional as F
+                return F.relu6(x * 3)
+            """,
+            result="x.sin() * helper.scale(x)",
+            setup="torch.nn.functional.relu6 = lambda x, inplace=False: x * KKK",
+        ),
+        Change(
+            "method_of_module_class",
+            "import torch\nMODULE = torch.nn.Tanh()",
+            result="x.sin() * helper.MODULE(x)",
+            setup="torch.nn.Tanh.forward = lambda self, x: x * KKK",
+        ),
+        Change(
+            "method_of_module_class_in_process",
+            "import torch\nMODULE = torch.nn.Tanh()",
+            values=("",),
+            result="x.sin() * helper.MODULE(x)",
+            calls=("", "torch.nn.Tanh.forward = lambda self, x: x.tanh() * 3"),
+        ),
+        Change(
+            "tensor_norm_in_process",
+            values=("",),
+            body="return x / x.norm(dim=-1, keepdim=True)",
+            calls=("", "KKK", _WRAPS.format(owner="torch.Tensor", name="norm", decorator="").replace("KKK", "3.0")),
+        ),
+        Change(
+            "global_module_hook",
+            "import torch\nMODULE = torch.nn.Tanh()",
+            result="x.sin() * helper.MODULE(x)",
+            setup="""
+            from torch.nn.modules import module
+            module.register_module_forward_hook(lambda m, a, output: output * KKK)
+            """,
+            sites=FORMULA,
+            stock=True,
+        ),
+    ],
+)
