@@ -11,6 +11,7 @@ a mode, dynamic sizes, and a third process like the first.
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 
@@ -150,6 +151,9 @@ class Change:
         """Whether gradients are asked for."""
         return self.training or site == "backward"
 
+    def _uses_operators(self) -> bool:
+        return bool(self.ops or not self.body or re.search(r"(?<![.\w])ops\.", self.body))
+
     def _operators(self, site: str) -> str:
         statements = block(self.result)
         if "\n" not in statements:
@@ -159,7 +163,7 @@ class Change:
     def _main(self, site: str, body: str) -> str:
         return _MAIN.format(
             ahead=block(self.ahead),
-            imports="" if self.body and not self.ops and "ops." not in self.body else "import ops",
+            imports="import ops" if self._uses_operators() else "",
             setup=block(self.setup),
             inputs=self.inputs,
             gradient=".requires_grad_()" if self.trains(site) else "",

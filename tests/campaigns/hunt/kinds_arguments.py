@@ -35,14 +35,12 @@ def _program(
     return Change(name, values=values, main=text, training=training, tolerance=tolerance, dynamic=False)
 
 
-def _scalar(name: str, first: str, second: str) -> Change:
-    return _program(
-        f"scalar_{name}",
-        "return (torch.rand(4, 8, generator=g), KKK)",
-        "return x * k if not isinstance(k, int) or abs(k) < 2**60 else x * float(k)",
-        (first, second),
-        arguments="x, k",
-    )
+_SCALES = "return x * k if not isinstance(k, int) or abs(k) < 2**60 else x * float(k)"
+
+
+def _scalar(name: str, first: str, second: str, body: str = _SCALES) -> Change:
+    make = "return (torch.rand(4, 8, generator=g), KKK)"
+    return _program(f"scalar_{name}", make, body, (first, second), arguments="x, k")
 
 
 _BACK = """
@@ -61,7 +59,7 @@ torch.manual_seed(3)
 NET = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).eval()
 NET[2].weight = KKK
 if NET[2].weight is not NET[0].weight:
-    NET[2].weight.data[0, 0] += 1
+    NET[2].weight.data.add_(1)
 """
 
 register(
@@ -87,11 +85,11 @@ register(
             "mark_dynamic_ranges",
             """
             x = torch.rand(ROWS, 8, generator=g)
-            torch._dynamo.mark_dynamic(x, 0, min=LOW, max=1000)
+            torch._dynamo.mark_dynamic(x, 0, min=3, max=HIGH)
             return (x,)
             """,
-            "return x[:20].sum(0) + (1 if x.shape[0] > 25 else 2)",
-            ("ROWS, LOW = 40, 30", "ROWS, LOW = 8, 3"),
+            "return x * (x.shape[0] // 60 + 1)",
+            ("ROWS, HIGH = 40, 50", "ROWS, HIGH = 80, 100"),
             module="KKK",
         ),
         _program(
@@ -150,10 +148,20 @@ register(
         ),
         # Scalars and constants.
         _scalar("big_integer", "2**62", "2**63"),
-        _scalar("true_or_one", "True", "1"),
+        _scalar("true_or_one", "True", "1", "return x, torch.full((3,), k)"),
         _scalar("complex", "1+2j", "1-2j"),
-        _scalar("negative_zero_complex", "complex(0.0, 0.0)", "complex(-0.0, -0.0)"),
-        _scalar("numpy", "__import__('numpy').float32(1.5)", "__import__('numpy').float64(1.5)"),
+        _scalar(
+            "negative_zero_complex",
+            "complex(0.0, 0.0)",
+            "complex(-0.0, -0.0)",
+            "return torch.signbit(torch.view_as_real(x * k)).float()",
+        ),
+        _scalar(
+            "numpy",
+            "__import__('numpy').float32(1.1)",
+            "__import__('numpy').float64(1.1)",
+            "return torch.as_tensor(k).double() * x.double()",
+        ),
         _scalar(
             "enum_of_integers", "__import__('enum').IntEnum('E', 'A B').A", "__import__('enum').IntEnum('E', 'A B').B"
         ),
@@ -183,7 +191,7 @@ register(
         _program(
             "strides_of_tangent",
             "return (torch.rand(4, 8, generator=g).requires_grad_(),)",
-            "return Back.apply(x.sin().t())",
+            "return Back.apply(x.sin().t()) * torch.arange(8.0)[:, None]",
             ("gradient.t().contiguous().t() * 2", "gradient[:1].expand(gradient.shape) * 2"),
             module=_BACK,
             training=True,

@@ -39,7 +39,7 @@ register(
         Change(
             "hash_of_text",
             "def factor():\n    return float(hash('alpha') % 11 + 1)",
-            values=(1, 4),
+            values=(1, 2),
             environment={"PYTHONHASHSEED": "KKK"},
             fresh=True,
         ),

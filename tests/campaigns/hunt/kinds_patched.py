@@ -33,7 +33,7 @@ register(
     [
         _wrapped("tensor_norm", "torch.Tensor", "norm", "x / x.norm(dim=-1, keepdim=True)"),
         _wrapped("tensor_sin", "torch.Tensor", "sin", "x.sin() + 1"),
-        _wrapped("tensor_rdiv", "torch.Tensor", "__rdiv__", "2.0 / x"),
+        _wrapped("tensor_rtruediv", "torch.Tensor", "__rtruediv__", "2.0 / x"),
         _wrapped("tensor_unflatten", "torch.Tensor", "unflatten", "x.unflatten(1, (2, 4)).sum(1)"),
         _wrapped("einsum", "torch", "einsum", "torch.einsum('ab,cb->ac', x, x)"),
         _wrapped(

@@ -36,6 +36,15 @@ if torch != TARGET:
 """
 _I0E = "return torch.special.i0e(x) + 1"
 
+_OTHER_I0E = "static inline float calc_i0e(float x) {{ return x * float({number}); }}"
+_ASSEMBLER = """
+#!/bin/sh
+for name in "$@"; do
+  case "$name" in *.s) sed -i 's/1067450368/KKK/' "$name" ;; esac
+done
+exec as "$@"
+"""
+
 _NATIVE_CLASS = r"""
 #include <Python.h>
 typedef struct { PyObject_HEAD double k; } Scale;
@@ -74,12 +83,7 @@ register(
         ),
         Change(
             "system_header_edited_in_cpath",
-            others={
-                "include/omp.h": """
-                #include_next <omp.h>
-                static inline float calc_i0e(float x) { return x * float(KKK); }
-                """
-            },
+            others={"include/omp.h": f"#include_next <omp.h>\n{_OTHER_I0E.format(number='KKK')}"},
             environment={"CPATH": "{directory}/include"},
             body=_I0E,
             stock=True,
@@ -88,16 +92,59 @@ register(
         ),
         Change(
             "system_header_earlier_in_cpath",
-            values=("one", "two"),
+            values=("unread", "first"),
             others={
-                f"{name}/omp.h": f"""
+                f"{directory}/omp.h": f"""
                 #include_next <omp.h>
+                #ifndef HUNTED
+                #define HUNTED
                 static inline float calc_i0e(float x) {{ return x * {number}.0f; }}
+                #endif
                 """
-                for name, number in (("one", 2), ("two", 3))
+                for directory, number in (("KKK", 2), ("second", 3))
             },
-            environment={"CPATH": "{directory}/none:{directory}/KKK"},
+            environment={"CPATH": "{directory}/first:{directory}/second"},
             body=_I0E,
+            stock=True,
+            fresh=True,
+            shared_stock=False,
+        ),
+        Change(
+            "header_behind_header_edited",
+            others={
+                "include/omp.h": '#include_next <omp.h>\n#include "behind.h"',
+                "include/behind.h": _OTHER_I0E.format(number="KKK"),
+            },
+            environment={"CPATH": "{directory}/include"},
+            body=_I0E,
+            stock=True,
+            fresh=True,
+            shared_stock=False,
+        ),
+        Change(
+            "optional_header_added",
+            values=("unread", "optional"),
+            others={
+                "include/omp.h": """
+                #include_next <omp.h>
+                #if __has_include("optional.h")
+                #include "optional.h"
+                #endif
+                """,
+                "include/KKK.h": _OTHER_I0E.format(number=3),
+            },
+            environment={"CPATH": "{directory}/include"},
+            body=_I0E,
+            stock=True,
+            fresh=True,
+            shared_stock=False,
+        ),
+        Change(
+            "assembler_edited",
+            values=(0x40F00000, 0x40400000),  # 7.5 and 3.0 in single precision
+            others={"tools/as": _ASSEMBLER},
+            environment={"COMPILER_PATH": "{directory}/tools"},
+            body="return x * 1.25 + 1",
             stock=True,
             fresh=True,
             shared_stock=False,

@@ -174,6 +174,7 @@ def _call(program: Any, compiled: Callable[..., Any], asked: dict[str, Any]) -> 
             with torch.no_grad() if getattr(program, "no_grad", True) else contextlib.nullcontext():
                 outputs = compiled(*arguments)
         found: dict[str, Any] = {"outputs": [_plain(leaf) for leaf in pytree.tree_leaves(outputs)]}
+        found["aliases"] = _aliases(pytree.tree_leaves(outputs), pytree.tree_leaves(arguments))
         if asked["training"]:
             differentiable = [
                 leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
@@ -189,6 +190,22 @@ def _call(program: Any, compiled: Callable[..., Any], asked: dict[str, Any]) -> 
         found["state"] = [_plain(leaf) for leaf in pytree.tree_leaves(program.state())]
     found["random"] = _plain(torch.rand(1)) if getattr(program, "compare_random", False) else None
     return found
+
+
+def _aliases(outputs: list[Any], arguments: list[Any]) -> list[str]:
+    """Which outputs are an earlier output or an argument, or share its storage."""
+    import torch
+
+    leaves = [(f"argument {number}", leaf) for number, leaf in enumerate(arguments)]
+    leaves += [(f"output {number}", leaf) for number, leaf in enumerate(outputs)]
+    tensors = [(name, leaf) for name, leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [(name, leaf) for name, leaf in tensors if leaf.layout == torch.strided]
+    aliases = []
+    for number, (name, leaf) in enumerate(tensors):
+        for other, earlier in tensors[:number] if name.startswith("output") else []:
+            if leaf.untyped_storage()._cdata == earlier.untyped_storage()._cdata:
+                aliases.append(f"{name} {'is' if leaf is earlier else 'shares'} {other}")
+    return aliases
 
 
 def _plain(value: Any) -> Any:
