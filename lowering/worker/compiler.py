@@ -104,7 +104,7 @@ def _compile(
         source_builds.kept_in(request.store, request.toolchain_dir),
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
         tracing.worker_context(fake_mode, request.compile_id) as context,
-        process_groups.shown(request.group_sizes),
+        process_groups.shown(request.group_sizes, default=request.ambient.switches.get("process_group", False)),
     ):
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)

@@ -15,6 +15,7 @@ from fxpool.lowering.cpp import host_facts
 from fxpool.lowering.cpp.built import headers_kept
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CompileRequest
+from fxpool.torch_compat.dynamo import process_groups
 from fxpool.torch_compat.inductor import packages
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
@@ -47,7 +48,8 @@ def compile_package(
             raise CannotTravelError("program", f"{type(error).__name__}: {error}") from error
         made = os.path.join(directory, "model.pt2")
         phase("lowering")
-        with around(others):
+        default = request.ambient.switches.get("process_group", False)
+        with around(others), process_groups.shown(request.group_sizes, default=default):
             packages.build(program, made, {})
         with open(made, "rb") as file:
             package = file.read()

@@ -30,6 +30,7 @@ from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.inductor import aot, preload
+from fxpool.torch_compat.state import compile_flags
 from fxpool.torch_compat.triton import triton_compile
 
 _MODEL = "NVIDIA H200"
@@ -107,6 +108,7 @@ def _kept_apart(fake_mode: Any) -> Iterator[None]:
     with (
         scratch_directory(),
         tracing.worker_context(fake_mode, None),
+        compile_flags.session(),
         instruction_sets.instruction_sets_known(instruction_sets.candidates()),
         commands.collecting(lambda kernels, last: None),
         triton_compile.collecting(lambda name, source: PendingKernel()),

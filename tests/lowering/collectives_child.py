@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
@@ -21,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import fxpool
 
+RANKS_MATTER = hasattr(torch._inductor.config.aten_distributed_optimizations, "allow_comms_decompositions")
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
 
 
@@ -46,6 +48,12 @@ def reduced(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return program
 
 
+def gram(x: torch.Tensor) -> torch.Tensor:
+    """Under an option, Inductor computes the product from each rank's rows, if these are what the rank uses of it."""
+    gathered = collectives.all_gather_tensor(x.cos(), 0, dist.group.WORLD)
+    return gathered.t() @ gathered
+
+
 def written(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     dist.all_reduce(y)
@@ -60,6 +68,10 @@ def programs() -> dict[str, Callable[[bool], Any]]:
 
     def function(program: Callable[..., Any], x: Any = X) -> Callable[[bool], Any]:
         return lambda compiled: (torch.compile(program, backend="fxpool") if compiled else program)(x)
+
+    def by_rank(compiled: bool) -> Any:
+        with torch._inductor.config.patch({"aten_distributed_optimizations.allow_comms_decompositions": True}):
+            return function(gram)(compiled)
 
     def model(prepare: Callable[[nn.Sequential], object]) -> Callable[[bool], Any]:
         def run(compiled: bool) -> Any:
@@ -87,6 +99,7 @@ def programs() -> dict[str, Callable[[bool], Any]]:
         "a sharded tensor": function(lambda x: (x.sin() + 1).full_tensor(), sharded),
         "tensor parallel": model(lambda made: parallelize_module(made, mesh, plan)),
         "FSDP2": blocks,
+        **({"a rank": by_rank} if RANKS_MATTER else {}),
     }
 
 

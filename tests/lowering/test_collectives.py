@@ -45,6 +45,16 @@ def test_groups_of_other_sizes_are_other_graphs(two: list[dict[str, Any]]) -> No
 
 
 @pytest.mark.slow
+def test_a_graph_whose_code_depends_on_the_rank_is_compiled_in_each_process(two: list[dict[str, Any]]) -> None:
+    if "a rank" not in two[0]:
+        pytest.skip("this release has no such option")
+    for report in two:
+        graph = report["a rank"]
+        assert (graph["served"], graph["worker"], graph["lowered"]) == (0, 0, 1)
+        assert "differs_between_ranks" in graph["fallbacks"]
+
+
+@pytest.mark.slow
 def test_names_in_code() -> None:
     assert process_groups.number_in_code(process_groups.name_in_code(12)) == 12
     assert process_groups.number_in_code("0") is None
@@ -53,7 +63,7 @@ def test_names_in_code() -> None:
 @pytest.mark.slow
 def test_a_worker_s_groups_have_a_size_and_end(tmp_path: Path) -> None:
     name = process_groups.name_in_code(0)
-    with process_groups.shown([4]):
+    with process_groups.shown([4], default=False):
         assert process_groups.size(name) == 4
     with pytest.raises(LookupError):
         process_groups.size(name)

@@ -3,17 +3,24 @@
 A graph refers to a group by a name that is valid in this process only: ranks that do the same computation in their own
 groups have other names. Only a group's size matters to a compile. So groups are numbered in the encoded graph, a worker
 gets placeholder groups of the same sizes, and the names are inserted when the code is loaded.
+
+A worker also knows whether its client has a default group, which is in the key. Ranks, the default group's size and
+symmetric memory are in neither: a compile that asks for one of them is left to the client.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 
-__all__ = ["name_in_code", "number_in_code", "position", "shown", "size"]
+from fxpool.errors import CannotTravelError
+
+__all__ = ["initialized", "name_in_code", "number_in_code", "position", "shown", "size"]
 
 _NAMESPACES = frozenset(("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"))
 _PREFIX = "fxpool:process group "
@@ -52,21 +59,67 @@ def number_in_code(name: str) -> int | None:
     return int(number) if number != name and number.isdigit() else None
 
 
+def initialized() -> bool:
+    """Return whether this process has a default group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 @contextlib.contextmanager
-def shown(sizes: Sequence[int]) -> Iterator[None]:
-    """Provide placeholder groups of these sizes, by their names in code; they cannot communicate."""
-    if not sizes:
+def shown(sizes: Sequence[int], *, default: bool) -> Iterator[None]:
+    """Provide placeholder groups of these sizes, by their names in code, and (with `default`) a default group.
+
+    They cannot communicate.
+
+    Raises:
+        CannotTravelError: the compile asked for a rank or another fact that only the client has.
+    """
+    if not sizes and not default:
         yield
         return
     from torch._C import _distributed_c10d as c10d
+    from torch._dynamo.repro import after_aot
+    from torch._logging import _internal
+    from torch.distributed import _symmetric_memory, distributed_c10d
 
-    make: Any = c10d.ProcessGroup  # without a store, which torch's stubs do not know
+    asked: list[str] = []
+
+    def unknown(fact: str) -> Callable[..., NoReturn]:
+        def ask(*_: object) -> NoReturn:
+            asked.append(fact)
+            raise RuntimeError(f"the compile of a graph asked for {fact}")
+
+        return ask
+
+    group: Any = c10d.ProcessGroup  # without a store, which torch's stubs do not know
+    named = type("Group", (group,), {"rank": unknown("the rank")})
+    whole = type("DefaultGroup", (named,), {"size": unknown("the number of ranks")})
+    extract = after_aot._extract_distributed_info
+
+    def shown_as_first(gm: torch.fx.GraphModule) -> Any:
+        with mock.patch.object(named, "rank", lambda group: 0):
+            return extract(gm)
+
     known: dict[str, Any] = {}  # keeps them alive, which the table does not
-    try:
+    with contextlib.ExitStack() as stack:
+        # All three are looked up where they are called. The second is for programs that repeat a compile.
+        enabled = unknown("symmetric memory")
+        stack.enter_context(mock.patch.object(_symmetric_memory, "is_symm_mem_enabled_for_group", enabled))
+        stack.enter_context(mock.patch.object(after_aot, "_extract_distributed_info", shown_as_first))
+        if default and not initialized():
+            # Records of a log name the rank: here, as in any worker, they name none.
+            stack.enter_context(mock.patch.object(_internal, "dist", types.SimpleNamespace(is_available=bool)))
+            distributed_c10d._world.default_pg = whole(0, 1)
+            stack.callback(setattr, distributed_c10d._world, "default_pg", None)
         for number, ranks in enumerate(sizes):
-            known[name_in_code(number)] = group = make(0, ranks)
-            c10d._register_process_group(name_in_code(number), group)
-        yield
-    finally:
-        for name in known:
-            c10d._unregister_process_group(name)
+            name = name_in_code(number)
+            known[name] = made = named(0, ranks)
+            c10d._register_process_group(name, made)
+            stack.callback(c10d._unregister_process_group, name)
+        try:
+            yield
+        except Exception as error:
+            if asked:
+                raise CannotTravelError("differs_between_ranks", asked[0]) from error
+            raise
+    if asked:
+        raise CannotTravelError("differs_between_ranks", asked[0])

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fxpool import forks
+from fxpool.torch_compat.state import compile_flags
 
 _PATCHING = forks.rlock(__name__, "_PATCHING", lambda: _put_back())
 # Has the form of torch's keys, because torch splits them in some places; no entry is stored under it.
@@ -165,6 +166,8 @@ def compile_graph(
     if through is not None:
         lower = functools.partial(through, lower)
     compiled = Compiled()
+    if keep_result and not backward_is_forced():
+        lower = functools.partial(_as_later, lower)
     with in_process_only(), _result_taken(compiled) if keep_result else contextlib.nullcontext():
         compiled.callable = compile_fx.compile_fx(gm, inputs, inner_compile=lower)
     return compiled
@@ -175,6 +178,28 @@ def overwritten_by_backward() -> list[int] | None:
     from torch._inductor.utils import get_donated_idxs
 
     return get_donated_idxs()
+
+
+def backward_is_forced() -> bool:
+    """Return whether AOTAutograd, as the program configured it, lowers every backward beside its forward."""
+    from torch._functorch import config
+
+    return bool(config.force_non_lazy_backward_lowering)
+
+
+def waits(inputs: Sequence[Any], arguments: dict[str, Any]) -> bool:
+    """Return whether AOTAutograd leaves the lowering of a graph until autograd comes to it: of a backward.
+
+    If it saves a size that is a symbol, it is lowered beside the forward, because that may add guards. Symbols come
+    first in `inputs`.
+    """
+    return bool(arguments.get("is_backward")) and not isinstance(next(iter(inputs), None), torch.SymInt)
+
+
+def _as_later(lower: Callable[..., Any], gm: torch.fx.GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Run an inner compile under the flags that are in force when stock Inductor runs it."""
+    with compile_flags.as_in_backward() if waits(inputs, arguments) else contextlib.nullcontext():
+        return lower(gm, inputs, **arguments)
 
 
 @contextlib.contextmanager

@@ -37,12 +37,24 @@ def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: di
     from torch._inductor import compile_fx
     from torch._inductor.utils import BoxedBool
 
-    from fxpool.torch_compat.inductor.aot import in_process_only
+    from fxpool.torch_compat.inductor import aot
 
     arguments = dict(arguments)
     arguments.setdefault("cudagraphs", BoxedBool(False))
-    with in_process_only(), _no_graph_cache():
+    alone = aot.waits(inputs, arguments) and not aot.backward_is_forced()
+    with aot.in_process_only(), _no_graph_cache(), contextlib.nullcontext() if alone else _in_aot_autograd(inputs):
         return compile_fx.compile_fx_inner(gm, list(inputs), **arguments)
+
+
+@contextlib.contextmanager
+def _in_aot_autograd(inputs: Sequence[Any]) -> Iterator[None]:
+    """Hold what AOTAutograd and `compile_fx` hold around an inner compile; the switches are captured ones."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import compiled_autograd
+
+    fake_mode: Any = torch._guards.detect_fake_mode(inputs)
+    with compiled_autograd._disable(), fake_mode or contextlib.nullcontext(), enable_python_dispatcher():
+        yield
 
 
 @contextlib.contextmanager

@@ -160,7 +160,6 @@ _ONLY_TRAVELS: dict[str, dict[str, tuple[str, ...]]] = {
             "force_autograd_cache", "autograd_cache_normalize_inputs",
         ),
         "what is logged": ("cse_log", "debug_assert_log"),
-        "a worker lowers both directions at once, whatever it says": ("force_non_lazy_backward_lowering",),
     },
     "fx": {
         "what is printed": ("print_data_dependent_error",),

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.dynamo import process_groups
+from fxpool.torch_compat.state import compile_flags
+
 Reader = Callable[[], Any]
 Writer = Callable[[Any], None]
 
@@ -200,7 +203,10 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         for operator in ("all", "matmul", "conv", "rnn") if backend != "generic" else ("all",):
             table[f"fp32_precision_{backend}_{operator}"] = _fp32_precision(backend, operator)
 
+    table.update({name: compile_flags.accessors(name) for name in compile_flags.FLAGS})
+
     # Globals of Python modules.
+    table["distribution_validation"] = _attribute(torch.distributions.Distribution, "_validate_args")  # set by Dynamo
     table["checkpoint_early_stop"] = _later("torch.utils.checkpoint", "_enable_checkpoint_early_stop", None)
     for name, default in (
         ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None),
@@ -213,6 +219,7 @@ def _table() -> dict[str, tuple[Reader, Writer | None]]:
         if hasattr(semi_structured, name):
             table[f"semi_structured{name.lower()}"] = _attribute(semi_structured, name)
     table["private_device"] = (core._get_privateuse1_backend_name, None)  # set once, by its library
+    table["process_group"] = (process_groups.initialized, None)  # a worker is shown a stand-in
     return table
 
 
@@ -312,5 +319,5 @@ TABLE = _table()
 OF_A_THREAD = frozenset(
     ("default_device", "flush_denormal", "saved_tensor_hooks_disabled", "grad", "forward_grad", "multithreading",
      "view_replay", "autocast_cache", "vmap_fallback", "inplace_requires_grad", "single_level_functions",
-     "torch_function", "reapply_views", *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
+     "fx_tracing", "torch_function", "reapply_views", *(f"autocast_{device}" for device in AUTOCAST_DEVICES))
 )  # fmt: skip

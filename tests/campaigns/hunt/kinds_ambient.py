@@ -37,6 +37,14 @@ class Row:
     compare_random: bool = False
 
 
+def _implicit(result: str) -> str:
+    """Return a module whose operator ``hunted::op`` AOTAutograd traces through: it returns `result`."""
+    return (
+        "LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
+        f"@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n    return {result}\n"
+    )
+
+
 _CAST = "with torch.autocast('cpu'{0}):\n        y = x @ x.t()\n    return y"
 _CONFIG = "import torch._inductor.config as c, torch._functorch.config as f, torch._dynamo.config as d\n"
 
@@ -54,9 +62,7 @@ ROWS = [
         inputs="torch.rand(4, 8, generator=g, dtype=torch.float32) + 0.1", tolerance=4.0),
     Row("default_dtype_in_implicit", ("torch.set_default_dtype(torch.float32)", "torch.set_default_dtype(torch.float64)"),
         "torch.ops.hunted.op(x)", inputs="torch.rand(4, 8, generator=g, dtype=torch.float32) + 0.1",
-        module="LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
-        "@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n"
-        "    return x * torch.full((8,), 0.3)\n"),
+        module=_implicit("x * torch.full((8,), 0.3)")),
     Row("default_device", ("torch.set_default_device(None)", "torch.set_default_device('cpu')",
         "torch.set_default_device('meta')"), "x * (2 if torch.empty(1).device.type == 'cpu' else 3)",
         inputs="torch.arange(32, device='cpu').reshape(4, 8) / 7", training=(False,)),
@@ -65,17 +71,13 @@ ROWS = [
         training=(False,)),
     Row("grad_mode_in_implicit", ("AROUND = torch.no_grad()", "AROUND = torch.enable_grad()"),
         "torch.ops.hunted.op(x)", "AROUND", training=(False,),
-        module="LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
-        "@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n"
-        "    return x.sin() * (2 if torch.is_grad_enabled() else 3)\n"),
+        module=_implicit("x.sin() * (2 if torch.is_grad_enabled() else 3)")),
     Row("deterministic", ("torch.use_deterministic_algorithms(False)", "torch.use_deterministic_algorithms(True)",
         "torch.use_deterministic_algorithms(True, warn_only=True)"),
         "x.index_add(0, torch.tensor([0, 1, 0]), x[:3]) + torch.empty(4, 8).fill_(1)"),
     Row("deterministic_in_implicit", ("torch.use_deterministic_algorithms(False)", "torch.use_deterministic_algorithms(True)"),
         "torch.ops.hunted.op(x)",
-        module="LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
-        "@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n"
-        "    return x.sin() * (2 if torch.are_deterministic_algorithms_enabled() else 3)\n"),
+        module=_implicit("x.sin() * (2 if torch.are_deterministic_algorithms_enabled() else 3)")),
     Row("fill_uninitialized", ("torch.use_deterministic_algorithms(True); torch.utils.deterministic."
         "fill_uninitialized_memory = True", "torch.use_deterministic_algorithms(True); torch.utils.deterministic."
         "fill_uninitialized_memory = False"), "x + (torch.empty_like(x).isnan() * 0)"),
@@ -84,9 +86,7 @@ ROWS = [
         tolerance=2000.0),
     Row("precision_in_implicit", ("torch.set_float32_matmul_precision('highest')", "torch.set_float32_matmul_precision('high')"),
         "torch.ops.hunted.op(x)",
-        module="LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
-        "@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n"
-        "    return x.sin() * {'highest': 2, 'high': 3}[torch.get_float32_matmul_precision()]\n"),
+        module=_implicit("x.sin() * {'highest': 2, 'high': 3}[torch.get_float32_matmul_precision()]")),
     Row("sdpa_backends", ("torch.backends.cuda.enable_flash_sdp(True)", "torch.backends.cuda.enable_flash_sdp(False)",
         "torch.backends.cuda.enable_math_sdp(False)"),
         "torch.nn.functional.scaled_dot_product_attention(x, x, x)", inputs="torch.rand(1, 2, 8, 16, generator=g)",
@@ -98,9 +98,11 @@ ROWS = [
     Row("num_threads", ("torch.set_num_threads(1)", "torch.set_num_threads(2)"), "(x.sin() * 2).sum(-1)",
         inputs="torch.rand(64, 512, generator=g)", tolerance=4.0),
     Row("threads_in_implicit", ("torch.set_num_threads(1)", "torch.set_num_threads(2)"), "torch.ops.hunted.op(x)",
-        module="LIB = torch.library.Library('hunted', 'DEF')\nLIB.define('op(Tensor x) -> Tensor')\n"
-        "@torch.library.impl(LIB, 'op', 'CompositeImplicitAutograd')\ndef _op(x):\n"
-        "    return x.sin() * torch.get_num_threads()\n"),
+        module=_implicit("x.sin() * torch.get_num_threads()")),
+    Row("validation_in_implicit", ("AROUND = validated(True)", "AROUND = validated(False)"), "torch.ops.hunted.op(x)",
+        "AROUND", module=_implicit("x.sin() * (2 if torch.distributions.Distribution._validate_args else 3)")
+        + "import contextlib\n@contextlib.contextmanager\ndef validated(value):\n"
+        "    torch.distributions.Distribution.set_default_validate_args(value)\n    yield\n", live=False),
     Row("opt_einsum", ("torch.backends.opt_einsum.enabled = True", "torch.backends.opt_einsum.enabled = False",
         "torch.backends.opt_einsum.strategy = 'greedy'"), "torch.einsum('ab,bc,cd->ad', x, x.t(), x)", tolerance=4.0),
     Row("inductor_precision_casts", (_CONFIG + "c.emulate_precision_casts = False", _CONFIG + "c.emulate_precision_casts = True"),

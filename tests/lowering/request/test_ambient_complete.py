@@ -228,7 +228,7 @@ def test_whatever_is_captured_can_be_entered_again() -> None:
 def test_states_that_are_set_once() -> None:
     """Those that can't be set here are read from the record: another value is another key."""
     once = {name for name, (_, write) in switch_table.TABLE.items() if write is None}
-    assert once == {"flash_implementation", "private_device"}
+    assert once == {"flash_implementation", "private_device", "process_group"}
     in_a_backend(lambda now: _records_are_in_keys())
 
 

@@ -36,7 +36,7 @@ def test_an_entry_is_decided_once(name: str) -> None:
 KNOWN = {
     "inductor": "fx_graph_cache compile_threads worker_start_method trace.enabled trace.debug_dir cpp.cxx "
     "cpp_cache_precompile_headers verbose_progress developer_warnings autotune_local_cache sleep_sec_TESTING_ONLY",
-    "functorch": "enable_autograd_cache bundled_autograd_cache strict_autograd_cache force_non_lazy_backward_lowering",
+    "functorch": "enable_autograd_cache bundled_autograd_cache strict_autograd_cache",
     "fx": "translation_validation_no_bisect",
     "dynamo": "specialize_int assume_static_by_default recompile_limit guard_nn_modules verbose "
     "automatic_dynamic_local_pgo fake_tensor_cache_enabled minimum_call_count cprofile",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fxpool.torch_compat.state import switch_table, switches
+from fxpool.torch_compat.state import compile_flags, switch_table, switches
 from fxpool.torch_compat.state.switch_table import AUTOCAST_DEVICES, OF_A_THREAD, OF_CPU, TABLE
 
 # What a program calls, and the switch that it changes.
@@ -33,6 +34,8 @@ CHANGES: dict[str, Callable[[], object]] = {
     "saved_tensor_hooks_disabled": lambda: torch._C._autograd._saved_tensors_hooks_disable("not now"),
     "torch_function": lambda: torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED),
     "specialized_floats": lambda: TABLE["specialized_floats"][1](["zf0"]),  # type: ignore[misc]
+    "distribution_validation": lambda: torch.distributions.Distribution.set_default_validate_args(False),
+    **{name: partial(compile_flags.accessors(name)[1], True) for name in compile_flags.FLAGS},
     "numpy_dtypes": lambda: TABLE["numpy_dtypes"][1](["float32", "complex64", "int32"]),  # type: ignore[misc]
     "fp32_precision_mkldnn_matmul": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
 }
