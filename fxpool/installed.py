@@ -9,7 +9,8 @@ that was only touched, or restored, does not count.
     RECORD ──▶ digest of the installed files
     tree   ──▶ files newer than their RECORD, or of another size ──▶ those whose content differs ──▶ their digest
 
-Left out: compiled bytecode, and headers that no kernel includes. Imports nothing of torch; facts hold no absolute path.
+Left out: compiled bytecode, and headers, which `codecache.key.headers` identifies. Imports nothing of torch; facts hold
+no absolute path.
 """
 
 from __future__ import annotations
@@ -35,15 +36,13 @@ Identity = tuple["str | int", ...]
 class Package:
     """A package used by compiles. `roots` are importable names; it is installed under one of `distributions`.
 
-    `left_out` are directories that no compile imports, `headers` directories with headers that C++ kernels include,
-    both as in a RECORD.
+    `left_out` are directories that no compile imports, as in a RECORD.
     """
 
     name: str
     roots: tuple[str, ...]
     distributions: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
 
 
 class Kept(Protocol):
@@ -53,16 +52,12 @@ class Kept(Protocol):
     def write(self, question: Sequence[str], identity: Identity, answer: dict[str, str]) -> None: ...
 
 
-_INCLUDED = ("ATen/cpu", "ATen/native/cpu", "c10/core", "c10/macros", "c10/util", "torch/csrc/inductor",
-             "torch/headeronly")  # fmt: skip
-
 PACKAGES = (
     Package(
         "torch",
         ("torch", "torchgen", "functorch"),
         ("torch",),
         ("torch/include", "torch/share"),
-        tuple(f"torch/include/{name}" for name in _INCLUDED),
     ),
     Package(
         "triton",
@@ -194,7 +189,7 @@ class _Tree:
         self._found = {}
         for number, (root, place) in enumerate(self.places):
             seen: set[tuple[int, int]] = set()
-            waiting = ["", *(name.removeprefix(root) for name in self._package.headers if name.startswith(f"{root}/"))]
+            waiting = [""]
             while waiting:
                 below = waiting.pop()
                 try:
@@ -267,8 +262,6 @@ class _Tree:
         parts = below.split("/")
         if any(part in _NEVER for part in parts) or not _counts(f"/{'/'.join(parts[1:])}", last):
             return False
-        if any(below == header or below.startswith(f"{header}/") for header in self._package.headers):
-            return True
         return not any(below == left or below.startswith(f"{left}/") for left in self._package.left_out)
 
     def dump(self) -> str:
@@ -293,8 +286,6 @@ def _counts(below: str, name: str) -> bool:
     """Return whether a file's content can affect a compile, by its directory and name."""
     if name.endswith((".py", ".so")) or ".so." in name:
         return True
-    if below.startswith("/include/"):
-        return name.endswith((".h", ".hpp"))
     # Triton's assembler, its device library, the C sources of its launchers.
     return name.endswith((".bc", ".c", ".cpp")) or below.endswith("/bin")
 

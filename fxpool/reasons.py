@@ -320,7 +320,12 @@ _BYPASSES = {
         "torch's fresh_cache() ended before a background compile did", "Call fxpool.wait() inside it."
     ),
     "compiler_unknown": Reason(
-        "the program behind the C++ compiler's command is unknown", "Set CXX to the compiler itself."
+        "the program behind the C++ compiler's command, or the headers that it includes, are unknown",
+        "Set CXX to the compiler itself, and CPATH to absolute paths.",
+    ),
+    "headers_unlisted": Reason(
+        "generated C++ includes a header that Inductor's sources do not name",
+        "Put the code of that header into the template or lowering that includes it.",
     ),
     "compiler_changed": Reason(
         "the C++ compiler changed during a compile",

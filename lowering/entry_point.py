@@ -5,6 +5,8 @@ Access this module's `fxpool_backend` only to look up the backend: the access ma
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 from fxpool import torch_release
@@ -32,10 +34,19 @@ def __getattr__(name: str) -> Any:
 def _start_ahead() -> None:
     from fxpool.lowering.core.runtime import runtime  # late: see the caller
 
-    runtime.start_ahead(_library_ahead)
+    runtime.start_ahead(_tools_ahead)
 
 
-def _library_ahead(toolchain_dir: str | None) -> None:
+def _tools_ahead(toolchain_dir: str | None) -> None:
     from fxpool.lowering.cuda import devices  # not needed if a server is already running
 
+    # The key of the first graph needs the headers, which the compiler lists while Dynamo traces.
+    threading.Thread(target=_list_headers, args=(toolchain_dir,), name="fxpool-headers").start()
     devices.library_ahead(toolchain_dir)
+
+
+def _list_headers(toolchain_dir: str | None) -> None:
+    from fxpool.codecache.key import source_toolchain  # imports parts of torch, beside Dynamo
+
+    with contextlib.suppress(Exception):  # the first graph that needs them reports the error
+        source_toolchain.key_facts(toolchain_dir)

@@ -7,7 +7,7 @@
     configuration  options of Inductor, AOTAutograd, the shape machinery and Dynamo; configured code by uuid or content
     code           sources of functions and operators from outside torch
     system         torch, Python, CPU or device, fxpool
-    toolchain      the C++ compiler
+    toolchain      the C++ compiler, and the headers that generated code includes
 
 An entry stores the digests of all components, and their packed contents (`key_detail`), so that two keys can be
 compared (`comparison`) and a miss explained.

@@ -2,7 +2,8 @@
 
 They are collected as `toolchain` does for the C++ compiler: the version that a compiler reports, and the content of the
 program or of a script that wraps it. They are collected only if the configuration lets Inductor generate such sources.
-The headers of a template library (CUTLASS, CK) are identified by content, whichever directory they are in.
+The headers of a template library (CUTLASS, CK) and of directories in the environment are identified by content,
+whichever directories these are.
 
 Inductor's configuration is imported inside functions: a process that computes keys has already loaded it.
 """
@@ -15,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import os
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from fxpool.codecache.key import cacheable, probe_cache, programs, toolchain
@@ -26,6 +28,9 @@ __all__ = ["SOURCES", "compiler_facts", "key_facts", "require"]
 SOURCES = "sources"
 
 _TIMEOUT = 60.0
+# Variables that name directories of headers, for nvcc and ROCm's clang, and of Halide.
+_INCLUDED = ("CPATH", "CPLUS_INCLUDE_PATH")
+_OF_HALIDE = ("HALIDE_INCLUDE", "HALIDE_LIB")
 # Programs of the CUDA toolkit that nvcc runs, in its own directory and in `nvvm/bin`.
 _OF_NVCC = ("cicc", "ptxas", "fatbinary", "nvlink", "cudafe++")
 
@@ -39,14 +44,16 @@ def require(devices: set[str]) -> None:
         raise NoHalideError()
 
 
-def key_facts(root: str | None = None) -> dict[str, Any]:
+def key_facts(root: str | None = None, *, headers: bool = True, package: bool = False) -> dict[str, Any]:
     """Return `toolchain.key_facts` and, under `SOURCES`, facts about the compilers of other sources in use, if any.
 
-    Raises Bypass: a compiler's programs can't be identified.
+    Without `headers`, those that C++ includes are left out; with `package`, those of an exported program are included.
+    Raises Bypass: a compiler's programs or the headers can't be identified.
     """
-    from fxpool.torch_compat.cpp import source_compilers, source_kernels
+    from fxpool.torch_compat.cpp import included, source_compilers, source_kernels
 
-    found: dict[str, Any] = dict(toolchain.key_facts(root))
+    kinds = included.in_use(package=package) if headers else ()
+    found: dict[str, Any] = dict(toolchain.key_facts(root, kinds))
     sources: dict[str, dict[str, str]] = {}
     for kind in source_compilers.in_use():
         sources[kind] = _halide() if kind == source_kernels.HALIDE else compiler_facts(kind, root)
@@ -69,7 +76,7 @@ def compiler_facts(kind: str, root: str | None = None) -> dict[str, str]:
         return {"compiler": "none"}
     program = programs.identify(path, root)
     digests = [program.digest, *(programs.identify(one, root).digest for one in _run_by(path))]
-    headers = [_tree(directory) for directory in source_compilers.header_directories(kind)]
+    headers = [*map(_tree, source_compilers.header_directories(kind)), *_named_by(_INCLUDED)]
     found = {
         "compiler": _version(path, probe_cache.identity_of(path)),
         "files": " ".join(digests),
@@ -122,7 +129,15 @@ def _tree(directory: str) -> str:
     return whole.hexdigest()
 
 
+def _named_by(variables: Sequence[str]) -> list[str]:
+    """Return the digests of the directories that environment variables name."""
+    named = [part for name in variables for part in os.environ.get(name, "").split(os.pathsep)]
+    return [_tree(directory) for directory in named if os.path.isabs(directory) and os.path.isdir(directory)]
+
+
 def _halide() -> dict[str, str]:
+    if named := _named_by(_OF_HALIDE):
+        return {"files": " ".join(named)}
     try:
         return {"version": importlib.metadata.version("halide")}
     except importlib.metadata.PackageNotFoundError:  # built from source

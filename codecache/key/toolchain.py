@@ -3,7 +3,7 @@
 Asking a compiler for its version starts a process, so the answer is cached in memory and, for the next process, beside
 the graphs (`probe_cache`). If the compiler command is a script or `ccache`, its file does not determine what it runs,
 so each process asks again. A version is only the program's own report: the content of the compiler's programs is also
-part of the key (`programs`).
+part of the key (`programs`), as is that of the headers that generated sources include (`headers`).
 
 Facts contain no paths: values from the environment are stored as digests.
 
@@ -20,11 +20,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxpool import forks
 from fxpool.codecache.key import cacheable, probe_cache, programs
 from fxpool.errors import NoCompilerError
+
+if TYPE_CHECKING:
+    from fxpool.torch_compat.cpp import included
 
 #: Environment variables that redirect the compiler to other headers, libraries or programs, or change its output.
 ENVIRONMENT = (
@@ -57,7 +60,10 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
     `compiler_unknown` is the reason if its programs can't be identified; then its output may not be cached. `root` is
     the store's directory, where answers are shared between processes; with None they are cached in this process only.
     """
-    compiler = find_compiler(root)
+    return _facts_of(find_compiler(root), root)
+
+
+def _facts_of(compiler: Compiler | None, root: str | None) -> dict[str, str]:
     names: tuple[str, ...] = ENVIRONMENT
     if compiler is None:
         facts = {"compiler": "none"}
@@ -79,12 +85,24 @@ def toolchain_facts(root: str | None = None) -> dict[str, str]:
     return facts
 
 
-def key_facts(root: str | None = None) -> dict[str, str]:
-    """Return `toolchain_facts` for a key. Raises Bypass if the compiler's programs can't be identified."""
-    facts = toolchain_facts(root)
+def key_facts(root: str | None = None, kinds: Sequence[included.Kind] = ()) -> dict[str, str]:
+    """Return `toolchain_facts` for a key, and the digests of the headers that some kinds of generated sources include.
+
+    Raises Bypass: the compiler's programs or these headers can't be identified.
+    """
+    compiler = find_compiler(root)
+    facts = _facts_of(compiler, root)
     if "compiler_unknown" in facts:
         raise cacheable.Bypass("compiler_unknown", facts["compiler_unknown"])
-    return facts
+    if compiler is None or not kinds:
+        return facts
+    from fxpool.codecache.key import headers  # imports torch, without which the command line asks for other facts
+
+    command = (compiler.path, *compiler.arguments)
+    try:
+        return {**facts, **headers.digests(command, facts, kinds, root, lambda: settle(root))}
+    except headers.UnlistedError as error:
+        raise cacheable.Bypass("compiler_unknown", str(error)) from error
 
 
 def variables_read(root: str | None = None) -> tuple[str, ...]:
@@ -150,7 +168,7 @@ def settle(root: str | None = None) -> Compiler | None:
     from fxpool.torch_compat.cpp import cpp_toolchain
 
     compiler = find_compiler(root)
-    facts = toolchain_facts(root) if compiler is not None else {}
+    facts = _facts_of(compiler, root) if compiler is not None else {}
     # Includes the path, because Inductor detects the kind of a compiler by its name.
     names = (*_candidates(), *((compiler.path, *compiler.arguments) if compiler is not None else ()))
     cpp_toolchain.settle((names, tuple(sorted(facts.items()))))

@@ -40,6 +40,8 @@ REQUEST = "request"
 BUILT = "built."
 #: `Artifact.unkept` where C++ was compiled by another compiler than the key says
 COMPILER_CHANGED = "the C++ compiler changed during the compile"
+#: `Artifact.unkept` where C++ includes headers that no key covers
+HEADERS_UNLISTED = "generated code includes a header of the program's"
 
 
 class Artifact(msgspec.Struct, kw_only=True):

@@ -15,7 +15,16 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import saved, sharing
 from fxpool.lowering.artifact.content import Content
-from fxpool.lowering.artifact.entry_parts import BUILT, COMPILER_CHANGED, LIBRARY, REQUEST, RESULT, TRITON, Artifact
+from fxpool.lowering.artifact.entry_parts import (
+    BUILT,
+    COMPILER_CHANGED,
+    HEADERS_UNLISTED,
+    LIBRARY,
+    REQUEST,
+    RESULT,
+    TRITON,
+    Artifact,
+)
 from fxpool.lowering.core import switched_off
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import torch_counters
@@ -82,6 +91,9 @@ def publish_if_kept(
     if artifact.unkept == COMPILER_CHANGED:
         bypass("compiler_changed")
         switched_off.say_compiler_changed()
+        return
+    if artifact.unkept == HEADERS_UNLISTED:
+        bypass("headers_unlisted")
         return
     if not is_admitted(artifact, request):
         bypass("compiled_fast")

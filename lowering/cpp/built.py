@@ -26,7 +26,7 @@ from typing import Any
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.cpp.library import LibraryFile, LoadedOnce
-from fxpool.torch_compat.cpp import cpp_wrappers, source_kernels
+from fxpool.torch_compat.cpp import cpp_wrappers, included, source_kernels
 from fxpool.torch_compat.cpp.source_kernels import Built
 
 __all__ = ["BuiltLibraries", "BuiltLinking", "headers_kept"]
@@ -55,6 +55,8 @@ class BuiltLinking:
         self._pending: list[Future[Built]] = []
         #: The attribute of `BuiltLibraries` that replaces a generated call, by the digest of the library it builds.
         self.names: dict[str, str] = {}
+        #: Headers that C++ names and the key does not cover.
+        self.unlisted: set[str] = set()
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -62,10 +64,13 @@ class BuiltLinking:
         with cpp_wrappers.collecting(self._take_wrapper), source_kernels.collecting(self._take_kernel):
             yield
 
-    def _take_wrapper(self, digest: str, build: Callable[[], bytes]) -> None:
+    def _take_wrapper(self, digest: str, source: str, build: Callable[[], bytes]) -> None:
+        self.unlisted |= included.unasked(source)
         self.take(_WRAPPER, digest, lambda: Built(build()))
 
-    def _take_kernel(self, kind: str, digest: str, build: Callable[[], Built]) -> None:
+    def _take_kernel(self, kind: str, digest: str, source: str, build: Callable[[], Built]) -> None:
+        if kind == source_kernels.CPP:
+            self.unlisted |= included.unasked(source)
         self.take(_LETTERS[kind], digest, build)
 
     def take(self, letter: str, digest: str, build: Callable[[], Built]) -> None:

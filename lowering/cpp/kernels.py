@@ -30,7 +30,7 @@ from fxpool.codecache.key import toolchain
 from fxpool.errors import CompileError, NoCompilerError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
-from fxpool.torch_compat.cpp import commands
+from fxpool.torch_compat.cpp import commands, included
 from fxpool.torch_compat.inductor import output_code
 
 COMPILE_UNIT = "fxpool.lowering.cpp.kernels:compile_unit"
@@ -95,6 +95,8 @@ class Linking:
     def __init__(self, submit: Submit, *, units: Units, toolchain_dir: str | None, patient: bool) -> None:
         self._submit, self._units, self._tools, self._patient = submit, units, toolchain_dir, patient
         self.without_header = False
+        #: Headers that sources name, and words of their command, that the key does not cover.
+        self.unlisted: set[str] = set()
         #: The name of each kernel's function in the library, by the kernel's digest.
         self.names: dict[str, str] = {}
         self._called: set[str] = set()
@@ -164,6 +166,7 @@ class Linking:
             source_name=f"{MODULE}.cpp",
             object_name=os.path.basename(made),
         )
+        self.unlisted |= included.unasked(unit.source) | included.unlike(arguments)
         return self._submit(COMPILE_UNIT, msgspec.msgpack.encode(unit), f"{len(group)} kernels")
 
     def library(self) -> bytes | None:

@@ -7,7 +7,8 @@ changed; here the list of files that the compiler read is stored, and compared b
 
     <directory>/<digest>.h        one line, the #include
     <directory>/<digest>.h.gch    the compiled header, written atomically
-    <directory>/<digest>.json     files read for it, and itself: path -> [size, modification time in ns]
+    <directory>/<digest>.json     files read for it, and itself: path -> [size, modification time in ns]; the digest of
+                                  `codecache.key.headers`, which shows headers that came before those
     <directory>/<digest>.failed   the compiler's message if it fails; no process tries again for an hour
 """
 
@@ -17,7 +18,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -27,10 +27,10 @@ import time
 import filelock
 
 from fxpool import notices
-from fxpool.codecache.key import toolchain
+from fxpool.codecache.key import cacheable, headers, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import StoreError
-from fxpool.torch_compat.cpp import commands
+from fxpool.torch_compat.cpp import commands, included
 
 log = notices.logger(__name__)
 #: The longest wait, in seconds, for another process that is compiling the same header.
@@ -40,9 +40,6 @@ _UNUSED = 14 * 24 * 3600.0
 #: Seconds before a header that failed to compile is tried again: the reason may be temporary, such as a full disk.
 _FAILED_FOR = 3600.0
 _BUILDING = "building-"
-_TARGET = "header"
-_WORD = re.compile(r"(?:\\[\s#\\]|[^\s])+")
-_ESCAPED = re.compile(r"(\\*)\\([ \t#])|\$(\$)")
 
 
 def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Command:
@@ -53,9 +50,7 @@ def command(toolchain_dir: str | None, *, build: bool = True) -> commands.Comman
     """
     wanted = _command(toolchain_dir)
     if toolchain_dir is not None and wanted.precompiles_headers():
-        header = _find_or_build(
-            os.path.join(toolchain_dir, "headers"), wanted, toolchain.toolchain_facts(toolchain_dir), build
-        )
+        header = _find_or_build(toolchain_dir, wanted, build)
         if header is not None:
             wanted.use_header(header)
     return wanted
@@ -75,29 +70,40 @@ def is_ready(toolchain_dir: str | None) -> bool:
     wanted = _command(toolchain_dir)
     if toolchain_dir is None or not wanted.precompiles_headers():
         return True
-    header = _path(os.path.join(toolchain_dir, "headers"), wanted, toolchain.toolchain_facts(toolchain_dir))
-    return _is_current(header) or _has_failed(header)
+    header = _path(toolchain_dir, wanted)
+    listed = _listed(toolchain_dir)
+    return listed is None or _is_current(header, listed) or _has_failed(header)
 
 
-def _path(directory: str, wanted: commands.Command, facts: dict[str, str]) -> str:
+def _path(toolchain_dir: str, wanted: commands.Command) -> str:
     arguments, _ = wanted.precompile("/header.h")
+    facts = toolchain.toolchain_facts(toolchain_dir)
     asked = json.dumps([_content(), arguments[1:], sorted(facts.items())])  # the compiler is among the facts
-    return os.path.join(directory, hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
+    return os.path.join(toolchain_dir, "headers", hashlib.sha256(asked.encode()).hexdigest()[:32] + ".h")
 
 
-def _find_or_build(directory: str, wanted: commands.Command, facts: dict[str, str], build: bool) -> str | None:
-    """Return the path of the header to include, with its compiled form beside it; None if there is no such header."""
-    header = _path(directory, wanted, facts)
-    if _is_current(header):
-        return header
-    if not build or _has_failed(header):
+def _listed(toolchain_dir: str) -> str | None:
+    """Return the digest of the headers that kernels include; None if the compiler does not list them."""
+    try:
+        return toolchain.key_facts(toolchain_dir, (included.KERNELS,)).get(headers.KERNELS)
+    except cacheable.Bypass:
         return None
+
+
+def _find_or_build(toolchain_dir: str, wanted: commands.Command, build: bool) -> str | None:
+    """Return the path of the header to include, with its compiled form beside it; None if there is no such header."""
+    header, listed = _path(toolchain_dir, wanted), _listed(toolchain_dir)
+    if listed is not None and _is_current(header, listed):
+        return header
+    if listed is None or not build or _has_failed(header):
+        return None
+    directory = os.path.dirname(header)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
-            if not _is_current(header) and not _has_failed(header):
+            if not _is_current(header, listed) and not _has_failed(header):
                 _sweep(directory, os.path.basename(header)[:-2])
-                _build(header, _content(), wanted)
+                _build(header, _content(), wanted, listed)
     except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or "")[-2000:]
         log.warning("compiling kernels without a precompiled header, which takes longer: %s\n%s", error, said)
@@ -105,7 +111,7 @@ def _find_or_build(directory: str, wanted: commands.Command, facts: dict[str, st
             with contextlib.suppress(OSError, StoreError):
                 blobs.write_private(_failure(header), said.encode(errors="replace"))
         return None
-    return header if _is_current(header) else None
+    return header if _is_current(header, listed) else None
 
 
 def _failure(header: str) -> str:
@@ -120,12 +126,12 @@ def _has_failed(header: str) -> bool:
         return False
 
 
-def _is_current(header: str) -> bool:
+def _is_current(header: str, listed: str) -> bool:
     record = f"{header[:-2]}.json"
     try:
         read = json.loads(blobs.read_private(record)[0])
-        current = all(_state(path) == state for path, state in read.items())
-    except (OSError, StoreError, ValueError, AttributeError):
+        current = read.pop(headers.KERNELS) == listed and all(_state(path) == state for path, state in read.items())
+    except (OSError, StoreError, ValueError, AttributeError, KeyError, TypeError):
         return False
     if current:
         with contextlib.suppress(OSError):
@@ -138,7 +144,7 @@ def _state(path: str) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _build(header: str, content: str, wanted: commands.Command) -> None:
+def _build(header: str, content: str, wanted: commands.Command, listed: str) -> None:
     # The record is removed first and written last: without it the other files are ignored.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{header[:-2]}.json")
@@ -146,32 +152,18 @@ def _build(header: str, content: str, wanted: commands.Command) -> None:
     arguments, output = wanted.precompile(header)
     place, name = os.path.split(header)
     with tempfile.TemporaryDirectory(dir=place, prefix=f"{_BUILDING}{name[:-2]}-") as directory:
-        made, listed = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
+        made, files = os.path.join(directory, "header.gch"), os.path.join(directory, "files")
         arguments = [made if argument == output else argument for argument in arguments]
         started = time.time_ns()
-        rule = ["-MD", "-MF", listed, "-MT", _TARGET]
+        rule = ["-MD", "-MF", files, "-MT", headers.TARGET]
         subprocess.run([*arguments, *rule], cwd=directory, check=True, capture_output=True, text=True)
-        with open(listed, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
-            read = {path: _state(path) for path in prerequisites(file.read())}
+        with open(files, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+            read = {path: _state(path) for path in headers.prerequisites(file.read())}
         if any(modified >= started for _, modified in read.values()):
             raise StoreError("a header changed during its compile")
         os.replace(made, f"{header}.gch")
         read[f"{header}.gch"] = _state(f"{header}.gch")
-    blobs.write_private(f"{header[:-2]}.json", json.dumps(read).encode())
-
-
-def prerequisites(rule: str) -> list[str]:
-    """Return the files that a make rule for `_TARGET` names, as compilers write it.
-
-    Spaces and ``#`` in a file name are escaped by a backslash, and the backslashes before them are doubled, as is
-    ``$``; quotes have no meaning.
-    """
-
-    def plain(match: re.Match[str]) -> str:
-        return match[3] or match[1][::2] + match[2]
-
-    words = _WORD.findall(rule.partition(":")[2].replace("\\\n", " "))
-    return [_ESCAPED.sub(plain, word) for word in words]
+    blobs.write_private(f"{header[:-2]}.json", json.dumps({**read, headers.KERNELS: listed}).encode())
 
 
 def _sweep(directory: str, held: str) -> None:

@@ -393,8 +393,15 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     captured.request = dataclasses.replace(request, key=made)
     captured.describe = functools.partial(_described, traced, request, portable)
     if portable is not parts:
-        captured.make_host_key = lambda: key.GraphKey.of(parts)
-        captured.describe_with_host = functools.partial(_described, traced, request, parts)
+
+        def complete() -> dict[str, Any]:
+            """Return the components with the headers of C++, which a graph for GPUs needs only for a miss."""
+            with contextlib.suppress(cacheable.Bypass):  # with unknown headers, no worker keeps what has C++
+                return {**parts, "toolchain": _toolchain(traced, request)}
+            return parts
+
+        captured.make_host_key = lambda: key.GraphKey.of(complete())
+        captured.describe_with_host = lambda made: _described(traced, request, complete(), made)
     return captured
 
 
@@ -451,7 +458,7 @@ def key_parts(
             **system.device_facts(traced.encoded.devices, named=bool(placement.facts)),
             **placement.key_part(),
         },
-        "toolchain": source_toolchain.key_facts(request.toolchain_dir),
+        "toolchain": _toolchain(traced, request, headers=not request.devices),
     }
 
 
@@ -465,7 +472,11 @@ def _is_blind(traced: _Traced, state: ambient.AmbientState, code: program_code.P
     graph = traced.encoded
     if traced.level == PACKAGE or traced.lifted or graph.sees_place or graph.dependencies or state.configured:
         return False
-    return not any(map(program_code.is_registered, code.digests))
+    return not code.changed and not any(map(program_code.is_registered, code.digests))
+
+
+def _toolchain(traced: _Traced, request: CompileRequest, *, headers: bool = True) -> dict[str, Any]:
+    return source_toolchain.key_facts(request.toolchain_dir, headers=headers, package=traced.level == PACKAGE)
 
 
 def without_host(parts: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import importlib
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from fxpool.codecache.key.cacheable import Bypass
 from fxpool.errors import CannotReturnError, CannotTravelError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.content import Decisions, Effects
-from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, Artifact
+from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, HEADERS_UNLISTED, Artifact
 from fxpool.lowering.cpp import cpu_tuning, host_facts, kernels, source_builds
 from fxpool.lowering.cpp.built import BuiltLinking, headers_kept
 from fxpool.lowering.cpp.kernels import KernelJobs
@@ -134,7 +134,7 @@ def _compile(
                 raise _NotAsClaimed from error
             raise
         built = building.libraries()
-        unkept = _why_unkept(request, library is not None or bool(built))
+        unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
     ended = time.perf_counter()
     return Artifact(
         level=request.level,
@@ -367,7 +367,7 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         guards = effects.encoded_guards(captured.env, set(request.symbols)) if captured.env is not None else []
         library = linking.library()
         built = building.libraries()
-        unkept = _why_unkept(request, library is not None or bool(built))
+        unkept = _why_unkept(request, library is not None or bool(built), linking.unlisted | building.unlisted)
     seconds = time.perf_counter() - started
     return Artifact(
         level=request.level,
@@ -393,14 +393,18 @@ def local_kernels() -> Iterator[KernelJobs]:
         end()
 
 
-def _why_unkept(request: CompileRequest, has_cpp: bool) -> str:
-    """Return the reason if the compiler of C++ kernels is not the key's: a graph may have waited long in the queue.
+def _why_unkept(request: CompileRequest, has_cpp: bool, unlisted: Collection[str]) -> str:
+    """Return the reason if the C++ compiler or its headers aren't those of the key: a graph may have waited long in the
+    queue, and generated sources may include what no key covers.
 
     Call it only while the request's state is in force, which names the compiler.
     """
     key = request.key_of(has_cpp)
     if not has_cpp or key is None:
         return ""
+    if unlisted:
+        log.info("%s is not stored: its kernels include %s", request.label, ", ".join(sorted(unlisted)))
+        return HEADERS_UNLISTED
     try:
         return "" if key.holds("toolchain", source_toolchain.key_facts(request.toolchain_dir)) else COMPILER_CHANGED
     except Bypass:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from sources import ROOT, sources
@@ -375,6 +376,15 @@ def _compiler() -> None:
     toolchain.toolchain_facts()
 
 
+def _headers() -> None:
+    from fxpool.codecache.key import headers, toolchain
+    from fxpool.torch_compat.cpp import included
+
+    listing = headers._Listing("digest", "", [], [])
+    with mock.patch.object(headers, "_asked", lambda kind, compiler: (listing, 0.0)):  # the compiler takes a second
+        assert toolchain.key_facts(None, [included.KERNELS])[headers.KERNELS] == "digest"
+
+
 def _digest() -> None:
     from fxpool.codecache.code import source_files
 
@@ -493,6 +503,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
         "fxpool.codecache.code.source_files", "_files_lock", _digest
     ),
     "fxpool/codecache/store/store.py:LocalStore._lock": _of_object(_store, "_lock", lambda one: one.counters()),
+    "fxpool/codecache/key/headers.py:_lock": _of_module("fxpool.codecache.key.headers", "_lock", _headers),
     "fxpool/codecache/key/toolchain.py:_known_lock": _of_module(
         "fxpool.codecache.key.toolchain", "_known_lock", _compiler
     ),

@@ -16,12 +16,11 @@ import pytest
 from fxpool import installed
 from fxpool.installed import Package
 
-THING = Package("thing", ("thing",), ("thing",), left_out=("thing/include",), headers=("thing/include/used",))
+THING = Package("thing", ("thing",), ("thing",), left_out=("thing/include",))
 FILES = {
     "thing/__init__.py": "x = 1\n",
     "thing/deep/er.py": "y = 1\n",
     "thing/lib/libthing.so": "machine code",
-    "thing/include/used/vector.h": "// one\n",
     "thing/include/other.h": "// one\n",
     "thing/bin/assembler": "machine code",
 }
@@ -111,7 +110,6 @@ EDITS: dict[str, Callable[[Path], object]] = {
     "a package in a module's place": lambda top: add_a_package(top),
     "an extension in a module's place": lambda top: (top / "deep/er.abi3.so").write_text("machine code"),
     "a library": lambda top: rewrite(top / "lib/libthing.so", "other code.."),
-    "a header of kernels": lambda top: rewrite(top / "include/used/vector.h", "// two\n"),
     "a program": lambda top: rewrite(top / "bin/assembler", "other code.."),
 }
 
@@ -142,7 +140,7 @@ def test_what_is_put_back_is_no_edit(place: Path, memory: Memory) -> None:
     assert facts(memory) == before == facts()
 
 
-def test_what_no_kernel_includes_does_not_count(place: Path, memory: Memory) -> None:
+def test_headers_do_not_count(place: Path, memory: Memory) -> None:
     install(place)
     before = facts(memory)
     rewrite(place / "thing/include/other.h", "// two\n")

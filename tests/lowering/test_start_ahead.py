@@ -14,7 +14,10 @@ import fxpool
 
 PROGRAM = """
 import json, sys, psutil, torch
-def children(): return len(psutil.Process().children())
+def is_server(process):
+    try: return "server" + ".server" in " ".join(process.cmdline())
+    except psutil.Error: return False  # a compiler that has ended
+def children(): return sum(map(is_server, psutil.Process().children()))
 before, (mode, call) = children(), sys.argv[1:]
 function = torch.compile(lambda x: x @ x, backend="fxpool", options={"mode": mode})
 asked = children()
@@ -32,6 +35,14 @@ def children_of(mode: str, call: str, **environment: str) -> list[int]:
 @pytest.mark.slow
 def test_asking_for_the_backend_starts_a_pool_where_nothing_is_kept(cache: Path) -> None:
     assert children_of("subprocess", "do not call") == [0, 1, 1]
+
+
+@pytest.mark.slow
+def test_the_compiler_lists_headers_meanwhile(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert children_of("subprocess", "do not call", FXPOOL_CACHE_DIR=str(kept)) == [0, 1, 1]
+    answers = [json.loads(path.read_bytes()) for path in (kept / "toolchain").rglob("*.json")]
+    assert [answer for answer in answers if "paths" in answer]
 
 
 @pytest.mark.slow

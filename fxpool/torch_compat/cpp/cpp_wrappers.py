@@ -41,8 +41,9 @@ class CollectedWrapper:
         raise RuntimeError("a graph was called in the process that compiled it")
 
 
-#: Takes a wrapper's digest, and a function that builds its library and returns the bytes; it may run in a thread.
-Take = Callable[[str, Callable[[], bytes]], None]
+#: Takes a wrapper's digest, its source, and a function that builds its library and returns the bytes; it may run in a
+#: thread.
+Take = Callable[[str, str, Callable[[], bytes]], None]
 
 
 @contextlib.contextmanager
@@ -61,7 +62,8 @@ def collecting(take: Take) -> Iterator[None]:
         told = dict(kwargs)
         if told.get("device_type") == "cuda":
             told["main_code"] = embedded_kernels.self_contained(told["main_code"])
-        take(digest(args, kwargs), _builder(args, told))
+        source = "\n".join(value for value in (*args, *told.values()) if isinstance(value, str))
+        take(digest(args, kwargs), source, _builder(args, told))
         return CollectedWrapper()
 
     with patched(codecache.CppWrapperCodeCache, LOADER[1], classmethod(load)):

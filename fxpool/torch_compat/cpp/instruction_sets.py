@@ -81,6 +81,7 @@ def instruction_sets_found_by(find: Callable[[], Sequence[InstructionSet] | None
 
         ask.cache_clear = original.cache_clear  # type: ignore[attr-defined]
         ask.cache_info = original.cache_info  # type: ignore[attr-defined]
+        ask.__wrapped__ = original.__wrapped__  # type: ignore[attr-defined]
         cpu_vec_isa.valid_vec_isa_list = ask
         stack.callback(setattr, cpu_vec_isa, "valid_vec_isa_list", original)
         yield
@@ -105,6 +106,17 @@ def candidates() -> list[InstructionSet]:
                 extra["_is_amx_fp16_supported"] = True
             reported.append((str(isa), extra))
     return reported
+
+
+def reported() -> list[Any]:
+    """Return Inductor's instruction sets that this CPU reports, one for each set of macros, and the absence of any."""
+    from torch._inductor import cpu_vec_isa
+
+    names = dict(candidates())
+    sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if str(isa) in names]
+    sets = sets or cpu_vec_isa.valid_vec_isa_list.__wrapped__()  # not for x86-64: builds nothing, and is not cached
+    by_macros = {tuple(isa.build_macro()): isa for isa in reversed(sets)}
+    return [*reversed(by_macros.values()), cpu_vec_isa.invalid_vec_isa]
 
 
 _CHECKS = (  # attribute with a test program, and its instruction sets or extensions

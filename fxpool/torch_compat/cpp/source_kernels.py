@@ -61,8 +61,8 @@ class CollectedKernel:
         raise RuntimeError("a kernel was called in the process that compiled it")
 
 
-#: Takes a kernel's kind and digest, and a function that builds its library; that may run in a thread.
-Take = Callable[[str, str, Callable[[], Built]], None]
+#: Takes a kernel's kind, digest and source, and a function that builds its library; that may run in a thread.
+Take = Callable[[str, str, str, Callable[[], Built]], None]
 
 
 @contextlib.contextmanager
@@ -75,20 +75,20 @@ def collecting(take: Take) -> Iterator[None]:
     def halide(self: Any, meta: Any, source_code: str) -> Any:
         if meta.is_cuda():
             return here[HALIDE](self, meta, source_code)
-        take(HALIDE, _digest(HALIDE, _normal(repr(meta)), source_code), _halide(meta, source_code))
+        take(HALIDE, _digest(HALIDE, _normal(repr(meta)), source_code), source_code, _halide(meta, source_code))
         return CollectedKernel()
 
     def template(kind: str) -> Callable[..., Any]:
         def compile_template(self: Any, source_code: str, dst_file_ext: str, aot_compile: bool = False) -> Any:
             if aot_compile or dst_file_ext != "so":
                 return here[kind](self, source_code, dst_file_ext, aot_compile)
-            take(kind, _digest(kind, source_code), _template(kind, source_code))
+            take(kind, _digest(kind, source_code), source_code, _template(kind, source_code))
             return CollectedKernel()
 
         return compile_template
 
     def cpp(self: Any, source_code: str) -> Any:
-        take(CPP, _digest(CPP, source_code), _cpp(source_code))
+        take(CPP, _digest(CPP, source_code), source_code, _cpp(source_code))
         return CollectedKernel()
 
     replacements = {CPP: cpp, HALIDE: halide, CUDA: template(CUDA), ROCM: template(ROCM)}

@@ -172,7 +172,9 @@ class Hunter:
             environment = {**_CACHES_OFF, **environment}
         what = f"{case.kind} {case.number} {step.name} ({backend})"
         if case.fresh:
-            environment["PYTHONPATH"] = with_tests(environment.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = with_tests(
+                environment["PYTHONPATH"] if "PYTHONPATH" in step.environment else None
+            )
             arguments = ["-m", "campaigns.hunt.phases", json.dumps(request)]
             report = self._children.result(arguments, environment, what, LIMIT)
         else:

@@ -69,7 +69,7 @@ def test_a_wrapper_that_refers_to_a_scratch_directory_is_not_taken() -> None:
     from torch._inductor.codecache import CppWrapperCodeCache
 
     taken: list[str] = []
-    with cpp_wrappers.collecting(lambda digest, build: taken.append(digest)):
+    with cpp_wrappers.collecting(lambda digest, source, build: taken.append(digest)):
         with pytest.raises(NotImplementedError, match=r"/scratch/cutlass\.so by a path"):
             CppWrapperCodeCache.load_pybinding(**{**_told(), "extra_flags": ("/scratch/cutlass.so",)})
     assert not taken

@@ -100,7 +100,7 @@ def _collected(monkeypatch: pytest.MonkeyPatch, **told: Any) -> tuple[list[str],
         return lambda: b""
 
     monkeypatch.setattr(cpp_wrappers, "_builder", builder)
-    with cpp_wrappers.collecting(lambda digest, build: taken.append(digest)):
+    with cpp_wrappers.collecting(lambda digest, source, build: taken.append(digest)):
         CppWrapperCodeCache.load_pybinding(argtypes=[], num_outputs=1, kernel_code=None, **told)
     return taken, built
 

@@ -91,7 +91,7 @@ def test_a_generated_call_has_the_digest_of_what_it_asks_for() -> None:
     taken: list[str] = []
     meta = HalideMeta([HalideInputSpec("float*", "in_ptr0", ["8L"], ["1L"], "0")], "host-no_runtime", "Anderson2021")
 
-    def take(kind: str, digest: str, build: Any) -> None:
+    def take(kind: str, digest: str, source: str, build: Any) -> None:
         taken.append(digest)
 
     with source_kernels.collecting(take):

@@ -142,6 +142,26 @@ def test_one_that_is_called_has_to_compile(linking: Made, jobs: Jobs) -> None:
             made.library()
 
 
+def test_what_no_key_covers_is_noted(linking: Made, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header that a source includes besides, and a flag that a release of torch adds."""
+    with instruction_sets.instruction_sets_known(instruction_sets.candidates()):
+        made = linking(2)
+        made.take([kernel("in[i]")], True)
+        assert not made.unlisted
+        made.take([commands.CollectedKernel(["int*"], "#include <bit>\nvoid kernel(int* out) {}")], True)
+        assert made.unlisted == {"bit"}
+        original = commands.Command.compile
+
+        def compile_otherwise(self: commands.Command, path: str, name: str) -> tuple[list[str], str]:
+            words, target = original(self, path, name)
+            return [*words, "-DNEW"], target
+
+        monkeypatch.setattr(commands.Command, "compile", compile_otherwise)
+        made.take([kernel("in[i] + 1")], True)
+        assert made.unlisted == {"bit", "-DNEW"}
+        jobs.end()
+
+
 # ---------------------------------------------------------------- as Inductor generates them
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
+from fxpool.codecache.key import headers
 from fxpool.lowering.cpp import kernels, precompiled_header
 from fxpool.pool.host import runtime_dir
 from fxpool.torch_compat.cpp import commands, instruction_sets
@@ -81,7 +82,7 @@ def test_what_a_compiler_says_it_read_is_understood(name: str, tmp_path: Path) -
     (tmp_path / f"{name}.h").touch()
     rule = ["-MD", "-MF", "rule", "-MT", "header", "-fsyntax-only"]
     subprocess.run(["g++", "-include", f"{name}.h", "-xc++", "/dev/null", *rule], check=True, cwd=tmp_path)
-    found = precompiled_header.prerequisites((tmp_path / "rule").read_text())
+    found = headers.prerequisites((tmp_path / "rule").read_text())
     assert found[-1] == f"{name}.h"
 
 

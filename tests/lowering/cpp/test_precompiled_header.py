@@ -15,6 +15,7 @@ import filelock
 import pytest
 from processes import run_python
 
+from fxpool.codecache.key import headers
 from fxpool.lowering.cpp import precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 
@@ -69,15 +70,29 @@ def test_half_a_header_is_compiled_again(recorded: bool, toolchain_dir: Path) ->
     )
 
 
-def test_a_changed_header_is_compiled_again(toolchain_dir: Path) -> None:
+def test_a_changed_header_is_compiled_again(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, header = made(toolchain_dir)
     assert header is not None
     before = header.stat().st_ino
     (toolchain_dir / "include" / "mine.h").write_text("inline long seven() { return 7; }\n")
+    monkeypatch.setattr(headers, "_CHECKED_FOR", 0.0)
     _, header = made(toolchain_dir)
     assert header is not None and header.stat().st_ino != before
     record = json.loads(Path(str(header)[: -len(".h.gch")] + ".json").read_bytes())
     assert str(toolchain_dir / "include" / "mine.h") in record
+
+
+def test_a_header_that_comes_before_another_is_compiled(toolchain_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory that was empty, so that no file that was read has changed."""
+    (toolchain_dir / "first").mkdir()
+    monkeypatch.setenv("CPATH", f"{toolchain_dir}/first:{toolchain_dir}/include")
+    monkeypatch.setattr(headers, "_CHECKED_FOR", 0.0)
+    _, header = made(toolchain_dir)
+    assert header is not None
+    before = header.stat().st_ino
+    (toolchain_dir / "first" / "mine.h").write_text("inline long seven() { return 7; }\n")
+    _, header = made(toolchain_dir)
+    assert header is not None and header.stat().st_ino != before
 
 
 def test_a_header_that_does_not_compile_is_included_as_text(

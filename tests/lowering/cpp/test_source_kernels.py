@@ -278,6 +278,30 @@ def test_the_compiler_is_in_a_graphs_key(nvcc: Compiler, tmp_path: Path) -> None
             assert source_compilers.compiler("cuda") is None
 
 
+def test_directories_of_the_environment_count_by_content(
+    nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For compilers that are not asked which headers they read."""
+    directory = tmp_path / "headers"
+    directory.mkdir()
+    monkeypatch.setenv("CPATH", f".:{directory}")
+    monkeypatch.setenv("HALIDE_INCLUDE", str(directory))
+    options = {
+        **cuda_options(nvcc),
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "CUTLASS",
+        "cpu_backend": "halide",
+    }
+    found = []
+    with inductor_config.patch(options):
+        for text in ("one", "two", "one"):
+            (directory / "mine.h").write_text(text)
+            source_toolchain._tree.cache_clear()
+            found.append(source_toolchain.key_facts()[source_toolchain.SOURCES])
+    assert found[0] == found[2]
+    assert all(found[0][kind] != found[1][kind] for kind in ("cuda", "halide"))
+
+
 GENERATED = """
 from torch._inductor.async_compile import AsyncCompile
 async_compile = AsyncCompile()

@@ -47,7 +47,7 @@ def test_a_wrapper_is_taken_by_the_digest_of_its_generated_call(monkeypatch: pyt
         "num_outputs": 2,
         "kernel_code": None,
     }
-    with cpp_wrappers.collecting(lambda digest, build: taken.append(digest)):
+    with cpp_wrappers.collecting(lambda digest, source, build: taken.append(digest)):
         wrapper = CppWrapperCodeCache.load_pybinding(**arguments)
     assert isinstance(wrapper, CollectedWrapper) and vars(CppWrapperCodeCache).get("load_pybinding") is before
     with pytest.raises(RuntimeError, match="called in the process that compiled it"):
@@ -67,7 +67,10 @@ def test_calls_of_others_have_no_digest_and_unknown_arguments_are_refused() -> N
 def test_a_wrapper_that_names_a_library_of_this_process_is_refused() -> None:
     from torch._inductor.codecache import CppWrapperCodeCache
 
-    with cpp_wrappers.collecting(lambda digest, build: None), pytest.raises(NotImplementedError, match=r"/tmp/x\.so"):
+    with (
+        cpp_wrappers.collecting(lambda digest, source, build: None),
+        pytest.raises(NotImplementedError, match=r"/tmp/x\.so"),
+    ):
         CppWrapperCodeCache.load_pybinding(main_code="", extra_flags=("/tmp/x.so",))
 
 

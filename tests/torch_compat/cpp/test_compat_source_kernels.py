@@ -34,7 +34,7 @@ def test_kernels_are_collected_under_the_digests_of_their_generated_calls(not_bu
     assert CPP in here and HALIDE in here
     before = {kind: vars(AsyncCompile)[kind] for kind in here}
     taken: list[tuple[str, str]] = []
-    with source_kernels.collecting(lambda kind, digest, build: taken.append((kind, digest))):
+    with source_kernels.collecting(lambda kind, digest, source, build: taken.append((kind, digest))):
         compiler = AsyncCompile()
         made = [compiler.cpp("int x;")]
         for kind in (CUDA, ROCM):
@@ -60,7 +60,7 @@ def test_a_halide_kernel_is_described_as_inductor_writes_it(not_built: None) -> 
 
     meta = HalideMeta([HalideInputSpec("float*", "in_ptr0", shape=["8L"], stride=["1L"], offset="0")], target="host")
     taken: list[tuple[str, str]] = []
-    with source_kernels.collecting(lambda kind, digest, build: taken.append((kind, digest))):
+    with source_kernels.collecting(lambda kind, digest, source, build: taken.append((kind, digest))):
         AsyncCompile().halide(meta, "import halide")
     assert taken == [(HALIDE, generated(f"async_compile.halide(\n    {meta!r}, '''import halide''')"))]
     assert not meta.is_cuda()
