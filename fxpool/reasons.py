@@ -140,7 +140,8 @@ _STATE = {
         _NONE,
     ),
     "differs_between_ranks": Reason(
-        "the compile asks for a fact that only one rank has (its number, symmetric memory), so it runs in each process", _NONE
+        "the compile asks for a fact that only one rank has (its number, symmetric memory), so it runs in each process",
+        _NONE,
     ),
     "fakify_first_call": Reason(
         "DistributedDataParallel splits the model and traces its parts with real inputs", _NONE, "limits.md"

@@ -68,8 +68,8 @@ class EncodedGraph:
     """The result of `GraphEncoder.encode`.
 
     `description` is hashed and sent. `names` are those of its parts (`graph_names`). `constants` are the tensors it
-    refers to by number; `debug` holds, for each node, its stack trace and the operator that was decomposed into it, after
-    which kernels are named. `dependencies` maps a name to a function, operator, Triton kernel or
+    refers to by number; `debug` holds, for each node, its stack trace and the operator that was decomposed into it,
+    after which kernels are named. `dependencies` maps a name to a function, operator, Triton kernel or
     module from outside torch. `symbols` are the names of all symbolic numbers in the graph. `devices` are the types of
     all its devices, including those that a text names.
 

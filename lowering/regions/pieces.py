@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.fx import Node
 
-from fxpool.codecache.graph import graph_codec
 from fxpool.codecache.key import key
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.regions import symbols
@@ -29,6 +28,7 @@ from fxpool.torch_compat.dynamo import tensors, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 
 __all__ = ["Identity", "Piece", "extract", "identity"]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:

@@ -2,7 +2,7 @@
 
     worker: AOTAutograd ──▶ forward [, backward] ──▶ digest of each: an entry of the same graphs?
                                                         │ no: Inductor lowers them; the entry is recorded for them
-                                                        └ yes: their code, under this program's own result of AOTAutograd
+                                                        └ yes: their code, under this program's result of AOTAutograd
 
 Keys tell programs apart that AOTAutograd makes equal, as ``x.sum(0)`` and ``x.sum(dim=0)``. The digest of a graph is
 made of its key at the level after AOTAutograd, of what the request's key says besides graph and inputs, and of the
@@ -24,7 +24,7 @@ from fxpool.codecache.key import key
 from fxpool.codecache.store import lowered_graphs
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CorruptEntryError, StoreError
+from fxpool.errors import StoreError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import Artifact, parts_of_entry

@@ -29,7 +29,7 @@ _TRITON = "_fxpool_triton"
 _EXTERN = "_fxpool_extern_"
 _SELECT = "torch._inductor.select_algorithm"
 _NAMED_DEVICE = re.compile(r"cuda:\d+")
-# Inductor writes devices in operators' arguments as calls of `device`: a text that looks like a device is the program's.
+# Inductor writes devices in operators' arguments as calls of `device`: a text that looks like one is the program's.
 _OPERATORS = "torch.ops."
 # Functions that generated code calls with a CUDA device's index.
 _OF_DEVICE = frozenset({"torch.cuda._DeviceGuard", "torch.cuda.set_device", "torch.cuda.device", "get_raw_stream"})

@@ -201,7 +201,9 @@ DIFFERING = {
 }
 
 _AUTOGRAD = "which backward autograd is running"
-_BESIDE = "AOTAutograd is over in stock; for sizes that are symbols, stock lowers a backward in the same state as a worker"
+_BESIDE = (
+    "AOTAutograd is over in stock; for sizes that are symbols, stock lowers a backward in the same state as a worker"
+)
 
 #: The same for the lowering of a backward: stock waits until autograd comes to it, a worker lowers it with the forward.
 DIFFERING_LATER = {

@@ -1,4 +1,4 @@
-"""Operators of which each part that runs during a compile notes all of torch's flags: in this process or in a worker."""
+"""Operators of which each part that runs during a compile notes torch's flags: in this process or in a worker."""
 
 from __future__ import annotations
 

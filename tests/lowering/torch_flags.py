@@ -1,7 +1,7 @@
-"""Flags that torch sets for a while and puts back: all of them by their names in its sources, and their values in a process.
+"""Flags that torch sets for a while and puts back: by their names in its sources, and their values in a process.
 
-A flag is a global of a module, or an attribute of something global, that is assigned where a ``finally``, an ``__exit__``
-or the end of a context manager puts it back; a thread-local; a context variable; or what ``mock.patch`` replaces.
+A flag is a global of a module, or an attribute of something global, that is assigned where a ``finally``, an
+``__exit__`` or the end of a context manager puts it back; a thread-local; a context variable; or what ``mock.patch`` replaces.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ import torch
 __all__ = ["flags", "held", "values"]
 
 # Packages that no compile of a worker runs. torch's configuration is found by `torch_state`.
-_NO_PART = frozenset(
-    "_native _numpy _vendor ao backends contrib cuda distributed distributions jit monitor mps mtia multiprocessing nn onnx "
-    "optim package profiler quantization sparse test testing xpu".split()
+_PACKAGES = """
+    _native _numpy _vendor ao backends contrib cuda distributed distributions jit monitor mps mtia multiprocessing nn
+    onnx optim package profiler quantization sparse test testing xpu
+"""
+_NO_PART = frozenset(_PACKAGES.split())
+_OF_DEVICES = re.compile(
+    "cuda|cudnn|cublas|nccl|mtia|xpu|mps|jit|hip|rocm|nvtx|stream|backtrace|accelerator", re.IGNORECASE
 )
 _NO_PART_EITHER = ("torch.utils.data.", "torch.utils.benchmark.", "torch.utils.jit.", "torch.fx.passes.tests.",
                    "torch._dynamo.testing", "torch._dynamo.test_", "torch._inductor.mock_cache")  # fmt: skip
@@ -166,7 +170,11 @@ def _is_plain(value: object) -> bool:
 def _shown(value: object) -> str:
     if _is_plain(value):
         return repr(value)
-    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple, set, dict)) else type(value).__name__
+    return (
+        f"a {type(value).__name__} of {len(value)}"
+        if isinstance(value, (list, tuple, set, dict))
+        else type(value).__name__
+    )
 
 
 def _of_core() -> dict[str, str]:
@@ -179,7 +187,9 @@ def _of_core() -> dict[str, str]:
     for owner in (core, core._functorch, core._autograd, core._dynamo.eval_frame):
         for name in dir(owner):
             if re.match(r"_?(is|are|len|get|has|peek|current)_", name) and not re.search(
-                "cuda|cudnn|cublas|nccl|mtia|xpu|mps|jit|hip|rocm|nvtx|stream|backtrace|accelerator", name, re.IGNORECASE
+                "cuda|cudnn|cublas|nccl|mtia|xpu|mps|jit|hip|rocm|nvtx|stream|backtrace|accelerator",
+                name,
+                re.IGNORECASE,
             ):
                 # Some take arguments, or are of a part that this build lacks.
                 with contextlib.suppress(Exception), warnings.catch_warnings():

@@ -109,7 +109,9 @@ def of_own_attributes(names: list[str], used: list[int], tree: list[int]) -> tor
     graph = torch.fx.Graph()
     value = graph.placeholder("x")
     for number in used:
-        value = graph.call_function(torch.sub, (graph.call_function(torch.mul, (value, 2)), graph.get_attr(names[number])))
+        value = graph.call_function(
+            torch.sub, (graph.call_function(torch.mul, (value, 2)), graph.get_attr(names[number]))
+        )
     graph.output((value,))
     gm = torch.fx.GraphModule(nn.Module(), torch.fx.Graph())
     for name, child in root.named_children():

@@ -88,7 +88,10 @@ def test_forward_and_backward_are_taken_together(shared_pool: Path, cache: Path)
     for spelling in (0, 1):
         torch._dynamo.reset()
         module = Layers(spelling)
-        found, expected = steps(module, torch.compile(module, backend="fxpool"), _x(3, 6)), steps(module, module, _x(3, 6))
+        found, expected = (
+            steps(module, torch.compile(module, backend="fxpool"), _x(3, 6)),
+            steps(module, module, _x(3, 6)),
+        )
         torch.testing.assert_close(found, expected)
         assert counts() == (1, spelling, 0)
 

@@ -55,7 +55,7 @@ def test_without_groups_nothing_is_registered() -> None:
         process_groups.size(process_groups.name_in_code(0))
 
 
-def _named() -> "torch.distributed.ProcessGroup":
+def _named() -> torch.distributed.ProcessGroup:
     return torch.distributed.distributed_c10d._resolve_process_group(process_groups.name_in_code(0))  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def _symmetric() -> bool:
 def test_a_compile_that_asks_for_what_differs_is_left_to_the_client(
     ask: Callable[[], object], fact: str, passed_over: bool
 ) -> None:
-    with pytest.raises(CannotTravelError, match=f"differs_between_ranks.*{fact}"):  # noqa: SIM117
+    with pytest.raises(CannotTravelError, match=f"differs_between_ranks.*{fact}"):
         with process_groups.shown([4], default=True):
             try:
                 ask()
