@@ -7,21 +7,18 @@ that only compute are no part of it: compiled code calls them.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fxpool.codecache.code.source_files import digest_file
 from fxpool.codecache.code.unproven import UnprovenError
-
-if TYPE_CHECKING:
-    from fxpool.codecache.code.proof import Proof
+from fxpool.codecache.code.writer import Writer
+from fxpool.torch_compat.operators import custom_operators, operators, registrations
 
 __all__ = ["add", "parts"]
 
 
-def add(proof: Proof, value: Any) -> None:
+def add(proof: Writer, value: Any) -> None:
     """Add an operator: an overload, a packet, a higher-order operator or a `custom_op`. Raises UnprovenError."""
-    from fxpool.torch_compat.operators import custom_operators, operators
-
     operator = custom_operators.operator_behind(value) or value
     if operators.is_higher_order(operator):
         if not operators.is_torchs_higher_order(operator):
@@ -37,20 +34,17 @@ def add(proof: Proof, value: Any) -> None:
     proof.token("operator", name)
     if operators.is_builtin(operator) or proof.met(operator):
         return
-    for part, digest in parts(operator).items():
+    for part, digest in parts(operator, proof.new()).items():
         proof.token(part, digest)
 
 
-def parts(operator: Any, *, after_autograd: bool = False, covered: dict[str, str] | None = None) -> dict[str, str]:
+def parts(operator: Any, proof: Writer, *, after_autograd: bool = False) -> dict[str, str]:
     """Return digests of the program's registrations for an operator, by part.
 
-    `after_autograd`: only of the parts that graphs need which AOTAutograd has made. `covered` as in `proof.digest_of`.
+    `proof` is a new one. `after_autograd`: only of the parts that graphs need which AOTAutograd has made.
 
     Raises UnprovenError: a part is outside the grammar, or code in C++ is traced.
     """
-    from fxpool.codecache.code.proof import Proof
-    from fxpool.torch_compat.operators import operators, registrations
-
     name = operators.pretty_name(operator)
     try:
         registered = registrations.registration(operator)
@@ -63,8 +57,7 @@ def parts(operator: Any, *, after_autograd: bool = False, covered: dict[str, str
     if registered.folds and not after_autograd:
         raise UnprovenError(f"the kernels of the operator {name}, which is tagged as pointwise: they may run")
     digests: dict[str, str] = {}
-    # One proof of all: a backward reads what the function for its context sets.
-    proof = Proof(covered=covered)
+    # One proof of all: a backward reads attributes that the function for its context sets.
     for part, (value, traced_only) in sorted(registered.parts.items()):
         if not (after_autograd and traced_only):
             proof.token("part", part)

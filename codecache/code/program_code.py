@@ -17,10 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxpool.codecache.code import operator_code
-from fxpool.codecache.code.proof import digest_of
+from fxpool.codecache.code.proof import Proof, digest_of
 from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.codecache.key import probe_cache
-from fxpool.torch_compat.operators import by_value, inductor_tables, operators, own_code, registrations, renamed
+from fxpool.installed import Kept
+from fxpool.torch_compat.operators import (
+    added_kernels,
+    by_value,
+    inductor_tables,
+    operators,
+    own_code,
+    registrations,
+    renamed,
+)
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
 __all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "keep_torchs_tables", "of"]
@@ -52,13 +60,13 @@ def of(
     *,
     after_autograd: bool = False,
     covered: Covered | None = None,
-    root: str | None = None,
+    kept: Kept | None = None,
 ) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
-    filled with the functions that each digest covers. `root` is the store's directory, where facts about torch's tables
-    are shared between processes.
+    filled with the functions that each digest covers. `kept` has what other processes know of
+    torch's tables.
 
     Raises:
         UnprovenError: code is outside the grammar, so it can't be compared in another process.
@@ -75,13 +83,15 @@ def of(
 
     for name, target in sorted(dependencies.items()):
         if operators.is_overload(target) or operators.is_packet(target):
-            inner = operator_code.parts(target, after_autograd=after_autograd, covered=_covered_by(covered, name))
+            proof = Proof(covered=_covered_by(covered, name))
+            inner = operator_code.parts(target, proof, after_autograd=after_autograd)
             digests.update({f"{name} {part}": digest for part, digest in inner.items()})
         else:
             prove(name, target)
-    changes = own_code.foreign(after_autograd=after_autograd)
-    for change in changes:
-        prove(_CHANGED + change.place, change.value)
+    changes = [(change.place, change.value) for change in own_code.foreign(after_autograd=after_autograd)]
+    changes += added_kernels.foreign()
+    for place, value in changes:
+        prove(_CHANGED + place, value)
     try:
         for name, kernel in registrations.overridden():
             prove(_REGISTERED + name, kernel.value)
@@ -89,7 +99,7 @@ def of(
         raise UnprovenError(str(error)) from error
     for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
         raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
-    if not _are_known(root):
+    if not _are_known(kept):
         digests[_TABLES] = inductor_tables.digest()
     reached = _reached_by(dependencies)
     for entry in inductor_tables.entries():
@@ -100,7 +110,7 @@ def of(
         else:
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
     digests[_RENAMED] = digest_of(repr(renamed.renamed()))  # as a single text: digesting the list takes 1 ms
-    return ProgramCode(digests, [change.place for change in changes])
+    return ProgramCode(digests, [place for place, _ in changes])
 
 
 def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.Entry], bool]:
@@ -125,19 +135,19 @@ def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.En
 _ORIGINAL = ("torch's tables of Inductor",)
 
 
-def _are_known(root: str | None) -> bool:
+def _are_known(kept: Kept | None) -> bool:
     """Return whether torch's entries in the loaded tables are known: recorded here, or stored by another process."""
-    if not inductor_tables.known():
-        kept = probe_cache.read(root, _ORIGINAL, (inductor_tables.version(),))
-        return kept is not None and inductor_tables.settle(kept["tables"].encode("latin-1"))
-    return True
+    if inductor_tables.known():
+        return True
+    answer = kept.read(_ORIGINAL, (inductor_tables.version(),)) if kept is not None else None
+    return answer is not None and inductor_tables.settle(answer["tables"].encode("latin-1"))
 
 
-def keep_torchs_tables(root: str | None) -> None:
+def keep_torchs_tables(kept: Kept) -> None:
     """Store torch's entries for processes that could not record them, if this process did."""
     identity = (inductor_tables.version(),)
-    if root is not None and inductor_tables.recorded() and probe_cache.read(root, _ORIGINAL, identity) is None:
-        probe_cache.write(root, _ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
+    if inductor_tables.recorded() and kept.read(_ORIGINAL, identity) is None:
+        kept.write(_ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
 
 
 def is_registered(name: str) -> bool:

@@ -21,9 +21,12 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxpool.codecache.code import grammar, triton_code
+import torch
+
+from fxpool.codecache.code import grammar, operator_code, triton_code
 from fxpool.codecache.code.source_files import digest_package
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.torch_compat.operators import own_code
 
 __all__ = ["Proof", "code_text", "digest_of"]
 
@@ -53,6 +56,10 @@ class Proof:
         self._way: list[str] = []
         self._attributes_read: dict[str, str] = {}
         self._attributes_set: set[str] = set()
+
+    def new(self) -> Proof:
+        """Return an empty proof, for code of the same kind."""
+        return Proof(of_inductor=self._of_inductor, covered=self._covered)
 
     def digest(self) -> str:
         """Return the sha256 of everything added. Raises UnprovenError: the code reads an attribute not accepted."""
@@ -127,19 +134,12 @@ class Proof:
         return True
 
     def _add_of_torch(self, value: Any) -> bool:
-        torch: Any = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "Tensor"):
-            return False
-        from fxpool.torch_compat.operators import own_code
-
         kind = type(value)
         if any(kind is getattr(torch, name) for name in grammar.TORCH_VALUES):
             self.token("torch", f"{kind.__name__} {value}")
         elif kind is torch.Size:
             self.token("torch.Size", repr(tuple(map(int, value))))
         elif kind.__module__ == "torch._ops" or kind.__name__ == "CustomOpDef":
-            from fxpool.codecache.code import operator_code
-
             operator_code.add(self, value)
         elif (name := own_code.operator_function(value)) is not None:
             if name in grammar.TORCH_OPERATORS_NOT:
@@ -192,10 +192,6 @@ class Proof:
                 self.token("package", f"{function.__module__}.{function.__qualname__} {digest_package(module)}")
                 self.token("code", code_text(function.__code__))
                 return True
-        if "torch" not in sys.modules:
-            return False
-        from fxpool.torch_compat.operators import own_code
-
         if not own_code.is_file_of_torch(path):
             return False
         home = own_code.function_home(function)
@@ -395,10 +391,6 @@ def _is_plain_module(module: types.ModuleType) -> bool:
 
 
 def _is_torchs(module: types.ModuleType) -> bool:
-    if "torch" not in sys.modules:
-        return False
-    from fxpool.torch_compat.operators import own_code
-
     return own_code.is_torchs_module(module)
 
 
@@ -455,15 +447,12 @@ def _attribute(owner: Any, dotted: str) -> Any:
 
 @functools.cache
 def _tensor_attributes() -> frozenset[str]:
-    torch: Any = sys.modules.get("torch")
-    return frozenset(name for name in dir(torch._C.TensorBase) if not name.startswith("_")) if torch else frozenset()
+    return frozenset(name for name in own_code.tensor_attributes() if not name.startswith("_"))
 
 
 def _is_attribute(name: str) -> bool:
     if name in grammar.ATTRIBUTES or name in _tensor_attributes():
         return True
-    from fxpool.torch_compat.operators import own_code
-
     return own_code.is_tensor_method(name)
 
 

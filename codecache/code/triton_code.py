@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fxpool.codecache.code.proof import Proof
+from fxpool.codecache.code.writer import Writer
 
 __all__ = ["add"]
 
@@ -22,7 +21,7 @@ _OF_A_KERNEL = ("noinline", "debug", "do_not_specialize", "do_not_specialize_on_
 _OF_A_TUNER = ("keys", "arg_names", "values", "restore_value", "reset_to_zero")
 
 
-def add(proof: Proof, value: Any) -> bool:
+def add(proof: Writer, value: Any) -> bool:
     """Add a kernel, an autotuner, a constexpr, a dtype or a function of Triton; return False for any other value."""
     kind = _kind(value)
     if kind == "constexpr":

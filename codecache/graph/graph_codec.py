@@ -166,7 +166,9 @@ class GraphEncoder:
         codegen = type(gm.graph._codegen)  # Dynamo's graphs have no flattened calling convention
         if codegen is not torch.fx.graph.CodeGen:
             raise CannotTravelError("calling_convention", codegen.__name__)
-        own, inputs, names = [], [], list(lifted)
+        own: list[Any] = []
+        inputs: list[Any] = []
+        names = list(lifted)
         paths = [[name, self.value(gm.meta[name])] for name in _NAMES_IN_META if gm.meta.get(name)]
         self._names.append([own, inputs, names, paths])
         numbers = {name: number for number, name in enumerate(names)}

@@ -59,5 +59,5 @@ def _renumbered(row: TensorFacts, tensors: dict[int, int], storages: dict[int, i
     """Number tensors and storages in order of appearance again: dropped ones leave gaps."""
     identity = tensors.setdefault(row.identity, len(tensors))
     storage = storages.setdefault(row.storage, len(storages))
-    base = None if row.base is None else _renumbered(TensorFacts(*row.base), tensors, storages)
+    base: Any = None if row.base is None else _renumbered(TensorFacts(*row.base), tensors, storages)
     return list(row._replace(identity=identity, storage=storage, base=base))

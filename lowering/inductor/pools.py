@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fxpool import config, counters, forks, notices
 from fxpool.codecache.code import program_code
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.key import probe_cache
 from fxpool.errors import CannotTravelError, FxpoolError, PoolError, PoolUnavailableError, ProtocolError
 from fxpool.lowering.core import job_place, pool_environment, switched_off
 from fxpool.lowering.core.runtime import runtime
@@ -260,7 +261,7 @@ class GraphPool:
             raise stays
         toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
-            of_graph = program_code.of(dependencies, after_autograd=True, root=toolchain_dir)
+            of_graph = program_code.of(dependencies, after_autograd=True, kept=probe_cache.Kept(toolchain_dir))
             if of_graph.changed:
                 raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
             state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir)

@@ -19,7 +19,7 @@ from fxpool.codecache.code import program_code
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph import graph_codec, placed_inputs
 from fxpool.codecache.guards import guards
-from fxpool.codecache.key import cacheable, key, source_toolchain, system
+from fxpool.codecache.key import cacheable, key, probe_cache, source_toolchain, system
 from fxpool.codecache.key.key import GraphKey
 from fxpool.codecache.store.entry import Origin
 from fxpool.errors import CannotTravelError
@@ -311,7 +311,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
-        code = program_code.of(encoded.dependencies, after_autograd=level == FX, root=toolchain_dir)
+        code = program_code.of(encoded.dependencies, after_autograd=level == FX, kept=probe_cache.Kept(toolchain_dir))
     except UnprovenError as error:
         stays = CannotTravelError("code_unknown", error.what)
         unproven = cacheable.Bypass("source", error.what)

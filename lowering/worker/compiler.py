@@ -23,7 +23,7 @@ from fxpool import notices
 from fxpool.codecache.code import program_code
 from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
-from fxpool.codecache.key import source_toolchain, toolchain
+from fxpool.codecache.key import probe_cache, source_toolchain, toolchain
 from fxpool.codecache.key.cacheable import Bypass
 from fxpool.errors import CannotReturnError, CannotTravelError
 from fxpool.lowering.artifact import effects
@@ -64,7 +64,7 @@ def compile_request(
     """
     phase("loading code")
     others = load_code(request.modules, request.libraries, request.code)
-    program_code.keep_torchs_tables(request.toolchain_dir)
+    program_code.keep_torchs_tables(probe_cache.Kept(request.toolchain_dir))
     if request.level == PACKAGE:
         from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
 

@@ -26,7 +26,7 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import effects
-from fxpool.lowering.artifact.content import content_of
+from fxpool.lowering.artifact.content import Effects, content_of
 from fxpool.lowering.artifact.entry_parts import Artifact, parts_of_entry
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
@@ -108,7 +108,7 @@ class EqualGraphs:
         if len(loaded) == len(graphs) and effects.add_guards(self._env, entry.guards):
             self.entry, self._graphs = entry, loaded
 
-    def artifact(self, result: bytes, recorded: effects.Effects, guards: list[Any]) -> Artifact:
+    def artifact(self, result: bytes, recorded: Effects, guards: list[Any]) -> Artifact:
         """Return the entry's artifact with another result of AOTAutograd. Raises CorruptEntryError: a part is gone."""
         assert self.entry is not None and self._store is not None
         if content_of(self.entry).graphs != self.digests:

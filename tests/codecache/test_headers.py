@@ -91,6 +91,11 @@ def system_header(name: str) -> str:
     return Path(next(word for word in said.split() if word.endswith(f"/{name}"))).read_text() + "// edited\n"
 
 
+def moved_and_edited(include: Path) -> None:
+    os.replace(include / "last/deep/er.h", include / "first/deep/er.h")
+    write(include / "first/deep/er.h", "// three\n")
+
+
 EDITS: dict[str, Change] = {
     "edited": lambda include: write(include / "last/mine.h", "// other\n"),
     "included by it": lambda include: write(include / "last/deep/er.h", "// two\n"),
@@ -101,10 +106,7 @@ EDITS: dict[str, Change] = {
     "one of the system": lambda include: write(include / "first/cerrno", system_header("cerrno")),
     "one that one of the system includes": lambda include: write(include / "first/errno.h", system_header("errno.h")),
     "a link to another": lambda include: (include / "first/mine.h").symlink_to(include / "last/beside.h"),
-    "gone": lambda include: (
-        os.replace(include / "last/deep/er.h", include / "first/deep/er.h")
-        or write(include / "first/deep/er.h", "// three\n")
-    ),
+    "gone": moved_and_edited,
 }
 
 
@@ -131,17 +133,19 @@ def link(include: Path) -> None:
     (include / "last").symlink_to(include / "elsewhere")
 
 
+def edited_and_put_back(include: Path) -> None:
+    write(include / "last/mine.h", "// other\n")
+    digest(None)
+    write(include / "last/mine.h", '#include <deep/er.h>\n#include "beside.h"\n#include <cerrno>\n')
+
+
 SAME: dict[str, Change] = {
     "an unrelated header": lambda include: write(include / "last/unrelated.h", "// one\n"),
     "an unrelated header, earlier": lambda include: write(include / "first/deep/unrelated.h", "// one\n"),
     "touched": touch,
     "a copy in an earlier directory": copy,
     "a link to the directory": link,
-    "edited, and put back": lambda include: (
-        write(include / "last/mine.h", "// other\n"),
-        digest(None),
-        write(include / "last/mine.h", '#include <deep/er.h>\n#include "beside.h"\n#include <cerrno>\n'),
-    ),
+    "edited, and put back": edited_and_put_back,
 }
 
 

@@ -125,12 +125,13 @@ def test_names_count_where_nothing_else_differs() -> None:
 
 
 def test_names_say_nothing_of_keys_without_them() -> None:
+    rows: tuple[tuple[str, int, Any], ...] = (
+        ("a", 1, ([["w", ["constant", 0, "d"]]], [["p", True, "tensor"]], [])),
+        ("b", 2, ([["v", ["constant", 0, "d"]]], [["q", True, "tensor"]], [])),
+    )
     one, other = (
         [*graph(call(name, "sin", ["n", 0]), call("last", "add", ["n", 1], number))[:2], *attributes]
-        for name, number, attributes in (
-            ("a", 1, ([["w", ["constant", 0, "d"]]], [["p", True, "tensor"]], [])),
-            ("b", 2, ([["v", ["constant", 0, "d"]]], [["q", True, "tensor"]], [])),
-        )
+        for name, number, attributes in rows
     )
     made = [described(each, names_count=False) for each in (one, other)]
     assert found(*made) == ["graph: node last: a.add(1) -> b.add(2)"]

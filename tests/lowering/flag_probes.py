@@ -40,7 +40,7 @@ def _fake_opaque(x: torch.Tensor) -> torch.Tensor:
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
     note("backward")
-    return _ops.lowered(gradient)  # type: ignore[no-any-return]
+    return _ops.lowered(gradient)
 
 
 for _name in _NAMES[1:]:
@@ -50,20 +50,20 @@ for _name in _NAMES[1:]:
     torch.library.register_autograd(f"flag_probes::{_name}", of_gradient, lib=_LIB)
 
 
-@register_decomposition(_ops.decomposed.default)  # type: ignore[untyped-decorator]
+@register_decomposition(_ops.decomposed.default)
 def _decomposed(x: torch.Tensor) -> torch.Tensor:
     note("decomposition")
     return x + 1
 
 
-@register_lowering(_ops.lowered.default)  # type: ignore[untyped-decorator]
+@register_lowering(_ops.lowered.default)
 def _lowered(x: Any) -> Any:
     note("lowering in the backward" if V.graph.is_backward else "lowering")
     return lowerings[torch.ops.aten.add.Tensor](x, 1)
 
 
 def program(x: torch.Tensor) -> torch.Tensor:
-    return _ops.lowered(_ops.formula(_ops.decomposed(_ops.opaque(x)))) + 1  # type: ignore[no-any-return]
+    return _ops.lowered(_ops.formula(_ops.decomposed(_ops.opaque(x)))) + 1
 
 
 def compile_and_note(payload: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Flags that torch sets for a while and puts back: by their names in its sources, and their values in a process.
 
 A flag is a global of a module, or an attribute of something global, that is assigned where a ``finally``, an
-``__exit__`` or the end of a context manager puts it back; a thread-local; a context variable; or what ``mock.patch`` replaces.
+``__exit__`` or the end of a context manager puts it back; a thread-local; a context variable; or what ``mock.patch``
+replaces.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class _Module:
         if isinstance(first, ast.Constant):
             yield str(first.value)
         elif first is not None and isinstance(second, ast.Constant) and (owner := self._whole(first)):
-            yield f"{owner}.{second.value}"
+            yield f"{owner}.{second.value!s}"
 
     def _whole(self, node: ast.expr) -> str:
         """Return the path of something global; empty for anything else."""

@@ -155,7 +155,6 @@ def foreign(*, after_autograd: bool = False) -> list[Foreign]:
             space.changed()
             if space.foreign and not (traced_only and after_autograd):
                 result += [Foreign(f"{space.name}.{name}", value, traced_only) for name, value in space.foreign]
-        result += [Foreign(name, kernel, False) for name, kernel in _kernels.foreign()]
     return sorted(result, key=lambda one: one.place)
 
 
@@ -400,50 +399,12 @@ def _operator_names() -> frozenset[str]:
     return frozenset(name.partition(".")[0] for namespace, _, name in names if namespace == "aten")
 
 
+def tensor_attributes() -> list[str]:
+    """Return the names of the attributes of tensors that are written in C."""
+    return dir(torch._C.TensorBase)
+
+
 def is_tensor_method(name: str) -> bool:
     """Return whether torch's own Python code defines an attribute of `torch.Tensor`."""
     value = vars(torch.Tensor).get(name)
     return value is not None and not name.startswith("_") and is_own(value)
-
-
-class _Kernels:
-    """The Python kernels of torch's operators (``py_impl``): who adds one makes a dictionary larger."""
-
-    def __init__(self) -> None:
-        self._packets: list[Mapping[str, Any]] = []
-        self._kernels: list[Mapping[Any, Any]] = []
-        self._sizes = (-1, -1, -1)
-        self._foreign: list[tuple[str, Any]] = []
-
-    def foreign(self) -> list[tuple[str, Any]]:
-        """Return (operator with dispatch key, kernel) of kernels that are not torch's."""
-        spaces = [vars(space) for space in [*vars(torch.ops).values()] if isinstance(space, torch._ops._OpNamespace)]
-        if self._sizes != self._measured(spaces):
-            kinds = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
-            packets = [one for space in spaces for one in [*space.values()] if isinstance(one, kinds[0])]
-            operators = [one for packet in packets for one in [*vars(packet).values()] if isinstance(one, kinds[1])]
-            operators += torch._ops._higher_order_ops.values()
-            self._packets = [vars(packet) for packet in packets]
-            self._kernels = [operator.py_kernels for operator in operators if hasattr(operator, "py_kernels")]
-            self._sizes = self._measured(spaces)
-            self._foreign = [pair for operator in operators for pair in _foreign_kernels(operator)]
-        return self._foreign
-
-    def _measured(self, spaces: list[dict[str, Any]]) -> tuple[int, int, int]:
-        hops = len(torch._ops._higher_order_ops)
-        return hops + sum(map(len, spaces)), sum(map(len, self._packets)), sum(map(len, self._kernels))
-
-
-_kernels = _Kernels()
-
-
-def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
-    """Yield kernels of one of torch's operators. Those for a class of the program's need its objects, which refuse."""
-    from fxpool.torch_compat.operators import operators
-
-    higher_order = operators.is_higher_order(operator)
-    if not (operators.is_torchs_higher_order(operator) if higher_order else operators.is_builtin(operator)):
-        return
-    for key, kernel in getattr(operator, "py_kernels", {}).items():
-        if not is_own(kernel) and (not isinstance(key, type) or is_own(key)):
-            yield f"{operator} for {getattr(key, 'name', key)}", kernel

@@ -49,7 +49,7 @@ def test_slices_share_an_entry_and_results_lie_where_eager_ones_do(
     function: Callable[..., Any], shared_pool: Path
 ) -> None:
     for made in SLICES:
-        outcome = []
+        outcome: list[tuple[Any, Any, Any]] = []
         for call in (function, torch.compile(function, backend="fxpool")):
             torch._dynamo.reset()
             buffer = _buffer()
@@ -61,9 +61,9 @@ def test_slices_share_an_entry_and_results_lie_where_eager_ones_do(
                 for one in results
             ]
             outcome.append(([*results, x, buffer], places, x.stride()))
-        (expected, *places), (found, *other_places) = outcome
+        (expected, places, strides), (found, other_places, other_strides) = outcome
         torch.testing.assert_close(found, expected)
-        assert other_places == places
+        assert (other_places, other_strides) == (places, strides)
     stats = fxpool.stats()
     assert (stats["hits"], stats["compiles"]["worker"]) == (len(SLICES) - 1, 1)
 

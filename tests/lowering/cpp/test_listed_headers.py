@@ -10,6 +10,7 @@ import torch
 
 import fxpool
 from fxpool.codecache.key import headers, source_toolchain
+from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
 from fxpool.lowering.request.placement import Placement
 from fxpool.lowering.worker import compiler
@@ -38,7 +39,7 @@ def test_a_graph_that_includes_another_header_is_not_kept(cache: Path, monkeypat
 def captured_for_a_gpu(monkeypatch: pytest.MonkeyPatch, directory: str) -> capture.Captured:
     """A graph of the CPU's, in a place of a graph for one GPU."""
     monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
-    into = capture.Destination(store=directory, toolchain_dir=directory)
+    into = Destination(store=directory, toolchain_dir=directory)
     monkeypatch.setattr(capturing, "Destination", lambda: into)
     (captured,) = capturing.captured(lambda x: x.sin(), torch.ones(3))
     return captured
@@ -55,9 +56,7 @@ def test_a_graph_for_a_gpu_needs_the_headers_of_cpp_on_a_miss_only(
 
     monkeypatch.setattr(headers, "digests", digests)
     monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
-    monkeypatch.setattr(
-        capturing, "Destination", lambda: capture.Destination(store=str(tmp_path), toolchain_dir=str(tmp_path))
-    )
+    monkeypatch.setattr(capturing, "Destination", lambda: Destination(store=str(tmp_path), toolchain_dir=str(tmp_path)))
     (found,) = capturing.captured(lambda x: x.sin(), torch.ones(3))
     assert found.request.devices and found.key is not None and not asked
     found.explain_key()
@@ -74,9 +73,7 @@ def test_it_is_kept_where_the_compiler_lists_no_headers(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(headers, "digests", digests)
     monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
-    monkeypatch.setattr(
-        capturing, "Destination", lambda: capture.Destination(store=str(tmp_path), toolchain_dir=str(tmp_path))
-    )
+    monkeypatch.setattr(capturing, "Destination", lambda: Destination(store=str(tmp_path), toolchain_dir=str(tmp_path)))
     (found,) = capturing.captured(lambda x: x.sin(), torch.ones(3))
     found.explain_key()
     assert found.key is not None and not compiler._why_unkept(found.request, False, ())

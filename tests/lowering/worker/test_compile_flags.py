@@ -82,7 +82,7 @@ def ends(noted: Noted) -> tuple[dict[str, str], dict[str, str]]:
 
 def in_worker(request: CompileRequest) -> Noted:
     spec = JobSpec(label="flags", sys_path=[str(HERE)])
-    return json.loads(runtime.pool().submit("flag_probes:compile_and_note", request.dump(), spec).result())  # type: ignore[no-any-return]
+    return json.loads(runtime.pool().submit("flag_probes:compile_and_note", request.dump(), spec).result())
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
@@ -105,7 +105,7 @@ def seen(request: pytest.FixtureRequest, shared_pool: Path, tmp_path_factory: py
         with compiler.local_kernels() as kernels:
             compiler.compile_request(CompileRequest.load(requests[0].dump()), kernels)
         serialized.update(flag_probes.noted)
-        return compile_fx.compile_fx(gm, inputs, inner_compile=lower)  # type: ignore[no-any-return]
+        return compile_fx.compile_fx(gm, inputs, inner_compile=lower)
 
     torch._dynamo.reset()
     flag_probes.note("before")

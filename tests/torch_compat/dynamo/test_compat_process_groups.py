@@ -56,7 +56,7 @@ def test_without_groups_nothing_is_registered() -> None:
 
 
 def _named() -> torch.distributed.ProcessGroup:
-    return torch.distributed.distributed_c10d._resolve_process_group(process_groups.name_in_code(0))  # type: ignore[arg-type]
+    return torch.distributed.distributed_c10d._resolve_process_group(process_groups.name_in_code(0))
 
 
 def test_a_default_group_is_shown_if_the_client_has_one() -> None:
@@ -71,7 +71,7 @@ def test_a_default_group_is_shown_if_the_client_has_one() -> None:
 def _symmetric() -> bool:
     from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
 
-    return is_symm_mem_enabled_for_group(process_groups.name_in_code(0))  # type: ignore[arg-type]
+    return is_symm_mem_enabled_for_group(process_groups.name_in_code(0))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 import torch._refs
 import torch.nn.functional as F
 
-from fxpool.torch_compat.operators import own_code
+from fxpool.torch_compat.operators import added_kernels, own_code
 
 
 def places(*, after_autograd: bool = False) -> list[str]:
@@ -100,11 +100,11 @@ def test_a_kernel_for_an_operator_of_torch_is_found() -> None:
     kernel = lambda x: x  # noqa: E731
     operator.py_impl(torch._C.DispatchKey.AutogradCPU)(kernel)
     try:
-        assert [(one.place, one.value) for one in own_code.foreign()] == [("aten.erfc.default for AutogradCPU", kernel)]
+        assert added_kernels.foreign() == [("aten.erfc.default for AutogradCPU", kernel)]
     finally:
         del operator.py_kernels[torch._C.DispatchKey.AutogradCPU]
         operator._dispatch_cache.clear()
-    assert places() == []
+    assert added_kernels.foreign() == []
 
 
 def test_functions_in_c_by_their_operator() -> None:

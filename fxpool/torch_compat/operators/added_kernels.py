@@ -1,0 +1,62 @@
+"""Finds Python kernels that a program added to operators of torch (``py_impl``).
+
+A dictionary of each operator has them, so their sizes tell whether there is a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fxpool.torch_compat.operators import operators, own_code
+
+__all__ = ["foreign"]
+
+
+def foreign() -> list[tuple[str, Any]]:
+    """Return (operator with dispatch key, kernel) of kernels that are not torch's."""
+    return _kernels.foreign()
+
+
+class _Kernels:
+    """The Python kernels of torch's operators (``py_impl``): who adds one makes a dictionary larger."""
+
+    def __init__(self) -> None:
+        self._packets: list[Mapping[str, Any]] = []
+        self._kernels: list[Mapping[Any, Any]] = []
+        self._sizes = (-1, -1, -1)
+        self._foreign: list[tuple[str, Any]] = []
+
+    def foreign(self) -> list[tuple[str, Any]]:
+        spaces = [vars(space) for space in [*vars(torch.ops).values()] if isinstance(space, torch._ops._OpNamespace)]
+        if self._sizes != self._measured(spaces):
+            kinds = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+            packets = [one for space in spaces for one in [*space.values()] if isinstance(one, kinds[0])]
+            overloads: list[Any] = [
+                one for packet in packets for one in [*vars(packet).values()] if isinstance(one, kinds[1])
+            ]
+            overloads += torch._ops._higher_order_ops.values()
+            self._packets = [vars(packet) for packet in packets]
+            self._kernels = [operator.py_kernels for operator in overloads if hasattr(operator, "py_kernels")]
+            self._sizes = self._measured(spaces)
+            self._foreign = [pair for operator in overloads for pair in _foreign_kernels(operator)]
+        return self._foreign
+
+    def _measured(self, spaces: list[dict[str, Any]]) -> tuple[int, int, int]:
+        hops = len(torch._ops._higher_order_ops)
+        return hops + sum(map(len, spaces)), sum(map(len, self._packets)), sum(map(len, self._kernels))
+
+
+_kernels = _Kernels()
+
+
+def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
+    """Yield kernels of one of torch's operators. Those for a class of the program's need its objects, which refuse."""
+    higher_order = operators.is_higher_order(operator)
+    if not (operators.is_torchs_higher_order(operator) if higher_order else operators.is_builtin(operator)):
+        return
+    for key, kernel in getattr(operator, "py_kernels", {}).items():
+        if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key)):
+            yield f"{operator} for {getattr(key, 'name', key)}", kernel
