@@ -1,7 +1,7 @@
 """Digest a program's operators: the registrations of each that a compile runs.
 
-`torch_compat.operators.registrations` collects them. Operators of torch are identified by name. The program's kernels
-that only compute are no part of it: compiled code calls them.
+`torch_compat.operators.registrations` collects them. Operators of torch are identified by name. Kernels that only
+compute are left out: compiled code calls them.
 """
 
 from __future__ import annotations

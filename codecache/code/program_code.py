@@ -60,12 +60,12 @@ def of(
     *,
     after_autograd: bool = False,
     covered: Covered | None = None,
-    kept: Kept | None = None,
+    answers: Kept | None = None,
 ) -> ProgramCode:
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
-    filled with the functions that each digest covers. `kept` has what other processes know of
+    filled with the functions that each digest covers. `answers` has what other processes know of
     torch's tables.
 
     Raises:
@@ -77,7 +77,7 @@ def of(
         try:
             digests[name] = digest_of(value, of_inductor=of_inductor, covered=_covered_by(covered, name))
         except UnprovenError as error:
-            raise UnprovenError(f"{name}: {error.what}") from error
+            raise UnprovenError(f"{name}: {error.part}") from error
         except RecursionError:
             raise UnprovenError(f"{name}: its references are nested too deeply") from None
 
@@ -88,7 +88,7 @@ def of(
             digests.update({f"{name} {part}": digest for part, digest in inner.items()})
         else:
             prove(name, target)
-    changes = [(change.place, change.value) for change in own_code.foreign(after_autograd=after_autograd)]
+    changes = [(change.name, change.value) for change in own_code.foreign(after_autograd=after_autograd)]
     changes += added_kernels.foreign()
     for place, value in changes:
         prove(_CHANGED + place, value)
@@ -99,7 +99,7 @@ def of(
         raise UnprovenError(str(error)) from error
     for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
         raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
-    if not _are_known(kept):
+    if not _are_known(answers):
         digests[_TABLES] = inductor_tables.digest()
     reached = _reached_by(dependencies)
     for entry in inductor_tables.entries():
@@ -135,19 +135,19 @@ def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.En
 _ORIGINAL = ("torch's tables of Inductor",)
 
 
-def _are_known(kept: Kept | None) -> bool:
+def _are_known(answers: Kept | None) -> bool:
     """Return whether torch's entries in the loaded tables are known: recorded here, or stored by another process."""
-    if inductor_tables.known():
+    if inductor_tables.are_known():
         return True
-    answer = kept.read(_ORIGINAL, (inductor_tables.version(),)) if kept is not None else None
+    answer = answers.read(_ORIGINAL, (inductor_tables.version(),)) if answers is not None else None
     return answer is not None and inductor_tables.settle(answer["tables"].encode("latin-1"))
 
 
-def keep_torchs_tables(kept: Kept) -> None:
+def keep_torchs_tables(answers: Kept) -> None:
     """Store torch's entries for processes that could not record them, if this process did."""
     identity = (inductor_tables.version(),)
-    if inductor_tables.recorded() and kept.read(_ORIGINAL, identity) is None:
-        kept.write(_ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
+    if inductor_tables.recorded() and answers.read(_ORIGINAL, identity) is None:
+        answers.write(_ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
 
 
 def is_registered(name: str) -> bool:
@@ -215,7 +215,7 @@ class SentCode:
             if _TABLES in self.digests:
                 here[_TABLES] = inductor_tables.digest()
         except UnprovenError as error:
-            return error.what, []
+            return error.part, []
         except (ImportError, AttributeError, KeyError) as error:
             return f"{type(error).__name__}: {error}", []
         differing: list[Otherwise] = []

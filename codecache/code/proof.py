@@ -34,7 +34,7 @@ __all__ = ["Proof", "code_text", "digest_of"]
 def digest_of(value: Any, *, of_inductor: bool = False, covered: dict[str, str] | None = None) -> str:
     """Return the digest of a value or function that is proven to be the same wherever it has this digest.
 
-    `of_inductor`: Inductor calls the code while it lowers a graph, with objects of its own as arguments. `covered` is
+    `of_inductor`: Inductor calls the code while it lowers a graph, with its own objects as arguments. `covered` is
     filled, by name, with the functions that are part of the digest.
 
     Raises UnprovenError: some part is outside the grammar.
@@ -78,9 +78,9 @@ class Proof:
         content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         self._hash.update(f"{tag} {len(content)}:".encode() + content)
 
-    def refused(self, what: str) -> UnprovenError:
+    def refused(self, part: str) -> UnprovenError:
         """Return the error for a part outside the grammar, with the references that lead to it."""
-        return UnprovenError(" of ".join([what, *reversed(self._way)]))
+        return UnprovenError(" of ".join([part, *reversed(self._way)]))
 
     @contextlib.contextmanager
     def _within(self, name: str) -> Iterator[None]:
@@ -352,7 +352,7 @@ class _Instructions:
         return _NOT_A_CONTAINER
 
     def _import(self, steps: list[dis.Instruction], position: int) -> None:
-        """Accept ``from module import name``, if the module is loaded and the name is no module."""
+        """Accept ``from module import name``, if the module is loaded and the value is not a module itself."""
         step = steps[position]
         if step.opname == "IMPORT_FROM":
             return
@@ -395,7 +395,7 @@ def _is_torchs(module: types.ModuleType) -> bool:
 
 
 def is_record(cls: type) -> bool:
-    """Return whether a class is a frozen dataclass without code of its own: its objects are their fields."""
+    """Return whether a class is a frozen dataclass without any methods: its objects are their fields."""
     parameters = vars(cls).get("__dataclass_params__")
     if type(cls) is not type or cls.__mro__ != (cls, object) or not getattr(parameters, "frozen", False):
         return False
@@ -405,7 +405,7 @@ def is_record(cls: type) -> bool:
     )
 
 
-# What a class statement and `dataclasses` put into a class. Of the methods only generated ones: see `_is_generated`.
+# Names that a class statement and `dataclasses` put into a class. Methods have to be generated (`_is_generated`).
 _OF_A_DATACLASS = frozenset(
     ("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__",
      "__annotate__", "__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__",

@@ -6,8 +6,8 @@ __all__ = ["UnprovenError"]
 
 
 class UnprovenError(ValueError):
-    """Code is outside the grammar; `what` names the part, and the references that lead to it."""
+    """Code is outside the grammar; `part` names it, and the references that lead to it."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        super().__init__(f"not proven to be the same in another process: {what}")
+    def __init__(self, part: str) -> None:
+        self.part = part
+        super().__init__(f"not proven to be the same in another process: {part}")

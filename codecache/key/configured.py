@@ -61,7 +61,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
         try:
             digest_by_name[name] = _content(value)
         except UnprovenError as error:
-            raise UnprovenError(f"{name}: {error.what}") from error
+            raise UnprovenError(f"{name}: {error.part}") from error
     return digest_by_name
 
 

@@ -261,7 +261,7 @@ class GraphPool:
             raise stays
         toolchain_dir = runtime.toolchain_directory(runtime.store())
         try:
-            of_graph = program_code.of(dependencies, after_autograd=True, kept=probe_cache.Kept(toolchain_dir))
+            of_graph = program_code.of(dependencies, after_autograd=True, answers=probe_cache.Kept(toolchain_dir))
             if of_graph.changed:
                 raise CannotTravelError("torch_changed", f"the program replaced {', '.join(of_graph.changed)}")
             state = ambient.capture(before_autograd=False, toolchain_dir=toolchain_dir)
@@ -269,7 +269,7 @@ class GraphPool:
                 of_graph, dependencies, ambient.code_digests(state), after_autograd=True, operators=operators
             )
         except UnprovenError as error:
-            raise CannotTravelError("code_unknown", error.what) from error
+            raise CannotTravelError("code_unknown", error.part) from error
         facts = visible_devices(toolchain_dir) if not seen else ()
         # Probing takes a second in each process, so the worker gets this process's result.
         known = instruction_sets.usable_instruction_sets() if instruction_sets.was_probed() else None

@@ -311,10 +311,12 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
     sent: program_code.SentCode | None = None
     unproven: cacheable.Bypass | None = None
     try:
-        code = program_code.of(encoded.dependencies, after_autograd=level == FX, kept=probe_cache.Kept(toolchain_dir))
+        code = program_code.of(
+            encoded.dependencies, after_autograd=level == FX, answers=probe_cache.Kept(toolchain_dir)
+        )
     except UnprovenError as error:
-        stays = CannotTravelError("code_unknown", error.what)
-        unproven = cacheable.Bypass("source", error.what)
+        stays = CannotTravelError("code_unknown", error.part)
+        unproven = cacheable.Bypass("source", error.part)
     else:
         if code.changed:
             stays = CannotTravelError("torch_changed", f"the program replaced {', '.join(code.changed)}")
@@ -324,8 +326,8 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
                 code, encoded.dependencies, configured, after_autograd=level == FX, operators=operators
             )
         except UnprovenError as error:
-            stays = CannotTravelError("code_unknown", error.what)
-            unproven = cacheable.Bypass("custom_pass_without_uuid", error.what)
+            stays = CannotTravelError("code_unknown", error.part)
+            unproven = cacheable.Bypass("custom_pass_without_uuid", error.part)
     if code is not None and _is_blind(traced, state, code):
         traced = dataclasses.replace(traced, values=traced.placeless())
     graph_bytes = key.canonical(encoded.description)

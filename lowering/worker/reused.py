@@ -76,7 +76,7 @@ class EqualGraphs:
         return inner.as_lowered(self._graphs[number], inputs)
 
     def _digest(self, gm: Any, inputs: Sequence[Any], arguments: dict[str, Any]) -> str:
-        """Return the digest of a graph; empty if it has none."""
+        """Return the digest of a graph; empty if it cannot be digested."""
         request = self._request
         into = Destination(store=request.store, toolchain_dir=request.toolchain_dir)
         try:

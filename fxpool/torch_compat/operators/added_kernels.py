@@ -21,7 +21,7 @@ def foreign() -> list[tuple[str, Any]]:
 
 
 class _Kernels:
-    """The Python kernels of torch's operators (``py_impl``): who adds one makes a dictionary larger."""
+    """The Python kernels of torch's operators (``py_impl``), read again if one of their dictionaries has grown."""
 
     def __init__(self) -> None:
         self._packets: list[Mapping[str, Any]] = []

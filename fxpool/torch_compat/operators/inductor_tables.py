@@ -27,7 +27,7 @@ import torch
 from fxpool.torch_compat.operators import by_value, operators, own_code
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 
-__all__ = ["Entry", "as_bytes", "digest", "entries", "for_a_worker", "known", "of_operator", "recorded", "settle",
+__all__ = ["Entry", "as_bytes", "digest", "are_known", "entries", "for_a_worker", "of_operator", "recorded", "settle",
            "structure", "version", "watch"]  # fmt: skip
 
 _LOWERING = "torch._inductor.lowering"
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 
 def entries() -> Iterator[Entry]:
-    """Yield the entries that are not as torch made them; of tables that are not `known` those that are not torch's."""
+    """Yield the entries that are not as torch made them; of tables that are not known (`are_known`) those that are not torch's."""
     for module, name, _ in _TABLES:
         table = getattr(sys.modules.get(module), name, None)
         if isinstance(table, dict):
@@ -209,7 +209,7 @@ _ABSENT = object()
 _original: dict[str, dict[str, Any]] = {}
 
 
-def known() -> bool:
+def are_known() -> bool:
     """Return whether torch's entries of all loaded tables are known in this process."""
     return all(name in _original for module, name, _ in _TABLES if module in sys.modules)
 

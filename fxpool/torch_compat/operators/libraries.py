@@ -59,9 +59,9 @@ def overridden() -> list[tuple[str, str, str]]:
         linked = (path for path in _mapped(None) if _is_linked_with_torch(path))
         registering = frozenset(path for path in linked if _holds(path, _REGISTERS))
         if registering != _overriding.libraries:
-            _overriding.found = sorted(_registered_by(registering)) if registering else []
+            _overriding.kernels = sorted(_registered_by(registering)) if registering else []
         _overriding.loads, _overriding.libraries = loads, registering
-    return _overriding.found
+    return _overriding.kernels
 
 
 # Part of the mangled name of what ``TORCH_LIBRARY_IMPL`` calls: kernels that Inductor generates do not contain it.
@@ -73,7 +73,7 @@ class _Overriding:
 
     loads: tuple[int, int] | None = None
     libraries: frozenset[str] = frozenset()
-    found: list[tuple[str, str, str]] = []
+    kernels: list[tuple[str, str, str]] = []
 
 
 _overriding = _Overriding()

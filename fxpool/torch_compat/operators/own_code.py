@@ -1,6 +1,6 @@
 """Finds code in torch's modules and classes that is not torch's: functions that a program put in place of torch's.
 
-A worker imports torch anew and runs torch's own functions. So a graph may be traced in a worker only if the program's
+A worker has a fresh torch, with torch's functions only. So a graph may be traced in a worker only if the program's
 process has the same ones. Code is told by where it was compiled (``co_filename``) and by the name it has in its own
 code object; ``__module__`` and ``__name__`` prove nothing, because `functools.wraps` copies them.
 
@@ -84,7 +84,7 @@ _C_CODE = (
 class Foreign(NamedTuple):
     """Code of a program in one of torch's places. `traced_only`: only AOTAutograd runs it, Inductor does not."""
 
-    place: str
+    name: str
     value: Any
     traced_only: bool
 
@@ -155,7 +155,7 @@ def foreign(*, after_autograd: bool = False) -> list[Foreign]:
             space.changed()
             if space.foreign and not (traced_only and after_autograd):
                 result += [Foreign(f"{space.name}.{name}", value, traced_only) for name, value in space.foreign]
-    return sorted(result, key=lambda one: one.place)
+    return sorted(result, key=lambda one: one.name)
 
 
 def _list_new_modules() -> None:

@@ -1,4 +1,4 @@
-"""What can be seen of a tensor's place in memory, by functions in a graph and by Inductor.
+"""The place of a tensor in memory, as far as functions in a graph and Inductor can see it.
 
 An input may be a slice of a larger tensor. Few functions can tell: those that count from the start of the storage or
 ask for it, and those that reinterpret its bytes, which depends on the alignment of the offset.

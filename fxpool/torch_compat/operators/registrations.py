@@ -278,7 +278,7 @@ def _is_machinery(function: Any) -> bool:
 def _opened(value: Any) -> Any:
     """Return what torch's wrapper of a registration holds of the program's, with the wrapper's name.
 
-    Objects of torch's own (the operator, its library, key sets) are left out. A function of torch is named: torch
+    The operator, its library and key sets are left out. A function of torch is named: torch
     registers some for its operators. Any other value is returned as it is.
     """
     if not _is_machinery(value):

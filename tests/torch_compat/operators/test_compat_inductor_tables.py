@@ -264,7 +264,7 @@ elif given := sys.stdin.buffer.read():
     assert tables.settle(given)
 import inspect, torch
 import torch._inductor.lowering as lowering
-known, before = tables.known(), tables.digest()
+known, before = tables.are_known(), tables.digest()
 names = lambda: sorted(entry.name for entry in tables.entries() if "side effects" not in entry.name)
 made = names()
 source = inspect.getsource(lowering)[:3]

@@ -16,7 +16,7 @@ from fxpool.torch_compat.operators import added_kernels, own_code
 
 
 def places(*, after_autograd: bool = False) -> list[str]:
-    return [one.place for one in own_code.foreign(after_autograd=after_autograd)]
+    return [one.name for one in own_code.foreign(after_autograd=after_autograd)]
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ def test_torch_as_it_was_imported_has_only_torch_s_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "place"),
+    ("owner", "name", "expected"),
     [
         (torch, "einsum", "torch.einsum"),
         (torch, "sin", "torch.sin"),
@@ -52,12 +52,12 @@ def test_torch_as_it_was_imported_has_only_torch_s_code() -> None:
     ],
 )
 def test_a_wrapper_with_torch_s_name_is_the_program_s(
-    owner: Any, name: str, place: str | None, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, wrapped(getattr(owner, name)), raising=False)
     found = places()
     monkeypatch.undo()
-    assert found == ([place] if place else ["torch.autograd.function.FunctionCtx.mark_dirty"]) or len(found) == 1
+    assert found == ([expected] if expected else ["torch.autograd.function.FunctionCtx.mark_dirty"]) or len(found) == 1
     assert places() == []
 
 
