@@ -109,7 +109,7 @@ def _compile(
         compare_configured(request.code)
         decoder = graph_decoder.GraphDecoder(tensors.Builder(fake_mode), env, request.constants)
         # An equal graph may have been lowered with operators that this client lowers in another way.
-        equal = EqualGraphs(request, env, kept=not others, look_up=look_up)
+        equal = EqualGraphs(request, env, digests=not others, look_up=look_up)
         triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
         cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()

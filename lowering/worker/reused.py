@@ -50,13 +50,13 @@ class OtherBackwardError(Exception):
 class EqualGraphs:
     """Looks up the graphs that AOTAutograd makes for one request, in order; `digests` are theirs so far.
 
-    `entry` is the entry whose code is used, or None. With `kept` false graphs have no digests, with `look_up` false
+    `entry` is the entry whose code is used, or None. With `digests` false graphs have no digests, with `look_up` false
     they are not looked up.
     """
 
-    def __init__(self, request: CompileRequest, env: ShapeEnv, *, kept: bool = True, look_up: bool = True) -> None:
+    def __init__(self, request: CompileRequest, env: ShapeEnv, *, digests: bool = True, look_up: bool = True) -> None:
         self._request, self._env, self._look_up = request, env, look_up
-        self._store = _store_of(request) if kept else None
+        self._store = _store_of(request) if digests else None
         self.digests: list[str] = []
         self.entry: Entry | None = None
         self._graphs: list[Any] = []

@@ -32,12 +32,12 @@ def with_devices(
     """
     positions, names = _of_torch(target) if isinstance(target, str) else _of_operator(target)
 
-    def one(declared: bool, value: Any) -> Any:
+    def replaced(declared: bool, value: Any) -> Any:
         return make(value) if declared and isinstance(value, str) else value
 
     return (
-        [one(at in positions, value) for at, value in enumerate(args)],
-        {name: one(name in names, value) for name, value in kwargs.items()},
+        [replaced(at in positions, value) for at, value in enumerate(args)],
+        {name: replaced(name in names, value) for name, value in kwargs.items()},
     )
 
 

@@ -27,7 +27,7 @@ import torch
 from fxpool.torch_compat.operators import by_value, operators, own_code
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 
-__all__ = ["Entry", "as_bytes", "digest", "are_known", "entries", "for_a_worker", "of_operator", "recorded", "settle",
+__all__ = ["Entry", "are_known", "as_bytes", "digest", "entries", "for_a_worker", "of_operator", "recorded", "settle",
            "structure", "version", "watch"]  # fmt: skip
 
 _LOWERING = "torch._inductor.lowering"
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 
 def entries() -> Iterator[Entry]:
-    """Yield the entries that are not as torch made them; of tables that are not known (`are_known`) those that are not torch's."""
+    """Yield the entries that are not as torch made them; of unknown tables those that are not torch's."""
     for module, name, _ in _TABLES:
         table = getattr(sys.modules.get(module), name, None)
         if isinstance(table, dict):

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool import forks
-
 __all__ = ["Foreign", "foreign", "function_home", "is_file_of_torch", "is_own", "is_torchs_module"]
 
 _ROOTS = tuple(
@@ -140,7 +138,6 @@ class _Examined:
 
 
 _examined = _Examined()
-_lock = forks.rlock(__name__, "_lock")
 
 
 def foreign(*, after_autograd: bool = False) -> list[Foreign]:
@@ -148,14 +145,14 @@ def foreign(*, after_autograd: bool = False) -> list[Foreign]:
 
     `after_autograd`: leave out code that only AOTAutograd runs.
     """
-    with _lock:
-        _list_new_modules()
-        result = []
-        for space, traced_only in _examined.spaces:
-            space.changed()
-            if space.foreign and not (traced_only and after_autograd):
-                result += [Foreign(f"{space.name}.{name}", value, traced_only) for name, value in space.foreign]
-    return sorted(result, key=lambda one: one.name)
+    _list_new_modules()
+    by_name: dict[str, Foreign] = {}  # threads may have listed a module twice
+    for space, traced_only in list(_examined.spaces):
+        space.changed()
+        if space.foreign and not (traced_only and after_autograd):
+            for name, value in space.foreign:
+                by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, traced_only)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _list_new_modules() -> None:
