@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from fxpool import forks
 from fxpool.codecache.key import probe_cache
@@ -173,11 +172,18 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
     searched: dict[str, None] = {}
     try:
         with tempfile.TemporaryDirectory(prefix="fxpool-headers-") as directory:
-            listed = included.listing_commands(kind, compiler, directory)
-            with ThreadPoolExecutor(len(listed), thread_name_prefix="fxpool-headers") as threads:
-                for read, places in threads.map(lambda one: _said(one[0], one[1], directory), listed):
+            runs: dict[str, subprocess.Popen[bytes]] = {}
+            try:
+                for command, source in included.listing_commands(kind, compiler, directory):
+                    runs[source] = _started(command, source)
+                for source, run in runs.items():
+                    read, places = _said(source, run.wait(_TIMEOUT))
                     found.update(dict.fromkeys(read))
                     searched.update(dict.fromkeys(places))
+            finally:
+                for run in runs.values():
+                    run.kill()
+                    run.wait()
         files, names = list(found), {path: _below(path, searched) for path in found}
         places = _watched(searched, names.values())
         stamp, changed = _state(files, places)
@@ -190,27 +196,29 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
     return _Listing(whole.hexdigest(), stamp, files, places), changed
 
 
-def _said(command: Sequence[str], source: str, directory: str) -> tuple[list[str], list[str]]:
-    """Return the headers that the compiler reads for a source, and the directories in which it searches headers.
+def _started(command: Sequence[str], source: str) -> subprocess.Popen[bytes]:
+    """Start a compiler that writes a make rule and its messages beside a source.
 
     The directory is empty but for the sources, as those in which workers compile: nothing is found by a relative path.
     """
-    rule = f"{source}.d"
-    run = subprocess.run(
-        [*command, "-MF", rule, "-MT", TARGET],
-        cwd=directory,
-        env={**os.environ, "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=_TIMEOUT,
-    )
-    said = run.stderr.decode(sys.getfilesystemencoding(), "surrogateescape")
-    if run.returncode != 0:
-        complaint = next((line for line in said.splitlines() if "error" in line), f"it ended with {run.returncode}")
+    with open(f"{source}.err", "wb") as messages:
+        return subprocess.Popen(
+            [*command, "-MF", f"{source}.d", "-MT", TARGET],
+            cwd=os.path.dirname(source),
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+        )
+
+
+def _said(source: str, status: int) -> tuple[list[str], list[str]]:
+    """Return the headers that the compiler read for a source, and the directories in which it searched headers."""
+    said = _text(f"{source}.err")
+    if status != 0:
+        complaint = next((line for line in said.splitlines() if "error" in line), f"it ended with {status}")
         raise UnlistedError(f"the compiler does not list headers: {complaint}")
-    with open(rule, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
-        read = prerequisites(file.read())
+    read = prerequisites(_text(f"{source}.d"))
     searched = _SEARCHED.search(said)
     if searched is None or source not in read or not all(map(os.path.isabs, read)):
         raise UnlistedError("the compiler does not list headers: its output has another form than that of g++")
@@ -220,6 +228,11 @@ def _said(command: Sequence[str], source: str, directory: str) -> tuple[list[str
         if not os.path.isabs(place) and os.path.normpath(place).startswith(os.pardir):
             raise UnlistedError(f"the compiler searches headers in {place!r}, relative to where it is started")
     return [path for path in read if path != source], list(filter(os.path.isabs, places))
+
+
+def _text(path: str) -> str:
+    with open(path, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+        return file.read()
 
 
 def prerequisites(rule: str) -> list[str]:

@@ -55,9 +55,7 @@ def test_a_graph_for_a_gpu_needs_the_headers_of_cpp_on_a_miss_only(
         return {headers.KERNELS: "digest"}
 
     monkeypatch.setattr(headers, "digests", digests)
-    monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
-    monkeypatch.setattr(capturing, "Destination", lambda: Destination(store=str(tmp_path), toolchain_dir=str(tmp_path)))
-    (found,) = capturing.captured(lambda x: x.sin(), torch.ones(3))
+    found = captured_for_a_gpu(monkeypatch, str(tmp_path))
     assert found.request.devices and found.key is not None and not asked
     found.explain_key()
     assert asked and found.request.host_key is not None
@@ -72,9 +70,7 @@ def test_it_is_kept_where_the_compiler_lists_no_headers(monkeypatch: pytest.Monk
         raise headers.UnlistedError("no")
 
     monkeypatch.setattr(headers, "digests", digests)
-    monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
-    monkeypatch.setattr(capturing, "Destination", lambda: Destination(store=str(tmp_path), toolchain_dir=str(tmp_path)))
-    (found,) = capturing.captured(lambda x: x.sin(), torch.ones(3))
+    found = captured_for_a_gpu(monkeypatch, str(tmp_path))
     found.explain_key()
     assert found.key is not None and not compiler._why_unkept(found.request, False, ())
     assert compiler._why_unkept(found.request, True, ())
