@@ -59,12 +59,14 @@ _NOT_TRACED = frozenset(
 )  # fmt: skip
 # Parts of these packages that no compile runs.
 # `ops_handler` generates its methods from text, so that nothing tells where they come from; `compile_tasks` has the
-# modules that Inductor generates. The others begin and record compiles: programs wrap them to count or to trace.
+# modules that Inductor generates. The others begin and record
+# compiles, or run compiled code: programs wrap them to count or to trace.
 _NEVER = ("torch.autograd.profiler", "torch.autograd.profiler_util", "torch.autograd.gradcheck",
           "torch.fx.experimental.migrate_gradual_types", "torch._inductor.compile_worker",
           "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.compile_fx",
           "torch._inductor.codecache", "torch._inductor.debug", "torch._inductor.metrics",
-          "torch._inductor.async_compile")  # fmt: skip
+          "torch._inductor.async_compile", "torch._inductor.output_code", "torch._inductor.cudagraph_trees",
+          "torch._inductor.cudagraph_utils")  # fmt: skip
 _WITH_GENERATED_METHODS = ("torch._inductor.virtualized", "torch._inductor.ops_handler")
 # Attributes of a class or a module that no code of its body made.
 _OF_EVERY_CLASS = frozenset(
