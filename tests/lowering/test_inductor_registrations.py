@@ -111,7 +111,8 @@ REGISTERING = {
 @pytest.mark.parametrize("name", first_tier(REGISTERING, "lowering", "decomposition", "pattern", "device pass"))
 def test_what_is_registered_counts_with_what_it_refers_to(name: str, programs: Programs) -> None:
     programs.write({"registering": REGISTERING[name]})
-    programs.run(PLAIN)
+    for _ in range(2):  # the first process on a host with Inductor imported does not know torch's tables
+        programs.run(PLAIN)
     with_it = PLAIN + "import registering, helper\nexpected = lambda x: torch.cos(x) * 2 * helper.FACTOR\n"
     for factor in (2.0, 4.0, 2.0):
         programs.write({"helper": HELPER.format(factor=factor)})

@@ -385,11 +385,12 @@ def test_what_was_compiled_here_is_served_to_the_next(programs: Programs) -> Non
 
 
 @pytest.mark.slow
-def test_a_variable_that_code_names_travels(programs: Programs) -> None:
+def test_code_that_reads_the_environment_is_traced_here_and_lowered_by_a_worker(programs: Programs) -> None:
     case = CASES["environment read while tracing"]
     programs.write(case.files)
     report = programs.run(case.main, environment={"PROGRAM_FACTOR": "2"})
     assert report["lowerings"] == 0 and report["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+    assert report["stats"]["fallbacks"] == {"code_unknown": 1}
 
 
 PASS = """
@@ -447,6 +448,7 @@ expected = function
 def test_functions_of_torch_s_that_stand_for_others_are_in_the_key(programs: Programs, name: str) -> None:
     plain = SINES.format(replaced="") + INPUT
     assert programs.run(plain)["stats"]["compiles"] == {"worker": 1, "in_process": 0}
+    programs.run(plain)  # the first process on a host with Inductor imported does not know torch's tables
     report = programs.run(SINES.format(replaced=REPLACED[name]) + INPUT)
     assert report["stats"]["hits"] == 0 and report["stats"]["compiles"] == {"worker": 0, "in_process": 1}
     assert programs.run(SINES.format(replaced=REPLACED[name]) + INPUT)["stats"]["hits"] == 1
