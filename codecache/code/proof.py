@@ -185,6 +185,9 @@ class Proof:
 
     def _add_by_name(self, function: types.FunctionType) -> bool:
         """Add a function of torch or of a named package by name; return False for the program's own."""
+        if triton_code.is_of_triton(function):
+            self.token("triton function", f"{function.__module__}.{function.__qualname__}")
+            return True
         path = function.__code__.co_filename
         for package in grammar.NAMED_PACKAGES:
             module = sys.modules.get(package)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fxpool.codecache.code.writer import Writer
 
-__all__ = ["add"]
+__all__ = ["add", "is_of_triton"]
 
 #: Modules of Triton whose functions kernels call.
 _LANGUAGE = ("triton.language", "triton._utils")
@@ -22,7 +22,7 @@ _OF_A_TUNER = ("keys", "arg_names", "values", "restore_value", "reset_to_zero")
 
 
 def add(proof: Writer, value: Any) -> bool:
-    """Add a kernel, an autotuner, a constexpr, a dtype or a function of Triton; return False for any other value."""
+    """Add a kernel, an autotuner, a constexpr or a dtype of Triton; return False for any other value."""
     kind = _kind(value)
     if kind == "constexpr":
         proof.token("constexpr")
@@ -30,7 +30,7 @@ def add(proof: Writer, value: Any) -> bool:
     elif kind == "dtype":
         proof.token("triton dtype", str(value))
     elif kind == "JITFunction":
-        if _is_of_triton(value.fn):
+        if is_of_triton(value.fn):
             proof.token("triton function", f"{value.fn.__module__}.{value.fn.__qualname__}")
         elif not proof.met(value):
             proof.token("triton kernel", value.src)
@@ -45,8 +45,6 @@ def add(proof: Writer, value: Any) -> bool:
             for name in _OF_A_TUNER:
                 proof.add(_plain(getattr(value, name, None)), name)
             proof.add(value.fn, "the kernel")
-    elif isinstance(value, types.FunctionType) and _is_of_triton(value):
-        proof.token("triton function", f"{value.__module__}.{value.__qualname__}")
     else:
         return False
     return True
@@ -61,7 +59,7 @@ def _kind(value: Any) -> str:
     return str(cls.__name__)
 
 
-def _is_of_triton(function: Any) -> bool:
+def is_of_triton(function: Any) -> bool:
     """Return whether a function is defined by Triton's language, under the name that it has."""
     home = sys.modules.get(getattr(function, "__module__", "") or "")
     triton = sys.modules.get("triton")

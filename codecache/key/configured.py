@@ -7,6 +7,7 @@ to be a function, or plain data, within the grammar of `codecache.code`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from collections.abc import Mapping
@@ -72,13 +73,17 @@ def _uuid(value: Any) -> tuple[Any] | None:
 
 
 def _code_of(value: Any) -> str:
-    """Return the digest of the methods of an object's class and its bases, without what they refer to."""
+    """Return the digest of the methods of an object's class and its bases, with what they refer to if it is proven."""
     whole = hashlib.sha256()
     for cls in type(value).__mro__:
         for name, attribute in sorted(vars(cls).items()):
             function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
             if isinstance(function, types.FunctionType):
-                whole.update(f"{name} {code_text(function.__code__)}".encode())
+                try:
+                    text = digest_of(function, of_inductor=True)
+                except UnprovenError:
+                    text = code_text(function.__code__)
+                whole.update(f"{name} {text}".encode())
     return whole.hexdigest()
 
 
@@ -91,6 +96,8 @@ def _frozen(value: Any) -> Any:
     """Return containers as tuples: a configured value is captured as it is now."""
     if type(value) in (list, tuple):
         return tuple(map(_frozen, value))
+    if type(value) is functools.partial:
+        return "partial", value.func, _frozen(value.args), _frozen(value.keywords)
     if type(value) in (set, frozenset):
         return tuple(sorted(_content(item) for item in value))
     if type(value) is dict:
