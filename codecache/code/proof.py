@@ -283,7 +283,10 @@ class _Instructions:
                 raise proof.refused(f"the instruction {name} {step.argrepr}")
             elif name in ("LOAD_CONST", "RETURN_CONST", "KW_NAMES", "LOAD_CONST_IMMORTAL"):
                 self._constant(
-                    name, step.argval, steps[position + 1].opname if position + 1 < len(steps) else "", outer
+                    name,
+                    code.co_consts[step.arg or 0],
+                    steps[position + 1].opname if position + 1 < len(steps) else "",
+                    outer,
                 )
             else:
                 proof.token(name, str(step.arg))

@@ -56,6 +56,7 @@ def f(x, y=1):
         raise RuntimeError(f"not {y}")
     if NAMES[0] in ("a", "b") or y in {1, 2}:
         t.append(torch.sin(x).mul(F.gelu(x)))
+    t.append(helper(x, power=3.5))
     total = sum(t) + math.floor(SCALE) + operator.mul(2, 3) + ceil(1.5) + floor(2.5)
     return total + OPTIONS.width + recursive(2) + (lambda z: z * 4)(y) + torch.ops.aten.cos.default(x)
 """
@@ -108,6 +109,7 @@ def test_a_spelling_that_code_cannot_read_does_not_count(old: str, new: str) -> 
         ("width=5", "width=6"),
         ("power=2", "power=3"),
         ("x ** power", "x * power"),
+        ("power=3.5", "power=4.5"),
         ("n - 1", "n - 2"),
         ("outer(3)", "outer(4)"),
         ("y=1", "y=2"),
