@@ -1,17 +1,17 @@
 """An operator that does something terrible to the process that compiles it, unless that is the user's.
 
-What it does is the business of a filter of its log: a logger counts by its name, so that a graph with the operator can
-be sent to a worker though this code reads the state of the process it runs in.
+Its rule is proven, so that graphs with it are sent to workers. A worker that imports this module wraps Inductor's inner
+compile, which is not among the functions that are compared, as programs wrap it to count.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -52,17 +52,6 @@ def _do(how: str) -> None:
             time.sleep(0.01)
 
 
-def _when_logged(record: logging.LogRecord) -> bool:
-    if current_job() is not None:
-        _do(record.getMessage())
-    return True
-
-
-_log = logging.getLogger("fxpool_test.deadly")
-_log.setLevel(logging.CRITICAL)
-_log.addFilter(_when_logged)
-
-
 @torch.library.custom_op("fxpool_test::deadly", mutates_args=())
 def deadly(x: torch.Tensor, how: str) -> torch.Tensor:
     return x + 1
@@ -70,5 +59,22 @@ def deadly(x: torch.Tensor, how: str) -> torch.Tensor:
 
 @deadly.register_fake
 def _(x: torch.Tensor, how: str) -> torch.Tensor:
-    _log.critical(how)
     return torch.empty_like(x)
+
+
+def _arm() -> None:
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx_inner
+
+    def armed(gm: Any, *arguments: Any, **named: Any) -> Any:
+        for node in gm.graph.nodes:
+            if node.target is torch.ops.fxpool_test.deadly.default:
+                _do(node.args[1])
+        return original(gm, *arguments, **named)
+
+    compile_fx.compile_fx_inner = armed
+
+
+if current_job() is not None:
+    _arm()
