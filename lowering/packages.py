@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxpool import counters
-from fxpool.codecache.graph.graph_codec import tensor_digest
+from fxpool.codecache.graph.tensor_content import tensor_digest
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.artifact.entry_parts import Parts

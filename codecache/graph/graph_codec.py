@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +36,7 @@ from fxpool.codecache.code import proof
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.graph.graph_names import OF_ATTRIBUTES
 from fxpool.codecache.graph.target_names import comes_with_torch, name_of
+from fxpool.codecache.graph.tensor_content import dtype_name, tensor_digest
 from fxpool.codecache.guards import guards
 from fxpool.errors import CannotTravelError
 from fxpool.torch_compat.cuda import attention
@@ -49,7 +49,8 @@ _DEBUG_META = frozenset(
     ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack", "from_node",
      "creation_timestamp", "grapharg", "example_value", "val", "tensor_meta", "tensor_dict", "seq_nr", "torch_fn",
      "steal_arg", "unbacked_bindings", "desc", "output_stack_traces", "numeric_debug_handle", "arg_kwarg_vals",
-     "mod_stack", "dynamo_source", "autograd_backward", "original_aten")
+     "mod_stack", "dynamo_source", "autograd_backward",
+     "original_aten")
 )  # fmt: skip
 
 # Metadata of a graph that maps names to names: AOTInductor writes it into packages.
@@ -543,35 +544,6 @@ def gm_attribute(gm: torch.nn.Module, path: str) -> Any:
     for part in path.split("."):
         attribute = getattr(attribute, part)
     return attribute
-
-
-def tensor_digest(tensor: torch.Tensor, *, content: bool = True) -> str:
-    """Return the digest of a real tensor's metadata and, with `content`, of its elements (copied to the CPU)."""
-    strides = tensor.stride() if tensor.layout is torch.strided else str(tensor.layout)
-    meta = repr(
-        (dtype_name(tensor.dtype), tuple(tensor.shape), strides, tensor.device.type, tensor.is_conj(),
-         tensor.is_neg())
-    )  # fmt: skip
-    digest = hashlib.sha256(meta.encode())
-    if content:
-        digest.update(tensor_bytes(tensor))
-    return digest.hexdigest()
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return the elements of a real tensor in row-major order."""
-    with tensors.modes_disabled():
-        dense = tensor.to_dense() if tensor.is_mkldnn else tensor
-        flat = dense.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
-        if flat.numel() == 0:
-            return b""
-        return memoryview(flat.view(torch.uint8).numpy())
-
-
-@functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without ``torch.``."""
-    return str(dtype).removeprefix("torch.")
 
 
 _Node = torch.fx.Node

@@ -17,6 +17,8 @@ from fxpool.torch_compat.operators import placement
 
 __all__ = ["without_place"]
 
+_BASE = TensorFacts._fields.index("base")
+
 
 def without_place(values: Sequence[Any]) -> list[Any]:
     """Return a graph's encoded inputs without the facts about their place that compiled code does not depend on.

@@ -135,8 +135,6 @@ def test_names_say_nothing_of_keys_without_them() -> None:
     )
     made = [described(each, names_count=False) for each in (one, other)]
     assert found(*made) == ["graph: node last: a.add(1) -> b.add(2)"]
-    renamed = msgspec.msgpack.decode(msgspec.msgpack.encode(one))
-    renamed[1][1][1] = "z"
     assert described(renamed, names_count=False).digest == made[0].digest
 
 

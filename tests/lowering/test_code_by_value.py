@@ -167,3 +167,25 @@ def test_registrations_made_in_a_function(name: str, programs: Programs) -> None
     assert programs.run(text)["stats"]["hits"] == 1
     other = text.replace("registered(3.0)", "registered(4.0)").replace("* 6", "* 8")
     assert programs.run(other)["stats"]["compiles"] == IN_A_WORKER, "what a closure holds counts"
+
+
+TEXTS = """
+import torch
+import texts
+inputs = [torch.linspace(-1, 1, 8)]
+function = lambda x: torch.ops.own_texts.at(x.sin(), "cuda:{number}") + 1
+"""
+TAKING_TEXT = """
+import torch
+@torch.library.custom_op("own_texts::at", mutates_args=())
+def at(x: torch.Tensor, where: str) -> torch.Tensor:
+    return x * (int(where.partition(":")[2]) + 1)
+at.register_fake(lambda x, where: torch.empty_like(x))
+"""
+
+
+def test_a_text_that_looks_like_a_device_is_a_text(programs: Programs) -> None:
+    programs.write({"texts": TAKING_TEXT})
+    for number in (3, 5):
+        assert programs.run(TEXTS.replace("{number}", str(number)))["stats"]["compiles"] == IN_A_WORKER
+    assert programs.run(TEXTS.replace("{number}", "3"))["stats"]["hits"] == 1

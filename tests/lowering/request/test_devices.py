@@ -103,6 +103,63 @@ def test_devices_are_numbered_as_the_graph_names_them() -> None:
     assert rows == [["device", "cuda", 0], ["device", "cuda", 1], "cuda:0", "cuda", ["device", "cpu", None]]
 
 
+@torch.library.custom_op("texts::at", mutates_args=())
+def at(x: torch.Tensor, where: str, device: torch.device | None = None) -> torch.Tensor:
+    return x * (int(where.partition(":")[2]) + 1)
+
+
+@at.register_fake
+def _(x: torch.Tensor, where: str, device: torch.device | None = None) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def arguments(target: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """How a description has the arguments of a call, besides a first one that is on the device 3."""
+    graph = torch.fx.Graph()
+    first = graph.placeholder("x")
+    call = graph.call_method if isinstance(target, str) else graph.call_function
+    call(target, (first, *args), kwargs)
+    encoder = GraphEncoder()
+    encoder.value(torch.device("cuda", 3))
+    *_, described_args, described_kwargs, _ = encoder.encode(
+        torch.fx.GraphModule(torch.nn.Module(), graph)
+    ).description[1][-1]
+    return described_args[2:], list(described_kwargs[1:])
+
+
+def of_the_program(x: torch.Tensor, *, device: str) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "expected"),
+    [
+        ("to", ["cuda:3"], {}, (["cuda:0"], [])),
+        ("to", ["cuda:5", torch.float16], {}, (["cuda:1", ["dtype", "float16"]], [])),
+        ("to", [], {"device": "cuda:3"}, ([], [["device", "cuda:0"]])),
+        ("cuda", ["cuda:3"], {}, (["cuda:0"], [])),
+        ("new_zeros", [2], {"device": "cuda:3"}, ([2], [["device", "cuda:0"]])),
+        ("index_reduce", [0, "cuda:3"], {}, ([0, "cuda:3"], [])),
+        (torch.as_tensor, [torch.float16, "cuda:3"], {}, ([["dtype", "float16"], "cuda:0"], [])),
+        (torch.zeros_like, [], {"device": "cuda:3"}, ([], [["device", "cuda:0"]])),
+        (torch.einsum, ["cuda:3"], {}, (["cuda:3"], [])),
+        (torch.ops.aten.to.device, ["cuda:3", torch.float16], {}, (["cuda:0", ["dtype", "float16"]], [])),
+        (torch.ops.texts.at, ["cuda:3"], {}, (["cuda:3"], [])),
+        (torch.ops.texts.at.default, ["cuda:3"], {"device": "cuda:3"}, (["cuda:3"], [["device", "cuda:0"]])),
+        (torch.ops.texts.at.default, [["cuda:3", "cuda:3"]], {}, ([["il", "cuda:3", "cuda:3"]], [])),
+        (of_the_program, [], {"device": "cuda:3"}, ([], [["device", "cuda:3"]])),
+    ],
+)
+def test_a_text_is_a_device_where_a_parameter_takes_one(target: Any, args: Any, kwargs: Any, expected: Any) -> None:
+    assert arguments(target, *args, **kwargs) == expected
+
+
+def test_a_text_for_an_operator_names_no_device() -> None:
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.texts.at, (graph.placeholder("x"), "cuda:3"))
+    assert GraphEncoder().encode(torch.fx.GraphModule(torch.nn.Module(), graph)).devices == set()
+
+
 def test_ranks_on_devices_of_one_kind_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rank in range(4):

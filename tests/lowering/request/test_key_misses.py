@@ -154,6 +154,20 @@ def test_custom_passes_count_by_uuid_and_are_refused_without() -> None:
     assert found.bypass.reason == "custom_pass_without_uuid"
 
 
+def test_names_of_variables_count_for_passes_only() -> None:
+    def one(a: torch.Tensor) -> torch.Tensor:
+        b = a.sin()
+        return b * 2
+
+    def other(c: torch.Tensor) -> torch.Tensor:
+        d = c.sin()
+        return d * 2
+
+    assert key_of(one, X) == key_of(other, X)
+    with torch._inductor.config.patch(pre_grad_custom_pass=Pass("1")):
+        assert key_of(one, X) == key_of(one, X) != key_of(other, X)
+
+
 @pytest.mark.parametrize(
     ("reason", "state"),
     [
