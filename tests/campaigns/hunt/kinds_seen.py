@@ -70,7 +70,7 @@ register(
         _argument("gradient_held", "2.0 + (x.grad is not None)", "held(False)", "held(True)", training=True,
                   setup="def held(grad):\n    x = torch.ones(4, 8, requires_grad=True)\n    x.grad = torch.ones(4, 8) if grad else None\n    return x"),
         _argument("parameter", "2.0 + isinstance(x, torch.nn.Parameter)", _LEAF, f"torch.nn.Parameter({_LEAF}.detach())", training=True),
-        _argument("conjugate", "2.0 + x.is_conj()", "torch.view_as_complex(x[:8].view(4, 2))", "torch.view_as_complex(x[:8].view(4, 2)).conj()"),
+        _argument("conjugate", "2.0 + x.is_conj()", "torch.complex(x[:4], x[4:8])", "torch.complex(x[:4], x[4:8]).conj()"),
         _argument("attribute_of_program", "getattr(x, 'hunted', 1.0)", "tagged(2.0)", "tagged(3.0)",
                   setup="def tagged(k):\n    x = torch.ones(4, 8)\n    x.hunted = k\n    return x"),
         # Torch's state.

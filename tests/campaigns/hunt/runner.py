@@ -143,6 +143,21 @@ class Hunter:
             setattr(self._local, role, found)
         return found
 
+    def _forked(
+        self, role: str, request: Mapping[str, Any], environment: Mapping[str, str], what: str
+    ) -> dict[str, Any]:
+        """The report of a fork. A loader that has ended or hangs tells nothing of the case: another takes its place."""
+        for _ in range(2):
+            try:
+                return self._loader(role).run([json.dumps(request)], environment, what, LIMIT)
+            except TimeoutError:
+                setattr(self._local, role, None)
+            except ChildError as error:
+                if "could not be started" not in str(error):
+                    raise
+                setattr(self._local, role, None)
+        raise ChildError(what, "could not be forked", "two loaders have failed")
+
     def _prepare(self) -> None:
         first = self.root / "first"
         self._toolchain = first / "fxpool" / "toolchain"
@@ -178,7 +193,7 @@ class Hunter:
             arguments = ["-m", "campaigns.hunt.phases", json.dumps(request)]
             report = self._children.result(arguments, environment, what, LIMIT)
         else:
-            report = self._loader("fxpool" if ours else "stock").run([json.dumps(request)], environment, what, LIMIT)
+            report = self._forked("fxpool" if ours else "stock", request, environment, what)
         results = torch.load(request["save"], weights_only=False)
         return results, report
 
