@@ -308,7 +308,7 @@ class _Instructions:
         names = self._function.__globals__
         if name in names:
             return names[name]
-        known: Mapping[str, Any] = self._function.__builtins__
+        known: Mapping[str, Any] = self._function.__builtins__  # type: ignore[attr-defined]
         if name not in known:
             raise self._proof.refused(f"the global {name}, which is not defined")
         return known[name]

@@ -125,14 +125,11 @@ def test_names_count_where_nothing_else_differs() -> None:
 
 
 def test_names_say_nothing_of_keys_without_them() -> None:
-    rows: tuple[tuple[str, int, Any], ...] = (
-        ("a", 1, ([["w", ["constant", 0, "d"]]], [["p", True, "tensor"]], [])),
-        ("b", 2, ([["v", ["constant", 0, "d"]]], [["q", True, "tensor"]], [])),
-    )
-    one, other = (
-        [*graph(call(name, "sin", ["n", 0]), call("last", "add", ["n", 1], number))[:2], *attributes]
-        for name, number, attributes in rows
-    )
+    def whole(name: str, weight: str, by: int) -> list[Any]:
+        nodes = graph(call(name, "sin", ["n", 0]), call("last", "add", ["n", 1], by))
+        return [*nodes[:2], [[f"{weight}_c", ["constant", 0, "d"]]], [[weight, True, "tensor"]], []]
+
+    one, other, renamed = whole("a", "w", 1), whole("b", "v", 2), whole("z", "y", 1)
     made = [described(each, names_count=False) for each in (one, other)]
     assert found(*made) == ["graph: node last: a.add(1) -> b.add(2)"]
     assert described(renamed, names_count=False).digest == made[0].digest
