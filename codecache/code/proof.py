@@ -308,7 +308,8 @@ class _Instructions:
         names = self._function.__globals__
         if name in names:
             return names[name]
-        known: Mapping[str, Any] = self._function.__builtins__  # type: ignore[attr-defined]
+        function: Any = self._function  # not every release of the types knows the attribute
+        known: Mapping[str, Any] = function.__builtins__
         if name not in known:
             raise self._proof.refused(f"the global {name}, which is not defined")
         return known[name]
