@@ -138,15 +138,12 @@ def test_a_uuid_is_the_users_word_for_state_and_not_for_code(passes: Any) -> Non
             assert refusal() == "custom_pass_without_uuid"
 
 
-def test_state_of_an_object_counts(passes: Any) -> None:
+def test_an_object_without_a_uuid_is_not_kept(passes: Any) -> None:
+    """Its state could change while its digest stays."""
     module = passes(2)
-    keys = set()
-    for limit in (1, 1, 2):
-        with inductor_config.patch(joint_custom_post_pass=module.Stateful(limit)):
-            keys.add(key_of(attention, Q))
-    assert len(keys) == 2
-    with inductor_config.patch(joint_custom_post_pass=module.Stateful(random.Random(1))):
-        assert refusal() == "custom_pass_without_uuid"
+    for state in (1, random.Random(1)):
+        with inductor_config.patch(joint_custom_post_pass=module.Stateful(state)):
+            assert refusal() == "custom_pass_without_uuid"
 
 
 @pytest.mark.slow
@@ -252,8 +249,8 @@ def test_a_thread_has_what_the_program_configured(passes: Any) -> None:
     assert seen == [configured]
 
 
-def test_a_pass_of_the_options_runs_in_a_worker(shared_pool: Path, cache: Path, passes: Any) -> None:
-    """`torch.compile(options=...)` is in force for the key as well as for the worker."""
+def test_a_pass_of_the_options_is_in_force(shared_pool: Path, cache: Path, passes: Any) -> None:
+    """`torch.compile(options=...)` is in force for the key and for the compile, here, as the pass is an object."""
     x = torch.arange(6.0)
 
     def plus_one(x: torch.Tensor) -> torch.Tensor:
@@ -270,8 +267,8 @@ def test_a_pass_of_the_options_runs_in_a_worker(shared_pool: Path, cache: Path, 
         torch.testing.assert_close(compiled(post_grad_custom_post_pass=module.Stateful(1)), (x + 1) * 2)
     torch.testing.assert_close(compiled(), x + 1)
     stats = fxpool.stats()
-    assert (stats["hits"], stats["misses"], stats["fallbacks"]) == (2, 2, {})
-    assert stats["compiles"] == {"worker": 2, "in_process": 0}
+    assert (stats["hits"], stats["misses"]) == (1, 1) and stats["fallbacks"]["code_unknown"] == 2
+    assert stats["compiles"] == {"worker": 1, "in_process": 2}
 
 
 # ---------------------------------------------------------------- however torch exports it
