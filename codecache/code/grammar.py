@@ -20,12 +20,16 @@ tables, nor is anything that reads the process: its environment, files, clocks, 
 from __future__ import annotations
 
 import builtins
+import re
 import types
 from typing import Any
+
+import torch
 
 __all__ = [
     "ATTRIBUTES", "BUILTINS", "DENIED", "EXCEPTIONS", "INSTRUCTIONS", "INTRINSICS", "NAMED_PACKAGES", "PLAIN",
     "PURE_MODULES", "TORCH_CLASSES", "TORCH_MODULES", "TORCH_NAMES", "TORCH_OPERATORS_NOT", "TORCH_VALUES",
+    "is_builtin", "names_device_by_index",
 ]  # fmt: skip
 
 #: Types of values that are digested by value. Exactly these: a subclass may do anything.
@@ -73,7 +77,7 @@ TORCH_NAMES = frozenset(
 
 #: Classes of torch, to check types and to make objects of within the code.
 TORCH_CLASSES = frozenset(
-    ("Tensor", "Size", "SymBool", "SymFloat", "SymInt", "autocast", "device", "dtype", "enable_grad", "finfo", "iinfo",
+    ("Tensor", "Size", "SymBool", "SymFloat", "SymInt", "autocast", "dtype", "enable_grad", "finfo", "iinfo",
      "layout", "memory_format", "nn.Parameter", "no_grad")
 )  # fmt: skip
 
@@ -134,4 +138,12 @@ def is_builtin(name: str, value: Any) -> bool:
     return type(value) is type and not value.__flags__ & _HEAP_TYPE and value.__name__ in BUILTINS | EXCEPTIONS
 
 
+def names_device_by_index(value: Any) -> bool:
+    """Return whether a value names a device by its index: a worker numbers the devices of a graph itself."""
+    if type(value) is torch.device:
+        return value.index is not None
+    return type(value) is str and _DEVICE.fullmatch(value) is not None
+
+
+_DEVICE = re.compile(r"[a-z]+:[0-9]+")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement

@@ -31,7 +31,8 @@ from fxpool.torch_compat.operators import (
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "keep_torchs_tables", "of"]
+__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "keep_torchs_tables",
+           "knows_torchs_tables", "of"]  # fmt: skip
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
@@ -99,7 +100,7 @@ def of(
         raise UnprovenError(str(error)) from error
     for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
         raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
-    if not _are_known(answers):
+    if not knows_torchs_tables(answers):
         digests[_TABLES] = inductor_tables.digest()
     reached = _reached_by(dependencies)
     for entry in inductor_tables.entries():
@@ -135,7 +136,7 @@ def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.En
 _ORIGINAL = ("torch's tables of Inductor",)
 
 
-def _are_known(answers: Kept | None) -> bool:
+def knows_torchs_tables(answers: Kept | None) -> bool:
     """Return whether torch's entries in the loaded tables are known: recorded here, or stored by another process."""
     if inductor_tables.are_known():
         return True

@@ -103,6 +103,8 @@ class Proof:
 
     def _add(self, value: Any) -> None:
         kind = type(value)
+        if grammar.names_device_by_index(value):
+            raise self.refused(f"the device {value}")
         if kind in grammar.PLAIN:
             self.token(kind.__name__, _text(value))
         elif kind is tuple:
@@ -299,8 +301,9 @@ class _Instructions:
         elif type(value) is frozenset:
             if following != "CONTAINS_OP":
                 raise proof.refused("a set, whose order depends on the process")
-            parts = sorted(repr(item) for item in value)
-            proof.token("one of", " ".join(parts))
+            proof.token("one of")
+            for item in sorted(value, key=repr):
+                proof.add(item)
         else:
             proof.add(value)
 

@@ -32,14 +32,12 @@ def identity(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [identity(name, item) for item in value]
-    asked, uuid = value, _uuid(value)
-    if uuid is None and name.endswith("_class") and callable(value):
-        asked = value()  # a factory: Inductor takes the uuid of the object that it returns
-        uuid = _uuid(asked)
-    if uuid is not None:
-        if uuid[0] is None:
+    vouched = _vouched(name, value)
+    if vouched is not None:
+        asked, uuid = vouched
+        if uuid is None:
             raise Bypass("custom_pass_without_uuid", name)
-        return {"uuid": uuid[0] if isinstance(uuid[0], _PLAIN) else repr(uuid[0]), "code": _code_of(asked)}
+        return {"uuid": uuid if isinstance(uuid, _PLAIN) else repr(uuid), "code": _code_of(asked)}
     try:
         return {"content": _content(value)}
     except UnprovenError as error:
@@ -55,9 +53,9 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
     """
     digest_by_name: dict[str, str] = {}
     for name, value in values.items():
-        uuid = _uuid(value)
-        if uuid is not None and uuid[0] is not None:
-            digest_by_name[name] = f"uuid {uuid[0]!r} {_code_of(value)}"
+        vouched = _vouched(name, value)
+        if vouched is not None and vouched[1] is not None:
+            digest_by_name[name] = f"uuid {vouched[1]!r} {_code_of(vouched[0])}"
             continue
         try:
             digest_by_name[name] = _content(value)
@@ -66,10 +64,16 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
     return digest_by_name
 
 
-def _uuid(value: Any) -> tuple[Any] | None:
-    """Return an object's ``uuid()`` in a tuple, since it may be None; return None if the object has no such method."""
-    method = getattr(type(value), "uuid", None) if not isinstance(value, type) else None
-    return (value.uuid(),) if callable(method) else None
+def _vouched(name: str, value: Any) -> tuple[Any, Any] | None:
+    """Return an object with its ``uuid()``, which may be None; return None if the object has no such method.
+
+    Options whose names end in ``_class`` hold a factory: Inductor takes the uuid of the object that it returns.
+    """
+    if isinstance(value, type) or not hasattr(type(value), "uuid"):
+        if not (name.endswith("_class") and callable(value)):
+            return None
+        value = value()
+    return (value, value.uuid()) if callable(getattr(type(value), "uuid", None)) else None
 
 
 def _code_of(value: Any) -> str:

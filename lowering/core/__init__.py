@@ -7,6 +7,7 @@
     host_report         adds the process's counters to the host's statistics
     job_place           job specifications with this process's environment and limits
     job_progress        reports a job's progress to displays and traces
+    torchs_tables       asks a worker which entries of Inductor's tables are torch's own
     switched_off        one-time warnings that a part of fxpool is disabled
     scratch             temporary directories for Inductor and Triton
 

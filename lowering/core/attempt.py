@@ -13,7 +13,7 @@ from fxpool import counters, notices
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import NoCompilerError, NoHalideError, NotKeptError
-from fxpool.lowering.core import host_report
+from fxpool.lowering.core import host_report, torchs_tables
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
@@ -113,10 +113,12 @@ class Attempt:
     def destination(self) -> Destination:
         """Return the destination of its results."""
         store = self.store()
+        toolchain_dir = runtime.toolchain_directory(store)
+        torchs_tables.settle(toolchain_dir, self.options.mode)
         return Destination(
             store=store.root if store is not None else None,
             bounds=store.bounds if store is not None else None,
-            toolchain_dir=runtime.toolchain_directory(store),
+            toolchain_dir=toolchain_dir,
             keep=bool(self.stores()),
         )
 

@@ -11,6 +11,8 @@ import os
 from concurrent.futures import Future
 
 from fxpool import notices
+from fxpool.codecache.code import program_code
+from fxpool.codecache.key import probe_cache
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import lookup, publishing
@@ -29,6 +31,7 @@ from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
 from fxpool.torch_compat.dynamo import compile_times
 from fxpool.torch_compat.inductor import debug_files, preload
+from fxpool.torch_compat.operators import inductor_tables
 
 log = notices.logger(__name__)
 
@@ -124,6 +127,12 @@ def prepare_job(payload: bytes) -> bytes:
         with host_facts.known(request.toolchain_dir):  # the facts may be stored while the header is not
             precompiled_header.command(request.toolchain_dir)
     return b""
+
+
+def tables_job(payload: bytes) -> bytes:
+    """Job: record torch's entries in Inductor's tables for other processes, and return them."""
+    program_code.keep_torchs_tables(probe_cache.Kept(payload.decode() or None))
+    return inductor_tables.as_bytes()
 
 
 # Jobs whose worker can be reused. C++ is compiled by a separate process; a Triton kernel leaves its generated module,

@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import msgspec
 import torch
@@ -36,6 +37,7 @@ from fxpool.lowering.request.placement import Placement
 from fxpool.torch_compat.cuda.common_devices import COMMON
 from fxpool.torch_compat.cuda.padding import PaddingQuestion
 from fxpool.torch_compat.inductor import aot
+from fxpool.torch_compat.operators import placement
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -237,6 +239,10 @@ def on_an_old_one(request: CompileRequest) -> list[str]:
     return [end, *(str(one.message) for one in warned)]
 
 
+def _as_on_gpu(offset: int, device: str, look: Callable[[int, str], bool] = placement.is_misaligned) -> bool:
+    return look(offset, "cuda")
+
+
 def main(wanted: list[str]) -> None:
     report: dict[str, Any] = {"cuda": torch.cuda.is_available()}
     with tempfile.TemporaryDirectory() as place:
@@ -245,7 +251,9 @@ def main(wanted: list[str]) -> None:
             model, device = name.split("@")
             torch.manual_seed(0)
             function, inputs = globals()[model]()
-            (only,) = captured(function, *inputs)
+            # The place of an input in memory is part of a request for a GPU only.
+            with mock.patch.object(placement, "is_misaligned", _as_on_gpu):
+                (only,) = captured(function, *inputs)
             request = for_device(complete(only, place), device)
             report[name] = compiled(request, answers=True)
             if report[name]["questions"]:

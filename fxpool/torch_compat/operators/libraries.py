@@ -8,6 +8,7 @@ were loaded: by ``torch.ops.load_library``, by an extension module, or by anothe
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -21,7 +22,7 @@ from fxpool.torch_compat.operators.dispatch_probe import NotFoundError
 
 __all__ = ["overridden", "that_contain"]
 
-_TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _texts: dict[tuple[str, int, int, int], dict[bytes, bool]] = {}
 
@@ -167,6 +168,15 @@ def _loads() -> tuple[int, int] | None:
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
 
 
+@functools.cache
+def _linked_to() -> frozenset[str]:
+    """Return where torch's libraries are if torch's directory holds links: the kernel reports libraries resolved."""
+    places = [entry for entry in (_TORCH, os.path.join(_TORCH, "lib")) if os.path.isdir(entry)]
+    return frozenset(
+        os.path.realpath(entry.path) for place in places for entry in os.scandir(place) if ".so" in entry.name
+    )
+
+
 def _mapped(operator: str | None) -> set[str]:
     """Return paths of libraries from outside torch and the system. Those replaced since they were mapped are left out
     if no operator is asked for, else they raise NotFoundError."""
@@ -177,7 +187,9 @@ def _mapped(operator: str | None) -> set[str]:
             if len(fields) < 6 or ".so" not in fields[5]:
                 continue
             path, inode = fields[5], int(fields[4])
-            if path.startswith(_TORCH_ROOT) or (path.startswith(_SYSTEM) and "-packages/" not in path):
+            if path.startswith(_TORCH + os.sep) or (path.startswith(_SYSTEM) and "-packages/" not in path):
+                continue
+            if path in _linked_to():
                 continue
             replaced = path.endswith(" (deleted)")
             path = path.removesuffix(" (deleted)")

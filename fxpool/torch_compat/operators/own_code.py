@@ -179,7 +179,7 @@ def _add(name: str, module: types.ModuleType, traced_only: bool) -> None:
         is_tensor = cls is torch.Tensor and name == "torch._tensor"
         if is_tensor or vars(cls).get("__module__") == name:
             # Functions that a program adds to `torch.Tensor` change nothing of torch's.
-            wanted = _overrides if is_tensor else _any if cls.__qualname__ != "GraphLowering" else _is_not_constructor
+            wanted = _overrides if is_tensor else _any if cls.__qualname__ not in _SET else _is_not_set
             _examined.spaces.append((_Namespace(f"{name}.{cls.__qualname__}", vars(cls), wanted), traced_only))
 
 
@@ -187,9 +187,13 @@ def _any(name: str, value: Any) -> bool:
     return True
 
 
-def _is_not_constructor(name: str, value: Any) -> bool:
-    """Programs wrap the constructor of Inductor's graphs to count compiles."""
-    return name != "__init__"
+#: Class -> the method that may be any function. Programs wrap the constructor of Inductor's graphs to count compiles,
+#: and torch sets `forward` to the code of the graph that it loaded last.
+_SET = {"GraphLowering": "__init__", "_CodeOnlyModule": "forward"}
+
+
+def _is_not_set(name: str, value: Any) -> bool:
+    return name not in _SET.values()
 
 
 def _is_traced(name: str, value: Any) -> bool:

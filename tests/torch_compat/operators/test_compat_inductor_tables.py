@@ -46,6 +46,8 @@ def _tables_as_before() -> Iterator[None]:
     before = [dict(table) for table in tables]
     fallbacks = set(lowering.fallbacks)
     inductor_tables._results.clear()
+    _earlier.clear()
+    _earlier.update(changed())
     yield
     for table, values in zip(tables, before, strict=True):
         table.clear()
@@ -56,9 +58,16 @@ def _tables_as_before() -> Iterator[None]:
 
 
 def changed() -> dict[str, Any]:
-    """The entries that are not as torch made them, by name."""
+    """The entries that are not as torch made them, by name; without those that other tests of this process made."""
     always = "side effects of torch's operators"
-    return {entry.name: entry.value for entry in inductor_tables.entries() if entry.name != always}
+    return {
+        entry.name: entry.value
+        for entry in inductor_tables.entries()
+        if entry.name != always and entry.name not in _earlier
+    }
+
+
+_earlier: dict[str, Any] = {}
 
 
 @pytest.fixture

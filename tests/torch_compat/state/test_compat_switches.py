@@ -34,7 +34,9 @@ CHANGES: dict[str, Callable[[], object]] = {
     "saved_tensor_hooks_disabled": lambda: torch._C._autograd._saved_tensors_hooks_disable("not now"),
     "torch_function": lambda: torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED),
     "specialized_floats": lambda: TABLE["specialized_floats"][1](["zf0"]),  # type: ignore[misc]
-    "distribution_validation": lambda: torch.distributions.Distribution.set_default_validate_args(False),
+    "distribution_validation": lambda: torch.distributions.Distribution.set_default_validate_args(
+        not torch.distributions.Distribution._validate_args
+    ),
     **{name: partial(compile_flags.accessors(name)[1], True) for name in compile_flags.FLAGS},
     "numpy_dtypes": lambda: TABLE["numpy_dtypes"][1](["float32", "complex64", "int32"]),  # type: ignore[misc]
     "fp32_precision_mkldnn_matmul": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
