@@ -59,14 +59,20 @@ _NOT_TRACED = frozenset(
 )  # fmt: skip
 # Parts of these packages that no compile runs.
 # `ops_handler` generates its methods from text, so that nothing tells where they come from; `compile_tasks` has the
-# modules that Inductor generates. The others begin and record
-# compiles, or run compiled code: programs wrap them to count or to trace.
+# modules that Inductor generates. The others record compiles, store them, or run compiled code: programs wrap them to
+# count or to trace.
 _NEVER = ("torch.autograd.profiler", "torch.autograd.profiler_util", "torch.autograd.gradcheck",
           "torch.fx.experimental.migrate_gradual_types", "torch._inductor.compile_worker",
-          "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.compile_fx",
-          "torch._inductor.codecache", "torch._inductor.debug", "torch._inductor.metrics",
-          "torch._inductor.async_compile", "torch._inductor.output_code", "torch._inductor.cudagraph_trees",
+          "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.codecache",
+          "torch._inductor.debug", "torch._inductor.metrics", "torch._inductor.async_compile",
+          "torch._inductor.output_code", "torch._inductor.cudagraph_trees",
           "torch._inductor.cudagraph_utils")  # fmt: skip
+# Names in `compile_fx` that begin a compile or the lowering of a graph: programs wrap them to count compiles.
+_BEGINS = frozenset(
+    ("compile_fx", "compile_fx_aot", "compile_fx_inner", "_compile_fx_inner", "_compile_fx_main",
+     "_maybe_wrap_and_compile_fx_main", "compile_fx_forward", "compile_fx_backward", "fx_codegen_and_compile",
+     "GraphLowering", "cudagraphify", "cudagraphify_impl")
+)  # fmt: skip
 _WITH_GENERATED_METHODS = ("torch._inductor.virtualized", "torch._inductor.ops_handler")
 # Attributes of a class or a module that no code of its body made.
 _OF_EVERY_CLASS = frozenset(
@@ -75,9 +81,9 @@ _OF_EVERY_CLASS = frozenset(
      "__loader__", "__spec__", "__builtins__")
 )  # fmt: skip
 _DATA = frozenset((bool, int, float, complex, str, bytes, list, dict, set, frozenset, tuple, type(None)))
-_C_CODE = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
-    types.ClassMethodDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
+_C_CODE = frozenset(
+    (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
+     types.ClassMethodDescriptorType, types.MemberDescriptorType, types.MethodWrapperType)
 )  # fmt: skip
 
 
@@ -99,24 +105,39 @@ class _Namespace:
         self._values: Any = ()
         self._get: Callable[[Any], Any] = _nothing
 
-    def changed(self) -> bool:
-        """Return whether another value was put in; examine the values then."""
+    def changed(self, own: set[int]) -> bool:
+        """Return whether another value was put in; examine the values then.
+
+        `own` collects the ids of values that are torch's: modules of torch import the same ones.
+        """
         try:
             if len(self._attributes) == self._size and self._get(self._attributes) == self._values:
                 return False
         except Exception:  # a name is gone, or objects that cannot be compared
             pass
-        code = {name: value for name, value in [*self._attributes.items()] if type(value) not in _DATA or value is None}
-        names = [name for name in code if name not in _OF_EVERY_CLASS]
+        code = {
+            name: value
+            for name, value in [*self._attributes.items()]
+            if (type(value) not in _DATA or value is None) and name not in _OF_EVERY_CLASS
+        }
         self._size = len(self._attributes)
-        self._get = operator.itemgetter(*names) if names else _nothing
+        self._get = operator.itemgetter(*code) if code else _nothing
         self._values = self._get(self._attributes)
         self.foreign = [
-            (name, code[name])
-            for name in names
-            if (not is_own(code[name]) and self._wanted(name, code[name])) or self._is_anothers(name, code[name])
+            (name, value)
+            for name, value in code.items()
+            if not _is_plainly_own(name, value)
+            and (self._is_foreign(name, value, own) or self._is_anothers(name, value))
         ]
         return True
+
+    def _is_foreign(self, name: str, value: Any, own: set[int]) -> bool:
+        if id(value) in own:
+            return False
+        if is_own(value):
+            own.add(id(value))
+            return False
+        return self._wanted(name, value)
 
     def _is_anothers(self, name: str, value: Any) -> bool:
         """Return whether torch's source defines a function under `name`, and `value` is one with another name."""
@@ -128,6 +149,14 @@ class _Namespace:
 
 def _nothing(attributes: Any) -> Any:
     return ()
+
+
+def _is_plainly_own(name: str, value: Any) -> bool:
+    """Return whether a value is a function of torch's files under its own name, as most are, or in C."""
+    kind = type(value)
+    if kind is not types.FunctionType:
+        return kind in _C_CODE
+    return value.__closure__ is None and value.__name__ == name and value.__code__.co_filename.startswith(_ROOTS)
 
 
 class _Examined:
@@ -149,8 +178,9 @@ def foreign(*, after_autograd: bool = False) -> list[Foreign]:
     """
     _list_new_modules()
     by_name: dict[str, Foreign] = {}  # threads may have listed a module twice
+    own: set[int] = set()
     for space, traced_only in list(_examined.spaces):
-        space.changed()
+        space.changed(own)
         if space.foreign and not (traced_only and after_autograd):
             for name, value in space.foreign:
                 by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, traced_only)
@@ -179,21 +209,21 @@ def _add(name: str, module: types.ModuleType, traced_only: bool) -> None:
         is_tensor = cls is torch.Tensor and name == "torch._tensor"
         if is_tensor or vars(cls).get("__module__") == name:
             # Functions that a program adds to `torch.Tensor` change nothing of torch's.
-            wanted = _overrides if is_tensor else _any if cls.__qualname__ not in _SET else _is_not_set
+            wanted = _overrides if is_tensor else functools.partial(_is_not_set, _SET.get(cls.__qualname__, ()))
             _examined.spaces.append((_Namespace(f"{name}.{cls.__qualname__}", vars(cls), wanted), traced_only))
 
 
-def _any(name: str, value: Any) -> bool:
-    return True
+def _is_not_set(may_be: tuple[str, ...], name: str, value: Any) -> bool:
+    return name not in may_be
 
 
-#: Class -> the method that may be any function. Programs wrap the constructor of Inductor's graphs to count compiles,
-#: and torch sets `forward` to the code of the graph that it loaded last.
-_SET = {"GraphLowering": "__init__", "_CodeOnlyModule": "forward"}
-
-
-def _is_not_set(name: str, value: Any) -> bool:
-    return name not in _SET.values()
+#: Class -> methods that may be any function. Programs wrap these to count compiles, and torch sets `forward` to the
+#: code of the graph that it loaded last.
+_SET = {
+    "GraphLowering": ("__init__",),
+    "_CodeOnlyModule": ("forward",),
+    "_InProcessFxCompile": ("codegen_and_compile",),
+}
 
 
 def _is_traced(name: str, value: Any) -> bool:
@@ -206,6 +236,8 @@ def _overrides(name: str, value: Any) -> bool:
 
 def _is_defined(module: types.ModuleType, name: str, value: Any) -> bool:
     """Return whether torch's module defines or imports a name itself, or the name hides a builtin."""
+    if name in _BEGINS and module.__name__ == "torch._inductor.compile_fx":
+        return False
     return name in _names_in_source(module) or hasattr(builtins, name)
 
 
@@ -221,7 +253,7 @@ def _names_in_source(module: types.ModuleType) -> frozenset[str]:
 
 
 def _defines(module: types.ModuleType, name: str) -> bool:
-    return re.search(rf"^def {re.escape(name)}\b", _source(module), re.MULTILINE) is not None
+    return f"\ndef {name}(" in _source(module)
 
 
 def _source(module: types.ModuleType) -> str:
@@ -233,7 +265,12 @@ def _source(module: types.ModuleType) -> str:
 
 
 def _is_below(name: str, packages: tuple[str, ...]) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in packages)
+    return name in packages or name.startswith(_below(packages))
+
+
+@functools.cache
+def _below(packages: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{package}." for package in packages)
 
 
 # ------------------------------------------------------------------------------------- whose code
@@ -253,7 +290,7 @@ def _is_own(value: Any, depth: int) -> bool:
         if not _is_known_file(value.__code__.co_filename, value.__globals__):
             return False
         return not value.__closure__ or depth > 3 or all(_is_own(inside, depth + 1) for inside in held_functions(value))
-    if kind in _DATA or issubclass(kind, _C_CODE):
+    if kind in _DATA or kind in _C_CODE:
         return True
     if isinstance(value, type):
         return _is_known_class(value)
@@ -303,6 +340,11 @@ def _is_known_file(path: str, names: Mapping[str, Any]) -> bool:
         return True
     if path.startswith("<"):
         return path.startswith("<frozen ") or _is_generated(names)
+    return _is_library(path)
+
+
+@functools.cache
+def _is_library(path: str) -> bool:
     rest = path.removeprefix(_STDLIB) if path.startswith(_STDLIB) else ""
     if rest and not rest.startswith(_SITE):
         return True

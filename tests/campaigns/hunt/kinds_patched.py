@@ -28,9 +28,36 @@ def _wrapped(name: str, owner: str, attribute: str, expression: str, decorator: 
     )
 
 
+# Wrapped, a function of `compile_fx` changes the graphs that it gets.
+_PASSES = """
+import torch, torch._inductor.compile_fx as compile_fx
+original = compile_fx.{name}
+def passes(*arguments, **named):
+    result = original(*arguments, **named)
+    module = next(one for one in (result, *arguments) if isinstance(one, torch.fx.GraphModule))
+    for node in [node for node in module.graph.nodes if node.target is torch.ops.aten.sin.default]:
+        with module.graph.inserting_after(node):
+            more = module.graph.call_function(torch.ops.aten.mul.Tensor, (node, KKK))
+        more.meta = dict(node.meta)
+        node.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    module.recompile()
+    return result
+compile_fx.{name} = passes
+"""
+_IN_COMPILE_FX = (
+    "joint_graph_passes",
+    "_recursive_joint_graph_passes",
+    "post_grad_passes",
+    "_recursive_post_grad_passes",
+)
+
 register(
     "patched",
     [
+        *(
+            Change(f"compile_fx_{name}", setup=_PASSES.format(name=name), body="return x.sin() + 1", stock=True)
+            for name in _IN_COMPILE_FX
+        ),
         _wrapped("tensor_norm", "torch.Tensor", "norm", "x / x.norm(dim=-1, keepdim=True)"),
         _wrapped("tensor_sin", "torch.Tensor", "sin", "x.sin() + 1"),
         _wrapped("tensor_rtruediv", "torch.Tensor", "__rtruediv__", "2.0 / x"),

@@ -23,13 +23,18 @@ def mine(*args: Any, **kwargs: Any) -> Any:
     return args[0]
 
 
+def _name(effect: Any) -> str:
+    return str(effect) if hasattr(effect, "_schema") else getattr(effect, "__qualname__", "")
+
+
 @pytest.fixture(autouse=True)
 def _tables_as_before() -> Iterator[None]:
-    """Inductor's tables, which are imported here, are put back."""
+    """Inductor's tables, which are imported here, without entries of other tests; they are put back."""
     import torch._inductor.decomposition as decomposition
     import torch._inductor.lowering as lowering
     from torch._decomp import global_decomposition_table
     from torch._inductor.codegen import common
+    from torch.fx.node import _side_effectful_functions
 
     # Inductor registers its devices once per process: put back before that, the table would stay empty.
     common.init_backend_registration()
@@ -45,29 +50,29 @@ def _tables_as_before() -> Iterator[None]:
     ]
     before = [dict(table) for table in tables]
     fallbacks = set(lowering.fallbacks)
+    effects = set(_side_effectful_functions)
     inductor_tables._results.clear()
-    _earlier.clear()
-    _earlier.update(changed())
+    for entry in inductor_tables.entries():
+        for table in tables:
+            table.pop(entry.key, None)
+        if entry.name.startswith("side effect["):
+            _side_effectful_functions.difference_update(
+                [e for e in effects if entry.name == f"side effect[{_name(e)}]"]
+            )
     yield
     for table, values in zip(tables, before, strict=True):
         table.clear()
         table.update(values)
+    _side_effectful_functions.update(effects)
     lowering.fallbacks.clear()
     lowering.fallbacks.update(fallbacks)
     inductor_tables._results.clear()
 
 
 def changed() -> dict[str, Any]:
-    """The entries that are not as torch made them, by name; without those that other tests of this process made."""
+    """The entries that are not as torch made them, by name."""
     always = "side effects of torch's operators"
-    return {
-        entry.name: entry.value
-        for entry in inductor_tables.entries()
-        if entry.name != always and entry.name not in _earlier
-    }
-
-
-_earlier: dict[str, Any] = {}
+    return {entry.name: entry.value for entry in inductor_tables.entries() if entry.name != always}
 
 
 @pytest.fixture
