@@ -23,6 +23,7 @@ from fxpool.installed import Kept
 from fxpool.torch_compat.operators import (
     added_kernels,
     by_value,
+    constants,
     inductor_tables,
     operators,
     own_code,
@@ -31,8 +32,7 @@ from fxpool.torch_compat.operators import (
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
-__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "keep_torchs_tables",
-           "knows_torchs_tables", "of"]  # fmt: skip
+__all__ = ["Covered", "ProgramCode", "SentCode", "is_of_any_graph", "is_registered", "of"]
 
 _REGISTERED = "registered: "
 _CHANGED = "changed: "
@@ -66,8 +66,8 @@ def of(
     """Digest the code of a graph's dependencies (`GraphEncoder.dependencies`) and this process's registrations.
 
     `after_autograd`: the graph comes from AOTAutograd, so backwards and similar code will not run again. `covered` is
-    filled with the functions that each digest covers. `answers` has what other processes know of
-    torch's tables.
+    filled with the functions that each digest covers. `answers` has what other processes know of torch's
+    constants; without it, these are not examined.
 
     Raises:
         UnprovenError: code is outside the grammar, so it can't be compared in another process.
@@ -93,6 +93,9 @@ def of(
     changes += added_kernels.foreign()
     for place, value in changes:
         prove(_CHANGED + place, value)
+    for change in constants.changed(answers, inductor_tables.version()) if answers is not None else []:
+        if not (change.traced_only and after_autograd):
+            digests[_CHANGED + change.name] = change.value
     try:
         for name, kernel in registrations.overridden():
             prove(_REGISTERED + name, kernel.value)
@@ -100,7 +103,7 @@ def of(
         raise UnprovenError(str(error)) from error
     for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
         raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
-    if not knows_torchs_tables(answers):
+    if not inductor_tables.are_known():
         digests[_TABLES] = inductor_tables.digest()
     reached = _reached_by(dependencies)
     for entry in inductor_tables.entries():
@@ -111,7 +114,7 @@ def of(
         else:
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
     digests[_RENAMED] = digest_of(repr(renamed.renamed()))  # as a single text: digesting the list takes 1 ms
-    return ProgramCode(digests, [place for place, _ in changes])
+    return ProgramCode(digests, [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)])
 
 
 def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.Entry], bool]:
@@ -131,24 +134,6 @@ def _reached_by(dependencies: Mapping[str, Any]) -> Callable[[inductor_tables.En
         return operators.is_builtin(operator) or getattr(operator, "overloadpacket", operator) in packets
 
     return reached
-
-
-_ORIGINAL = ("torch's tables of Inductor",)
-
-
-def knows_torchs_tables(answers: Kept | None) -> bool:
-    """Return whether torch's entries in the loaded tables are known: recorded here, or stored by another process."""
-    if inductor_tables.are_known():
-        return True
-    answer = answers.read(_ORIGINAL, (inductor_tables.version(),)) if answers is not None else None
-    return answer is not None and inductor_tables.settle(answer["tables"].encode("latin-1"))
-
-
-def keep_torchs_tables(answers: Kept) -> None:
-    """Store torch's entries for processes that could not record them, if this process did."""
-    identity = (inductor_tables.version(),)
-    if inductor_tables.recorded() and answers.read(_ORIGINAL, identity) is None:
-        answers.write(_ORIGINAL, identity, {"tables": inductor_tables.as_bytes().decode("latin-1")})
 
 
 def is_registered(name: str) -> bool:
@@ -205,14 +190,18 @@ class SentCode:
         """Return the name of configured code that differs from `here`, this process's digests, or ""."""
         return next((name for name, digest in sorted(self.configured.items()) if here.get(name) != digest), "")
 
-    def difference(self) -> tuple[str, list[Otherwise]]:
+    def difference(self, answers: Kept | None = None) -> tuple[str, list[Otherwise]]:
         """Compare with this process: return the name of code that differs (or ""), and the operators that differ.
 
         These operators have different registrations here. A compile that uses none of them has the same result.
+        `answers` as in `of`, if modules of the program were imported: they may have changed torch.
         """
         try:
             targets = {name: _found(name) for name in self.dependencies}
-            here = of(targets, after_autograd=self.after_autograd).compared()
+            code = of(targets, after_autograd=self.after_autograd, answers=answers)
+            if code.changed:
+                return f"{_CHANGED}{code.changed[0]}", []
+            here = code.compared()
             if _TABLES in self.digests:
                 here[_TABLES] = inductor_tables.digest()
         except UnprovenError as error:

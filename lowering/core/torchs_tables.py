@@ -1,23 +1,26 @@
 """Has a worker tell which entries of Inductor's tables are torch's own, if this process could not record them.
 
 A graph's key has the entries that the program changed (`inductor_tables`). A process that imported Inductor before
-fxpool compares with the entries that a worker recorded, stored beside the graphs. If no process on this host has used
-fxpool with this torch before, it asks a worker: otherwise its first graphs would have keys that no other process has.
+fxpool compares with the entries that a worker recorded, stored beside the graphs. If no process on this host has needed
+them with this torch before, it asks a worker: otherwise its graphs would have keys that no other process has.
 """
 
 from __future__ import annotations
 
+import hashlib
+
 from fxpool import config, notices
-from fxpool.codecache.code import program_code
-from fxpool.codecache.key import probe_cache
+from fxpool.codecache.key import probe_cache, system
 from fxpool.errors import PoolError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.operators import inductor_tables
 
 __all__ = ["TABLES_JOB", "settle"]
 
-#: Job: record torch's entries; the payload is the toolchain directory, or empty; returns the entries.
+#: Job: returns torch's entries as a worker recorded them.
 TABLES_JOB = "fxpool.lowering.worker.jobs:tables_job"
+
+_QUESTION = ("torch's tables of Inductor",)
 
 log = notices.logger(__name__)
 
@@ -36,22 +39,30 @@ class _Asked:
 
 
 def settle(toolchain_dir: str | None, mode: str) -> None:
-    """Ask a worker for torch's entries if this process compiles by workers, and neither recorded nor finds them.
+    """Find torch's entries if this process did not record them: stored, or from a worker if it compiles by workers.
 
-    Waits for the answer. Without one, keys have the digest of the tables instead.
+    Waits for the worker. Without an answer, keys have the digest of the tables instead.
     """
-    if inductor_tables.are_known() or not mode.endswith("subprocess") or config.current().pool == "off":
+    if inductor_tables.are_known():
         return
     state = runtime.part(_Asked)
-    if state.done or program_code.knows_torchs_tables(probe_cache.Kept(toolchain_dir)):
+    if state.done:
+        return
+    kept = probe_cache.Kept(toolchain_dir)
+    installed = hashlib.sha256(repr(sorted(system.installed_facts(toolchain_dir).items())).encode()).hexdigest()
+    identity = (inductor_tables.version(), installed)
+    answer = kept.read(_QUESTION, identity)
+    if answer is not None and inductor_tables.settle(answer.get("tables", "").encode("latin-1")):
+        return
+    if not mode.endswith("subprocess") or config.current().pool == "off":
         return
     state.done = True
     from fxpool.lowering.core import job_place  # imports the pool: 0.05 s that a process that knows saves
 
     try:
-        payload = (toolchain_dir or "").encode()
-        reply = runtime.pool().submit(TABLES_JOB, payload, job_place.spec("torch's tables", {})).result()
+        entries = runtime.pool().submit(TABLES_JOB, b"", job_place.spec("torch's tables", {})).result()
     except PoolError as error:
         log.info("cannot ask a worker which entries of Inductor's tables are torch's: %s", error)
         return
-    inductor_tables.settle(reply)
+    if inductor_tables.settle(entries):
+        kept.write(_QUESTION, identity, {"tables": entries.decode("latin-1")})

@@ -20,7 +20,6 @@ import msgspec
 import torch
 
 from fxpool import notices
-from fxpool.codecache.code import program_code
 from fxpool.codecache.code.program_code import SentCode
 from fxpool.codecache.graph import graph_decoder
 from fxpool.codecache.key import probe_cache, source_toolchain, toolchain
@@ -63,8 +62,7 @@ def compile_request(
         Exception: any error of AOTAutograd, Inductor or the C++ compiler.
     """
     phase("loading code")
-    others = load_code(request.modules, request.libraries, request.code)
-    program_code.keep_torchs_tables(probe_cache.Kept(request.toolchain_dir))
+    others = load_code(request.modules, request.libraries, request.code, probe_cache.Kept(request.toolchain_dir))
     if request.level == PACKAGE:
         from fxpool.lowering.worker import packages  # imports parts of torch that graphs do not need
 
@@ -166,10 +164,13 @@ def _name(request: CompileRequest) -> str:
     return "fxpool " + name.replace(" ", "_")
 
 
-def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode | None) -> Sequence[Otherwise]:
+def load_code(
+    modules: Sequence[str], libraries: Sequence[str], code: SentCode | None, answers: probe_cache.Kept | None = None
+) -> Sequence[Otherwise]:
     """Import the modules and load the libraries that register a graph's operators.
 
-    Returns operators that the client would lower differently (see `unless_met`).
+    `answers` are those of earlier processes about torch. Returns operators that the client would lower differently (see
+    `unless_met`).
     Raises CannotTravelError: one cannot be loaded in this process, or has other code than the client's.
     """
     for library in libraries:
@@ -191,7 +192,7 @@ def load_code(modules: Sequence[str], libraries: Sequence[str], code: SentCode |
         code.bring()
     except NotBroughtError as error:
         raise CannotTravelError("code_not_importable", str(error)) from error
-    other, operators_otherwise = code.difference()
+    other, operators_otherwise = code.difference(answers if modules else None)
     if other:
         raise CannotTravelError(CODE_DIFFERS, other)
     return operators_otherwise

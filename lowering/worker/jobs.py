@@ -11,8 +11,6 @@ import os
 from concurrent.futures import Future
 
 from fxpool import notices
-from fxpool.codecache.code import program_code
-from fxpool.codecache.key import probe_cache
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
 from fxpool.lowering.artifact import lookup, publishing
@@ -129,9 +127,8 @@ def prepare_job(payload: bytes) -> bytes:
     return b""
 
 
-def tables_job(payload: bytes) -> bytes:
-    """Job: record torch's entries in Inductor's tables for other processes, and return them."""
-    program_code.keep_torchs_tables(probe_cache.Kept(payload.decode() or None))
+def tables_job(_: bytes) -> bytes:
+    """Job: return torch's entries in Inductor's tables, which this process recorded."""
     return inductor_tables.as_bytes()
 
 

@@ -10,6 +10,7 @@ libraries                 the shared library that registered an operator
 custom_operators          operators behind the objects that `custom_op` and `triton_op` return
 inductor_tables           a program's lowerings, decompositions, patterns and device passes
 own_code                  torch's modules and classes with code that is not torch's
+constants                 torch's constants that have other values than in its source
 added_kernels             Python kernels that a program added to operators of torch
 renamed                   torch's functions in C under other names than their own
 by_value                  operators and registrations as bytes, for processes whose imports do not make them

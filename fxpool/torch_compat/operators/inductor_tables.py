@@ -27,8 +27,8 @@ import torch
 from fxpool.torch_compat.operators import by_value, operators, own_code
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 
-__all__ = ["Entry", "are_known", "as_bytes", "digest", "entries", "for_a_worker", "of_operator", "recorded", "settle",
-           "structure", "version", "watch"]  # fmt: skip
+__all__ = ["Entry", "are_known", "as_bytes", "digest", "entries", "for_a_worker", "of_operator", "settle", "structure",
+           "version", "watch"]  # fmt: skip
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
@@ -252,11 +252,6 @@ def _rows(table: Mapping[Any, Any]) -> list[str]:
     return sorted(
         f"{_key(key)} {structure(one)}" for key, one in list(table.items()) if not _is_added_by_torch(key, one)
     )
-
-
-def recorded() -> bool:
-    """Return whether this process recorded torch's entries itself, so that others may be told."""
-    return any(not isinstance(value, str) for table in _original.values() for value in table.values())
 
 
 def structure(value: Any, deep: int = 4) -> str:

@@ -141,10 +141,14 @@ class _Namespace:
 
     def _is_anothers(self, name: str, value: Any) -> bool:
         """Return whether torch's source defines a function under `name`, and `value` is one with another name."""
-        if type(value) is not types.FunctionType or value.__name__ == name or value.__name__ == "<lambda>":
+        if type(value) is not types.FunctionType:
+            return False
+        # The code of a wrapper has another name than the wrapper, which torch sets to that of the function inside.
+        given = value.__name__ if value.__closure__ else value.__code__.co_name
+        if given in (name, "<lambda>"):
             return False
         module = sys.modules.get(self.name.removesuffix(".Tensor"))
-        return module is not None and value.__name__ in vars(module) and _defines(module, name)
+        return module is not None and given in vars(module) and _defines(module, name)
 
 
 def _nothing(attributes: Any) -> Any:
@@ -156,7 +160,8 @@ def _is_plainly_own(name: str, value: Any) -> bool:
     kind = type(value)
     if kind is not types.FunctionType:
         return kind in _C_CODE
-    return value.__closure__ is None and value.__name__ == name and value.__code__.co_filename.startswith(_ROOTS)
+    code = value.__code__
+    return value.__closure__ is None and code.co_name == name and code.co_filename.startswith(_ROOTS)
 
 
 class _Examined:
@@ -187,6 +192,21 @@ def foreign(*, after_autograd: bool = False) -> list[Foreign]:
     return [by_name[name] for name in sorted(by_name)]
 
 
+def examined_modules() -> Iterator[tuple[str, types.ModuleType, bool]]:
+    """Yield (name, module, traced only) of torch's loaded modules whose code counts, without `torch` itself."""
+    _list_new_modules()
+    for name, module in [*_examined.modules.items()]:
+        if (traced := _is_traced_only(name)) is not None:
+            yield name, module, traced
+
+
+def _is_traced_only(name: str) -> bool | None:
+    """Return whether only AOTAutograd runs a module's code; None if no compile does."""
+    if _is_below(name, _NEVER):
+        return None
+    return False if _is_below(name, _OF_INDUCTOR) else True if _is_below(name, _OF_AUTOGRAD) else None
+
+
 def _list_new_modules() -> None:
     if len(sys.modules) == _examined.loaded:
         return
@@ -196,10 +216,8 @@ def _list_new_modules() -> None:
         _examined.modules[name] = module
         if name == "torch":
             _examined.spaces.append((_Namespace(name, vars(module), _is_traced), True))
-        elif _is_below(name, _OF_INDUCTOR) and not _is_below(name, _NEVER):
-            _add(name, module, False)
-        elif _is_below(name, _OF_AUTOGRAD) and not _is_below(name, _NEVER):
-            _add(name, module, True)
+        elif (traced_only := _is_traced_only(name)) is not None:
+            _add(name, module, traced_only)
     _examined.loaded = len(sys.modules)
 
 

@@ -58,6 +58,29 @@ register(
             Change(f"compile_fx_{name}", setup=_PASSES.format(name=name), body="return x.sin() + 1", stock=True)
             for name in _IN_COMPILE_FX
         ),
+        Change(
+            "default_of_function",
+            setup="import torch\ntorch.nn.functional.layer_norm.__defaults__ = (None, None, KKK)",
+            body="return torch.nn.functional.layer_norm(x, x.shape[-1:])",
+        ),
+        Change(
+            "code_of_function",
+            setup="""
+            import torch
+            def scaled(input):
+                return input * KKK
+            torch.nn.functional.softsign.__code__ = scaled.__code__
+            """,
+            body="return torch.nn.functional.softsign(x)",
+        ),
+        Change(
+            "constant_of_pass",
+            setup="""
+            import torch._inductor.fx_passes.decompose_mem_bound_mm as passes
+            passes.CPU_MAX_OTHER_DIMENSION_DECOMPOSITION = KKK
+            """,
+            body="return x @ x.T",
+        ),
         _wrapped("tensor_norm", "torch.Tensor", "norm", "x / x.norm(dim=-1, keepdim=True)"),
         _wrapped("tensor_sin", "torch.Tensor", "sin", "x.sin() + 1"),
         _wrapped("tensor_rtruediv", "torch.Tensor", "__rtruediv__", "2.0 / x"),

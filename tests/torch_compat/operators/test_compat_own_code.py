@@ -128,3 +128,8 @@ def test_a_module_is_torch_s_by_its_place() -> None:
     assert own_code.is_torchs_module(torch) and own_code.is_torchs_module(F)
     impostor = types.ModuleType("torch.nn.functional")
     assert not own_code.is_torchs_module(impostor) and not own_code.is_torchs_module(types)
+
+
+def test_the_code_of_another_function_of_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "silu", types.FunctionType(F.softsign.__code__, vars(F), "silu"))
+    assert places() == ["torch.nn.functional.silu"]

@@ -1,0 +1,169 @@
+"""`constants` finds what a program set to other values than torch's source has."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch._inductor.codegen.common as common
+import torch._inductor.ir as ir
+import torch._inductor.runtime.hints as hints
+import torch.nn.functional as F
+
+from fxpool.torch_compat.operators import constants
+
+
+class Answers:
+    """Answers as another process on this host would find them."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Any, dict[str, str]] = {}
+        self.written = 0
+
+    def read(self, question: Sequence[str], identity: Any) -> dict[str, str] | None:
+        return self.answers.get((tuple(question), identity))
+
+    def write(self, question: Sequence[str], identity: Any, answer: dict[str, str]) -> None:
+        self.answers[tuple(question), identity] = answer
+        self.written += 1
+
+
+ANSWERS = Answers()
+
+
+@pytest.fixture(autouse=True)
+def _listed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(constants, "_listed", constants._Listed(0, []))
+    yield
+
+
+def changed() -> dict[str, str]:
+    return {change.name: change.value for change in constants.changed(ANSWERS, "here")}
+
+
+def test_torch_as_it_was_imported_has_no_changes() -> None:
+    for package in ("torch._inductor", "torch._functorch", "torch.fx", "torch._refs", "torch._higher_order_ops"):
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not any(part in module.name for part in ("compile_worker", "__main__", "cutlass", "migrate_gradual")):
+                with contextlib.suppress(ImportError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    importlib.import_module(module.name)
+    assert changed() == {}
+    assert len(constants._listed.plain) > 1500 and len(constants._listed.containers) > 30
+
+
+def test_a_constant_is_found_and_after_it_is_put_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changed() == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(hints, "TRITON_MAX_RSPLIT", 16)
+        patch.setattr(ir.ExternKernel, "__doc__", "another")  # documentation is not code
+        assert changed() == {"torch._inductor.runtime.hints.TRITON_MAX_RSPLIT": "16"}
+    assert changed() == {}
+
+
+def test_a_container_is_found_that_is_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changed() == {}
+    monkeypatch.setitem(hints.TRITON_MAX_BLOCK, "X", 8192)
+    assert list(changed()) == ["torch._inductor.runtime.hints.TRITON_MAX_BLOCK"]
+    first = changed()
+    monkeypatch.setitem(hints.TRITON_MAX_BLOCK, "X", 2048)
+    assert changed() != first
+
+
+def test_an_equal_value_of_another_type_is_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "TRITON_MAX_RSPLIT", float(hints.TRITON_MAX_RSPLIT))
+    assert list(changed().values()) == ["64.0"]
+
+
+def test_a_constant_of_a_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common.Kernel, "newvar_prefix", "my")
+    assert changed() == {"torch._inductor.codegen.common.Kernel.newvar_prefix": "'my'"}
+
+
+def test_defaults_of_functions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F.softmax, "__defaults__", (None, 5, None))
+    monkeypatch.setattr(F.dropout, "__kwdefaults__", {"p": 0.25})  # its defaults are positional
+    assert changed() == {"torch.nn.functional.softmax.__defaults__": "tuple['None', '5', 'None']"}
+
+
+def test_what_another_process_has_read_is_not_read_again() -> None:
+    assert changed() == {}
+    before = ANSWERS.written
+    constants._listed = constants._Listed(0, [])
+    assert changed() == {} and ANSWERS.written == before and before > 0
+
+
+def test_without_a_place_for_answers_modules_are_read() -> None:
+    assert constants.changed(None, "here") == []
+    assert len(constants._listed.plain) > 1000
+
+
+SOURCE = """
+from __future__ import annotations
+import math
+
+NUMBER = 3
+TEXT: str = "a"
+NEGATIVE = -1
+PAIR = (1, "b")
+LIST = [1, 2, 3, 4]
+NAMES = {"a": 1, "b": [2]}
+LETTERS = {"x", "y"}
+MIXED = [math.pi, 1]
+EMPTY = []
+TWICE = 1
+TWICE = 2
+filled = [1]
+filled.append(2)
+counter = 0
+LATER = math.sqrt(2)
+
+
+def plain(x: int, factor: float = 2.0, *, name: str = "n") -> int:
+    global counter
+    counter += 1
+    return x
+
+
+def computed(x, limit=math.inf):
+    return x
+
+
+@property
+def wrapped(x, limit=1):
+    return x
+
+
+class Kernel:
+    suffix = ";"
+    sizes = {1: 2}
+
+    def run(self, count=4):
+        return count
+"""
+
+
+def test_literals_are_read_from_compiled_code() -> None:
+    code = compile(SOURCE, "module.py", "exec")
+    assert isinstance(code, types.CodeType)
+    assert constants.literals(code) == {
+        "NUMBER": "3",
+        "TEXT": "'a'",
+        "NEGATIVE": "-1",
+        "PAIR": constants.text((1, "b")),
+        "LIST": constants.text([1, 2, 3, 4]),
+        "NAMES": constants.text({"a": 1, "b": [2]}),
+        "LETTERS": constants.text({"x", "y"}),
+        "counter": "0",  # left out for the whole module, as a function assigns it
+        "plain.__defaults__": "tuple['2.0']",
+        "plain.__kwdefaults__": constants.text({"name": "n"}),
+        "Kernel.suffix": "';'",
+        "Kernel.sizes": constants.text({1: 2}),
+        "Kernel.run.__defaults__": "tuple['4']",
+    }
