@@ -43,7 +43,8 @@ _PACKAGES = ("typing_extensions", "numpy", "sympy", "mpmath", "networkx", "jinja
 _OF_INDUCTOR = (
     "torch._inductor", "torch._ops", "torch._prims", "torch._prims_common", "torch._refs", "torch._decomp",
     "torch._meta_registrations", "torch._subclasses", "torch._higher_order_ops", "torch._library", "torch.fx",
-    "torch.utils._pytree", "torch.utils._python_dispatch", "torch.utils._sympy",
+    "torch.utils._pytree", "torch.utils._python_dispatch", "torch.utils._sympy", "torch.utils._mode_utils",
+    "torch.backends", "torch._guards",
 )  # fmt: skip
 #: Modules that run only while AOTAutograd traces a graph.
 _OF_AUTOGRAD = (
@@ -51,6 +52,7 @@ _OF_AUTOGRAD = (
     "torch.sparse", "torch.nested", "torch.autograd", "torch._functorch", "torch.amp", "torch.overrides",
     "torch._jit_internal", "torch._linalg_utils", "torch._lowrank", "torch._numpy", "torch.nn.attention",
     "torch.distributed.tensor", "torch.distributed._functional_collectives", "torch.masked", "torch.compiler",
+    "torch.utils.checkpoint", "torch.random",
 )  # fmt: skip
 # Of the module `torch`, names that tracing uses; programs often replace `torch.load` and the like, which it does not.
 _NOT_TRACED = frozenset(
