@@ -12,6 +12,7 @@ own; a graph whose code differs is compiled in the program's own process.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,14 +74,19 @@ def of(
         UnprovenError: code is outside the grammar, so it can't be compared in another process.
     """
     digests: dict[str, str] = {}
+    read_tables: list[str] = []
 
     def prove(name: str, value: Any, *, of_inductor: bool = False) -> None:
+        proof = Proof(of_inductor=of_inductor, covered=_covered_by(covered, name))
         try:
-            digests[name] = digest_of(value, of_inductor=of_inductor, covered=_covered_by(covered, name))
+            proof.add(value)
+            digests[name] = proof.digest()
         except UnprovenError as error:
             raise UnprovenError(f"{name}: {error.part}") from error
         except RecursionError:
             raise UnprovenError(f"{name}: its references are nested too deeply") from None
+        if proof.reads_tables:
+            read_tables.append(name)
 
     for name, target in sorted(dependencies.items()):
         if operators.is_overload(target) or operators.is_packet(target):
@@ -106,8 +112,10 @@ def of(
     if not inductor_tables.are_known():
         digests[_TABLES] = inductor_tables.digest()
     reached = _reached_by(dependencies)
-    for entry in inductor_tables.entries():
-        if not reached(entry):
+    entries = list(inductor_tables.entries())
+    # Code that reads a table may come to each entry: these are added if there is any.
+    for entry in [*filter(reached, entries), *itertools.filterfalse(reached, entries)]:
+        if not (reached(entry) or read_tables):
             continue
         if entry.is_torchs or entry.value is None:
             digests[_REGISTERED + entry.name] = inductor_tables.structure(entry.value)

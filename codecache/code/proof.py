@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import dis
+import enum
 import functools
 import hashlib
 import inspect
@@ -26,7 +27,7 @@ import torch
 from fxpool.codecache.code import grammar, operator_code, triton_code
 from fxpool.codecache.code.source_files import digest_package
 from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.torch_compat.operators import own_code
+from fxpool.torch_compat.operators import inductor_tables, own_code
 
 __all__ = ["Proof", "code_text", "digest_of"]
 
@@ -56,6 +57,8 @@ class Proof:
         self._way: list[str] = []
         self._attributes_read: dict[str, str] = {}
         self._attributes_set: set[str] = set()
+        #: The code reads one of Inductor's tables by operator, so any entry of these may be a part of it.
+        self.reads_tables = False
 
     def new(self) -> Proof:
         """Return an empty proof, for code of the same kind."""
@@ -117,6 +120,9 @@ class Proof:
             self.token("builtin", value.__name__)
         elif kind is types.BuiltinFunctionType and _is_pure(value):
             self.token("builtin", f"{value.__self__.__name__}.{value.__name__}")
+        elif self._of_inductor and (table := inductor_tables.table_name(value)):
+            self.reads_tables = True
+            self.token("table", table)
         elif not (self._add_of_torch(value) or triton_code.add(self, value) or self._add_record(value)):
             raise self.refused(describe(value))
 
@@ -201,6 +207,11 @@ class Proof:
             return False
         home = own_code.function_home(function)
         name = ".".join(home or ())
+        if home is None and self._of_inductor and (wrapper := own_code.inductors_wrapper(function)):
+            self.token("torch wrapper", wrapper)
+            for cell in function.__closure__ or ():
+                self._add_held(cell.cell_contents)
+            return True
         accepted = home is not None and (home[0] in grammar.TORCH_MODULES or name in grammar.TORCH_NAMES)
         if not accepted and self._of_inductor and home is not None:
             accepted = home[0].startswith(("torch._inductor", "torch.fx", "torch._prims"))
@@ -208,6 +219,17 @@ class Proof:
             raise self.refused(f"the function {name or function.__qualname__} of torch")
         self.token("torch function", name)
         return True
+
+    def _add_held(self, value: Any) -> None:
+        """Add a value that one of Inductor's wrappers holds: a container by contents, which only torch changes."""
+        if type(value) in (list, tuple):
+            self.token("held", str(len(value)))
+            for item in value:
+                self._add_held(item)
+        elif isinstance(value, enum.Enum) and own_code.function_home(type(value)) is not None:
+            self.token("enum", f"{type(value).__qualname__}.{value.name}")
+        else:
+            self.add(value, "what it holds")
 
     def cover(self, function: types.FunctionType, name: str = "", value: Any = None) -> None:
         """Note a function, or a value that it reads by name, to explain a miss. Texts may be secrets: their digest."""

@@ -51,7 +51,7 @@ def {name}(x: torch.Tensor) -> torch.Tensor:
 FACTOR = {factor}
 @{name}.register_fake
 def _(x):
-    return torch.empty_like(x)
+    return torch.empty_like(x) if FACTOR else x
 """
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from patched_lowering import while_lowering
 
 import fxpool
 from fxpool import config
@@ -35,8 +36,8 @@ def compile_watched(payload: bytes) -> bytes:
             print(json.dumps("cpu" in getattr(exclusive._held, "devices", {})), file=file)
         return original(*args, **kwargs)
 
-    AlgorithmSelectorCache.benchmark_choices = benchmark_choices
-    return jobs.compile_job(payload)
+    with while_lowering(AlgorithmSelectorCache, benchmark_choices=benchmark_choices):
+        return jobs.compile_job(payload)
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from unittest import mock
+
+from patched_lowering import while_lowering
 
 from fxpool.lowering.worker import jobs
 
@@ -22,13 +23,11 @@ extern "C" __attribute__((visibility("default"))) int twice(float* values, int c
 
 def _compile(kind: str, payload: bytes) -> bytes:
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-    from torch._inductor.graph import GraphLowering
     from torch.utils import cpp_extension
 
     cpp_extension.CUDA_HOME = os.environ.get("CUDA_HOME")  # builds of torch for the CPU look for none
     write_args = PythonWrapperCodegen.write_args
     write_wait: Any = PythonWrapperCodegen.write_async_compile_wait
-    lower = GraphLowering.__init__
 
     def with_library(self: Any) -> None:
         self.prefix.splice("from ctypes import c_int, c_void_p")
@@ -39,16 +38,7 @@ def _compile(kind: str, payload: bytes) -> bytes:
         write_args(self, names)
         self.prefix.writeline(f"doubling.twice(c_void_p({names[0]}.data_ptr()), c_int({names[0]}.numel()))")
 
-    def write_both(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Not earlier: a worker refuses to begin with functions of torch replaced.
-        PythonWrapperCodegen.write_args = with_call
-        PythonWrapperCodegen.write_async_compile_wait = with_library
-        lower(self, *args, **kwargs)
-
-    with (
-        mock.patch.multiple(PythonWrapperCodegen, write_args=write_args, write_async_compile_wait=write_wait),
-        mock.patch.object(GraphLowering, "__init__", write_both),
-    ):
+    with while_lowering(PythonWrapperCodegen, write_args=with_call, write_async_compile_wait=with_library):
         return jobs.compile_job(payload)
 
 

@@ -7,6 +7,8 @@ from programs import Programs
 from tiers import first_tier
 
 IN_A_WORKER = {"worker": 1, "in_process": 0}
+#: AOTAutograd runs in the program's process; forward and backward go to workers.
+AFTER_AUTOGRAD = {"worker": 2, "in_process": 0}
 IN_PROCESS = {"worker": 0, "in_process": 1}
 
 OPERATOR = """
@@ -43,15 +45,15 @@ HELPER = "def same(x):\n    return x\n"
 
 @pytest.mark.slow
 def test_an_operator_of_the_main_script(programs: Programs) -> None:
-    """With a backward that reads a global object of the script, and calls a module's function."""
+    """With a backward that reads a global object of the script, which is not proven, and calls a module's function."""
     programs.write({"helper": HELPER})
     first = programs.run(OPERATOR.replace("{factor}", "5.0"))
-    assert first["stats"]["compiles"] == IN_A_WORKER
+    assert first["stats"]["compiles"] == AFTER_AUTOGRAD
     assert first["lowerings"] == 0
     again = programs.run(OPERATOR.replace("{factor}", "5.0"))
     assert again["stats"]["hits"] and not again["stats"]["compiles"]["worker"]
     other = programs.run(OPERATOR.replace("{factor}", "7.0"))
-    assert other["stats"]["compiles"] == IN_A_WORKER, "the backward is another"
+    assert (other["stats"]["compiles"], other["stats"]["hits"]) == (IN_A_WORKER, 1), "only the backward is another"
 
 
 MUTATING = """
@@ -91,7 +93,8 @@ def function(x):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [MUTATING, TAGGED, AUTOCAST], ids=["mutating", "of one device, tagged", "autocast"])
 def test_operators_of_every_kind(text: str, programs: Programs) -> None:
-    assert programs.run(text)["stats"]["compiles"] == IN_A_WORKER
+    stats = programs.run(text)["stats"]
+    assert stats["compiles"] == IN_A_WORKER, (stats["fallbacks"], [graph["details"] for graph in stats["graphs"]])
     assert programs.run(text)["stats"]["hits"] == 1
 
 

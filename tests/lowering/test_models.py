@@ -37,8 +37,9 @@ def check_nothing_of_a_compiler_was_needed(report: dict[str, Any], cache: Path) 
     assert watched["compilers"] == []
     assert watched["started"] == [], "a hit starts no process"
     assert any(path.startswith(str(cache)) for path in watched["opened"]), "the witness must see files"
-    # Sources of modules are read for tracing's sake; hashing torch reads all two thousand of them.
-    assert sum(path.endswith(".py") for path in watched["opened"]) < 300
+    # Sources of modules are read for tracing's sake, and those of torch's that have functions under two names; hashing
+    # torch reads all two thousand.
+    assert sum(path.endswith(".py") for path in watched["opened"]) < 400
     assert not [path for path in watched["opened"] if "torchinductor_" in path]
     # Besides modules and the system's own: the first bytes of the compiler and of what it runs (is it a script?) and
     # Python's own question where temporary files may lie.

@@ -15,18 +15,20 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
 from fxpool import notices
-from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
+from fxpool.torch_compat.operators import own_code
+from fxpool.torch_compat.operators.otherwise import TABLES, forget_what_was_gathered
 
 __all__ = [
     "NotBroughtError",
     "bring_operator",
+    "is_custom_op",
     "is_made_by_import",
     "operator_as_bytes",
     "registrations_as_bytes",
@@ -113,6 +115,11 @@ def is_made_by_import(target: Any) -> bool:
 def _is_of_a_module(function: Any) -> bool:
     module = getattr(function, "__module__", None)
     return module != "__main__" and module in sys.modules and "<locals>" not in getattr(function, "__qualname__", "")
+
+
+def is_custom_op(target: Any) -> bool:
+    """Return whether `torch.library.custom_op` defined an operator, here or in the process that sent it."""
+    return _custom_op(target) is not None
 
 
 def _custom_op(target: Any) -> Any | None:
@@ -230,7 +237,16 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles operators by name."""
+    """Pickles operators and Inductor's tables by name, and wrappers of lowerings as functions of Inductor's module.
+
+    `functools.wraps` gave these the module of the function inside, so that they would get globals of their own.
+    """
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is not dict:
+            return None
+        places = (place for tables in TABLES.values() for place in tables)
+        return next((one for one in places if getattr(sys.modules.get(one[0]), one[1], None) is value), None)
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):
@@ -239,7 +255,39 @@ class _Pickler(cloudpickle.Pickler):
             return _packet, tuple(value._qualified_op_name.split("::"))
         if isinstance(value, types.ModuleType) and value.__name__ == "torch.ops":
             return _ops, ()
+        if isinstance(value, types.FunctionType) and own_code.inductors_wrapper(value):
+            held = tuple(cell.cell_contents for cell in value.__closure__ or ())
+            names = value.__name__, value.__qualname__, value.__module__
+            code = value.__code__.co_name, value.__code__.co_firstlineno
+            return _wrapper, (value.__globals__["__name__"], code, names, value.__defaults__, held)
         return super().reducer_override(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds Inductor's tables by name."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        module, name = pid
+        return getattr(importlib.import_module(module), name)
+
+
+def _wrapper(
+    home: str, place: tuple[str, int], names: tuple[str, str, str], defaults: Any, held: tuple[Any, ...]
+) -> Any:
+    """Return a function with the code of a function inside one of a module's functions."""
+    module = importlib.import_module(home)
+    functions = [value.__code__ for value in vars(module).values() if isinstance(value, types.FunctionType)]
+    code = next(one for outer in functions for one in _inner(outer) if (one.co_name, one.co_firstlineno) == place)
+    made = types.FunctionType(code, vars(module), names[0], defaults, tuple(map(types.CellType, held)))
+    made.__qualname__, made.__module__ = names[1:]
+    return made
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _inner(constant)
 
 
 def _ops() -> Any:
@@ -265,6 +313,6 @@ def _dumped(value: Any) -> bytes | None:
 
 def _loaded(data: bytes) -> Any:
     try:
-        return pickle.loads(data)
+        return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # it imports the program's modules, which may raise anything
         raise NotBroughtError(f"code from another process: {type(error).__name__}: {error}") from error

@@ -28,7 +28,7 @@ from fxpool.torch_compat.operators import by_value, operators, own_code
 from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, How, Otherwise
 
 __all__ = ["Entry", "are_known", "as_bytes", "digest", "entries", "for_a_worker", "of_operator", "settle", "structure",
-           "version", "watch"]  # fmt: skip
+           "table_name", "version", "watch"]  # fmt: skip
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
@@ -116,9 +116,19 @@ def for_a_worker(wanted: Callable[[Entry], bool]) -> list[bytes]:
     chosen = (
         (modules[table], table, entry.key, entry.value)
         for entry in entries()
-        if (table := entry.name.partition("[")[0]) in _SENT and callable(entry.value) and wanted(entry)
+        if (table := entry.name.partition("[")[0]) in _SENT
+        and callable(entry.value)
+        and not entry.is_torchs
+        and wanted(entry)
     )
     return by_value.registrations_as_bytes(chosen)
+
+
+def table_name(value: Any) -> str:
+    """Return the name of an object that is one of Inductor's tables by operator, else ""."""
+    if type(value) is not dict:
+        return ""
+    return next((name for module, name, _ in _TABLES if getattr(sys.modules.get(module), name, None) is value), "")
 
 
 def _foreign(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["DECOMPOSED", "LOWERED", "How", "MetError", "Otherwise", "forget_what_was_gathered", "watched"]
+__all__ = ["DECOMPOSED", "LOWERED", "TABLES", "How", "MetError", "Otherwise", "forget_what_was_gathered", "watched"]
 
 How = Literal["lowered", "decomposed"]
 LOWERED: How = "lowered"
 DECOMPOSED: How = "decomposed"
-_TABLES: dict[How, list[tuple[str, str]]] = {
+#: Tables by operator in which a compile looks for a treatment: module and name.
+TABLES: dict[How, list[tuple[str, str]]] = {
     LOWERED: [("torch._inductor.lowering", "lowerings")],
     # Some configurations merge the second table into the first.
     DECOMPOSED: [
@@ -63,7 +64,7 @@ def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
 
     try:
         for one in operators:
-            tables = [getattr(importlib.import_module(module), name) for module, name in _TABLES[one.how]]
+            tables = [getattr(importlib.import_module(module), name) for module, name in TABLES[one.how]]
             keys = [key for table in tables for key in table if str(key) == one.operator]
             key = keys[0] if keys else _found(one.operator)
             if key is None:

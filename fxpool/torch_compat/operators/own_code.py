@@ -420,6 +420,11 @@ def is_torchs_module(module: Any) -> bool:
     return file is None or os.path.abspath(file).startswith(_ROOTS)
 
 
+def is_own_module(module: types.ModuleType) -> bool:
+    """Return whether a module is torch's, the standard library's or of a library that torch uses."""
+    return _is_known_module(str(module.__name__))
+
+
 def function_home(function: Any) -> tuple[str, str] | None:
     """Return (module, name) under which torch's own module has this function or class; None for any other.
 
@@ -435,6 +440,24 @@ def function_home(function: Any) -> tuple[str, str] | None:
         if attribute is function:
             return module.__name__, str(name)
     return None
+
+
+def inductors_wrapper(function: types.FunctionType) -> str:
+    """Return which of Inductor's wrappers a function is (what `register_lowering` puts around a lowering), or "".
+
+    It is known by its code: `functools.wraps` gives it the names of the function inside.
+    """
+    names, code = function.__globals__, function.__code__
+    home = str(names.get("__name__", ""))
+    module = sys.modules.get(home)
+    if not home.startswith("torch._inductor.") or module is None or vars(module) is not names or not is_own_file(code):
+        return ""
+    return f"{home}:{code.co_firstlineno}:{code.co_name}" if function.__closure__ else ""
+
+
+def is_own_file(code: types.CodeType) -> bool:
+    """Return whether code was compiled from one of torch's files."""
+    return code.co_filename.startswith(_ROOTS)
 
 
 def operator_function(value: Any) -> str | None:

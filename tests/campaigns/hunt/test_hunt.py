@@ -103,7 +103,7 @@ capture.key_parts = lambda *arguments, **named: {**_sighted(*arguments, **named)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_key_without_code_is_found(root: Path) -> None:
-    cases = [draw(name, 0, SEED) for name in ("use_operator_backward", "use_low_implicit")]
+    cases = [draw(name, 0, SEED) for name in ("use_low_autocast_key", "use_low_implicit")]
     with Hunter(root, prelude=_BLIND) as hunter:
         verdicts = {outcome.kind: outcome.verdict for outcome in hunter.run_all(cases)}
     assert set(verdicts.values()) == {"wrong"}, verdicts

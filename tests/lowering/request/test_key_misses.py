@@ -116,7 +116,8 @@ def test_shared_and_overlapping_inputs_are_keys_of_their_own() -> None:
 
 
 @pytest.mark.slow
-def test_source_of_a_custom_operator_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fake_rule_of_a_custom_operator_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its implementation does not: compiled code calls it in the program's process."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     first = import_operator(tmp_path, "scaled_by", 2)
