@@ -26,12 +26,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if output is None:
         TOTAL.update(counted())  # without -n, or in the process that waits for the workers
     else:
-        output["fxpool"] = counted()
+        output["example"] = counted()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    TOTAL.update(getattr(node, "workeroutput", {}).get("fxpool", {}))
+    TOTAL.update(getattr(node, "workeroutput", {}).get("example", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -239,7 +239,7 @@ def settle_registrations(wanted: Sequence[bytes]) -> None:
 class _Pickler(cloudpickle.Pickler):
     """Pickles operators and Inductor's tables by name, and wrappers of lowerings as functions of Inductor's module.
 
-    `functools.wraps` gave these the module of the function inside, so that they would get globals of their own.
+    `functools.wraps` gave these the module of the function inside, so pickling by value would copy their globals.
     """
 
     def persistent_id(self, value: Any) -> Any:
@@ -272,12 +272,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _wrapper(
-    home: str, place: tuple[str, int], names: tuple[str, str, str], defaults: Any, held: tuple[Any, ...]
+    home: str, found_at: tuple[str, int], names: tuple[str, str, str], defaults: Any, held: tuple[Any, ...]
 ) -> Any:
     """Return a function with the code of a function inside one of a module's functions."""
     module = importlib.import_module(home)
     functions = [value.__code__ for value in vars(module).values() if isinstance(value, types.FunctionType)]
-    code = next(one for outer in functions for one in _inner(outer) if (one.co_name, one.co_firstlineno) == place)
+    code = next(one for outer in functions for one in _inner(outer) if (one.co_name, one.co_firstlineno) == found_at)
     made = types.FunctionType(code, vars(module), names[0], defaults, tuple(map(types.CellType, held)))
     made.__qualname__, made.__module__ = names[1:]
     return made
