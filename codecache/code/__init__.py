@@ -5,6 +5,7 @@ proof           walks code and digests it, or refuses it
 operator_code   the program's operators with their registrations
 triton_code     the program's Triton kernels
 program_code    everything for one graph: digests for the key, which the worker compares with its own
+vouched         the code of objects with a uuid, as far as it can be found
 writer          the interface of a proof for the two above it
 source_files    digests of files and packages
 unproven        the error for code outside the grammar

@@ -20,6 +20,7 @@ from typing import Any
 from fxpool.codecache.code import operator_code
 from fxpool.codecache.code.proof import Proof, digest_of
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.vouched import code_of
 from fxpool.installed import Kept
 from fxpool.torch_compat.operators import (
     added_kernels,
@@ -121,6 +122,8 @@ def of(
             digests[_REGISTERED + entry.name] = inductor_tables.structure(entry.value)
         else:
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
+        if entry.vouched is not None:
+            digests[f"{_REGISTERED}{entry.name} code"] = code_of(entry.vouched)
     digests[_RENAMED] = digest_of(repr(renamed.renamed()))  # as a single text: digesting the list takes 1 ms
     return ProgramCode(digests, [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)])
 

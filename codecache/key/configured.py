@@ -7,17 +7,14 @@ to be a function, or plain data, within the grammar of `codecache.code`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from fxpool.codecache.code.proof import code_text, digest_of
+from fxpool.codecache.code.proof import digest_of
 from fxpool.codecache.code.unproven import UnprovenError
+from fxpool.codecache.code.vouched import code_of
 from fxpool.codecache.key.cacheable import Bypass
-from fxpool.torch_compat.operators import own_code
 
 __all__ = ["digests", "identity"]
 
@@ -39,7 +36,7 @@ def identity(name: str, value: Any) -> Any:
         asked, uuid = vouched
         if uuid is None:
             raise Bypass("custom_pass_without_uuid", name)
-        return {"uuid": uuid if isinstance(uuid, _PLAIN) else repr(uuid), "code": _code_of(asked)}
+        return {"uuid": uuid if isinstance(uuid, _PLAIN) else repr(uuid), "code": code_of(asked)}
     try:
         return {"content": _content(value)}
     except UnprovenError as error:
@@ -57,7 +54,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
     for name, value in values.items():
         vouched = _vouched(name, value)
         if vouched is not None and vouched[1] is not None:
-            digest_by_name[name] = f"uuid {vouched[1]!r} {_code_of(vouched[0])}"
+            digest_by_name[name] = f"uuid {vouched[1]!r} {code_of(vouched[0])}"
             continue
         try:
             digest_by_name[name] = _content(value)
@@ -76,63 +73,6 @@ def _vouched(name: str, value: Any) -> tuple[Any, Any] | None:
             return None
         value = value()
     return (value, value.uuid()) if callable(getattr(type(value), "uuid", None)) else None
-
-
-def _code_of(value: Any) -> str:
-    """Return the digest of the methods of an object's class and its bases, with what they refer to.
-
-    The uuid vouches for what is not proven. Of such methods, the code and the plain data that it refers to are
-    digested, through the program's functions.
-    """
-    whole = hashlib.sha256()
-    for cls in type(value).__mro__:
-        for name, attribute in sorted(vars(cls).items()):
-            function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
-            if isinstance(function, types.FunctionType):
-                try:
-                    text = digest_of(function, of_inductor=True)
-                except UnprovenError:
-                    text = repr(list(_references(function, set())))
-                whole.update(f"{name} {text}".encode())
-    return whole.hexdigest()
-
-
-def _references(function: types.FunctionType, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of a function's code and of the plain data and functions that it refers to by name."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    yield "code", code_text(function.__code__)
-    values: dict[str, Any] = {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
-    values |= function.__kwdefaults__ or {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell
-            values[name] = cell.cell_contents
-    names = list(_names(function.__code__))
-    values |= {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for name, value in sorted(values.items()):
-        yield from _reference(name, value, names, seen)
-
-
-def _reference(name: str, value: Any, names: Sequence[str], seen: set[int]) -> Iterator[tuple[str, str]]:
-    if type(value) in (bool, int, float, complex, str, bytes, type(None)):
-        yield name, repr(value)
-    elif type(value) in (tuple, list):
-        for i, item in enumerate(value):
-            yield from _reference(f"{name}[{i}]", item, (), seen)
-    elif type(value) is types.FunctionType and not own_code.is_own(value):
-        yield from _references(value, seen)
-    elif type(value) is types.ModuleType and not own_code.is_own_module(value) and id(value) not in seen:
-        seen.add(id(value))
-        for attribute in sorted(set(names) & vars(value).keys()):
-            yield from _reference(f"{name}.{attribute}", vars(value)[attribute], names, seen)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _content(value: Any) -> str:

@@ -26,6 +26,11 @@ log = notices.logger(__name__)
 
 # The number of characters of a reason's detail that are kept.
 _DETAIL = 300
+# Reasons, at either level, for which the program's code takes part in a compile in its own process.
+_CODE = frozenset(
+    ("code_unknown", "code_differs", "code_not_importable", "torch_changed", "operator_in_main",
+     "operator_of_unknown_source", "bypass:source", "bypass:custom_pass_without_uuid")
+)  # fmt: skip
 
 #: Errors that would be the same at every level: no fallback helps.
 FINAL = (NoCompilerError, NoHalideError, NotKeptError)
@@ -121,6 +126,11 @@ class Attempt:
             toolchain_dir=toolchain_dir,
             keep=bool(self.stores()),
         )
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether code of the program that is not proven, or that a worker cannot have, takes part in the compile."""
+        return any(reason.removeprefix("fx:") in _CODE for reason in self.reasons)
 
     def bypass(self, reason: str, detail: str = "") -> None:
         """Count the reason why its result is not cached, or not looked up."""

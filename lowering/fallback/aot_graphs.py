@@ -6,6 +6,7 @@ is compiled under the options that were in force at the forward.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -89,7 +90,8 @@ def _compile_one(
     toolchain_dir = runtime.toolchain_directory(attempt.store())
     with toolchain.failures_explained(toolchain_dir):
         toolchain.settle(toolchain_dir)
-        compiled = inner.compile_as_torch_does(graph, inputs, arguments)
+        with configs.without_torchs_caches() if part.has_own_code else contextlib.nullcontext():
+            compiled = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:
         failed_levels.remember(part, cause)
     return compiled

@@ -409,7 +409,8 @@ def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attemp
         toolchain_dir = runtime.toolchain_directory(attempt.store())
         with toolchain.failures_explained(toolchain_dir):
             toolchain.settle(toolchain_dir)
-            compiled = aot.compile_graph(gm, inputs, keep_result=False)
+            with configs.without_torchs_caches() if attempt.has_own_code else contextlib.nullcontext():
+                compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
         if cause is not None and type(cause) is type(error):
             raise cause from None  # the worker's, with the worker's frames

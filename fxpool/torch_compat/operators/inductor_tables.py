@@ -62,7 +62,8 @@ class Entry(NamedTuple):
     """One entry: `value` is a function, plain data, or None if torch's entry was removed.
 
     `operator` is the operator that it is for, if compiles that do not meet it are not affected; `key` its key in the
-    table. `is_torchs`: the value is torch's own, under another operator than torch has it.
+    table. `is_torchs`: the value is torch's own, under another operator than torch has it. `vouched` is the object with
+    a ``uuid()``, if the value is its uuid.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Entry(NamedTuple):
     operator: Any = None
     key: Any = None
     is_torchs: bool = False
+    vouched: Any = None
 
 
 def entries() -> Iterator[Entry]:
@@ -368,7 +370,8 @@ def _of_devices() -> Iterator[Entry]:
     for device, custom in list(getattr(common, "custom_backend_passes", {}).items()):
         if custom is not None:
             uuid = custom.uuid() if callable(getattr(custom, "uuid", None)) else None
-            yield Entry(f"custom_backend_passes[{device}]", custom if uuid is None else repr(uuid))
+            name = f"custom_backend_passes[{device}]"
+            yield Entry(name, custom) if uuid is None else Entry(name, repr(uuid), vouched=custom)
     for device, configuration in list(getattr(common, "custom_backend_codegen_configs", {}).items()):
         if configuration is not None:
             # Its values are configuration, which workers enter: see `configs`.

@@ -391,6 +391,16 @@ def autograd_cache_disabled() -> bool:
     return not functorch_config.enable_autograd_cache
 
 
+@contextlib.contextmanager
+def without_torchs_caches() -> Iterator[None]:
+    """Compile without torch's caches of graphs, whose keys lack a program's lowerings, passes and changes."""
+    with (
+        inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+    ):
+        yield
+
+
 def must_be_kept() -> bool:
     """Return whether a graph that cannot be cached is an error (torch._functorch.config.strict_autograd_cache).
 
