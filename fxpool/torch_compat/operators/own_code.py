@@ -340,14 +340,26 @@ def _functions_in(value: Any) -> list[types.FunctionType]:
 
 
 def held_functions(function: types.FunctionType) -> Iterator[Any]:
-    """Yield functions in a function's closure."""
+    """Yield functions in a function's closure, also those in containers and objects there."""
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # empty
             continue
-        if isinstance(content, (types.FunctionType, types.MethodType, functools.partial)):
-            yield content
+        yield from _held(content, 3)
+
+
+def _held(content: Any, depth: int) -> Iterator[Any]:
+    kind = type(content)
+    if kind in (types.FunctionType, types.MethodType, functools.partial):
+        yield content
+    elif kind in (list, tuple, set, dict):
+        if depth:
+            for item in [*content.values()] if kind is dict else [*content]:
+                yield from _held(item, depth - 1)
+    elif depth and kind.__module__.startswith("torch._inductor"):
+        for item in [*getattr(content, "__dict__", {}).values()]:
+            yield from _held(item, depth - 1)
 
 
 def is_file_of_torch(path: str) -> bool:
