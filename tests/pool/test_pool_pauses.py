@@ -168,8 +168,14 @@ def test_server_and_zygote_at_once(client: PoolClient, place: Place) -> None:
     for name in ("fxpool server", "fxpool zygote"):
         (process,) = place.called(name)
         process.kill()
-    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    assert until(lambda: not [p for p in place.processes() if p.status() in stopped])
+
+    def is_stopped(process: psutil.Process) -> bool:
+        try:
+            return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.NoSuchProcess:  # it ended after it was listed
+            return False
+
+    assert until(lambda: not any(map(is_stopped, place.processes())))
     paused.end()
     place.mark("mark-go").touch()
     client.close()
