@@ -210,7 +210,11 @@ class Proof:
         if home is None and self._of_inductor and (wrapper := own_code.inductors_wrapper(function)):
             self.token("torch wrapper", wrapper)
             for cell in function.__closure__ or ():
-                self._add_held(cell.cell_contents)
+                try:
+                    content = cell.cell_contents
+                except ValueError:
+                    raise self.refused(f"a variable of {wrapper}, which is not set") from None
+                self._add_held(content)
             return True
         accepted = home is not None and (home[0] in grammar.TORCH_MODULES or name in grammar.TORCH_NAMES)
         if not accepted and self._of_inductor and home is not None:

@@ -462,14 +462,11 @@ def inductors_wrapper(function: types.FunctionType) -> str:
     names, code = function.__globals__, function.__code__
     home = str(names.get("__name__", ""))
     module = sys.modules.get(home)
-    if not home.startswith("torch._inductor.") or module is None or vars(module) is not names or not is_own_file(code):
+    if not home.startswith("torch._inductor.") or module is None or vars(module) is not names:
+        return ""
+    if not is_file_of_torch(code.co_filename):
         return ""
     return f"{home}:{code.co_firstlineno}:{code.co_name}" if function.__closure__ else ""
-
-
-def is_own_file(code: types.CodeType) -> bool:
-    """Return whether code was compiled from one of torch's files."""
-    return code.co_filename.startswith(_ROOTS)
 
 
 def operator_function(value: Any) -> str | None:
