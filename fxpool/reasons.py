@@ -180,6 +180,12 @@ _POOL = {
         "Run fxpool doctor.",
         "pool.md",
     ),
+    "torch_tables_unknown": Reason(
+        "no worker could tell which entries of Inductor's tables are torch's, so only processes that import Inductor"
+        " before fxpool find this process's graphs",
+        "Import fxpool before torch._inductor, or run fxpool doctor.",
+        "pool.md",
+    ),
     "not_executable": Reason(
         "compiled kernels cannot be loaded from their directory (noexec)",
         "Set FXPOOL_CACHE_DIR or TMPDIR to a directory that allows execution.",

@@ -13,7 +13,7 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import chain
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.inductor import clearing, forms
-from fxpool.torch_compat.operators import inductor_tables
+from fxpool.torch_compat.operators import operator_tables
 from fxpool.watch import configured
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compile_graph(
         ConfigurationError: an unknown option or mode.
         NoCompilerError: there is no C++ compiler.
     """
-    inductor_tables.watch()
+    operator_tables.watch()
     clearing.watch(_cleared)
     parsed = call_options.parse(mode, options)
     if parsed.mode != "subprocess":

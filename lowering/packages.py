@@ -34,7 +34,7 @@ from fxpool.torch_compat.dynamo import tensors
 from fxpool.torch_compat.inductor import packages
 
 if TYPE_CHECKING:
-    from fxpool.lowering.request.capture import Captured
+    from fxpool.lowering.request.captured import Captured
 
 __all__ = ["aot_compile"]
 

@@ -22,10 +22,10 @@ from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.fallback import chain, eager
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import standalone, tracing
 from fxpool.torch_compat.inductor import aot, forms
-from fxpool.torch_compat.operators import inductor_tables
+from fxpool.torch_compat.operators import operator_tables
 from fxpool.watch import configured
 
 __all__ = ["StandaloneGraph", "standalone_compile"]
@@ -163,7 +163,7 @@ def standalone_compile(
     options: Mapping[str, Any] | None = None,
 ) -> StandaloneGraph:
     """Implement `fxpool.standalone_compile`."""
-    inductor_tables.watch()
+    operator_tables.watch()
     configured.attach()
     parsed = call_options.parse(None, options)
     attempt = Attempt(f"standalone {next(_numbers)}", parsed)

@@ -2,6 +2,7 @@
 
 grammar         the accepted values, functions, attributes and instructions, as tables
 proof           walks code and digests it, or refuses it
+records         frozen dataclasses without methods
 operator_code   the program's operators with their registrations
 triton_code     the program's Triton kernels
 program_code    everything for one graph: digests for the key, which the worker compares with its own

@@ -27,10 +27,12 @@ from fxpool.torch_compat.operators import (
     by_value,
     constants,
     inductor_tables,
+    namespaces,
+    operator_tables,
     operators,
-    own_code,
     registrations,
     renamed,
+    torch_sources,
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
 
@@ -96,13 +98,16 @@ def of(
             digests.update({f"{name} {part}": digest for part, digest in inner.items()})
         else:
             prove(name, target)
-    changes = [(change.name, change.value) for change in own_code.foreign(after_autograd=after_autograd)]
+    sources = torch_sources.loaded(operator_tables.version(), answers)
+    changes = [(change.name, change.value) for change in namespaces.foreign(sources, after_autograd=after_autograd)]
     changes += added_kernels.foreign()
     for place, value in changes:
         prove(_CHANGED + place, value)
-    for change in constants.changed(answers, inductor_tables.version()) if answers is not None else []:
-        if not (change.traced_only and after_autograd):
-            digests[_CHANGED + change.name] = change.value
+    if answers is not None:
+        for change in constants.changed(sources):
+            if not (change.traced_only and after_autograd):
+                digests[_CHANGED + change.name] = change.value
+        sources.keep(answers)
     try:
         for name, kernel in registrations.overridden():
             prove(_REGISTERED + name, kernel.value)
@@ -110,8 +115,8 @@ def of(
         raise UnprovenError(str(error)) from error
     for operator, key, library in registrations.overridden_in_cpp(after_autograd=after_autograd):
         raise UnprovenError(f"{operator} for {key}, which {os.path.basename(library)} overrides")
-    if not inductor_tables.are_known():
-        digests[_TABLES] = inductor_tables.digest()
+    if not operator_tables.are_known():
+        digests[_TABLES] = operator_tables.digest()
     reached = _reached_by(dependencies)
     entries = list(inductor_tables.entries())
     # Code that reads a table may come to each entry: these are added if there is any.
@@ -119,7 +124,7 @@ def of(
         if not (reached(entry) or read_tables):
             continue
         if entry.is_torchs or entry.value is None:
-            digests[_REGISTERED + entry.name] = inductor_tables.structure(entry.value)
+            digests[_REGISTERED + entry.name] = operator_tables.structure(entry.value)
         else:
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
         if entry.vouched is not None:
@@ -214,7 +219,7 @@ class SentCode:
                 return f"{_CHANGED}{code.changed[0]}", []
             here = code.compared()
             if _TABLES in self.digests:
-                here[_TABLES] = inductor_tables.digest()
+                here[_TABLES] = operator_tables.digest()
         except UnprovenError as error:
             return error.part, []
         except (ImportError, AttributeError, KeyError) as error:

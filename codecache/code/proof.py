@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from fxpool.codecache.code import grammar, operator_code, triton_code
+from fxpool.codecache.code.records import is_record
 from fxpool.codecache.code.source_files import digest_package
 from fxpool.codecache.code.unproven import UnprovenError
-from fxpool.torch_compat.operators import inductor_tables, own_code
+from fxpool.torch_compat.operators import operator_tables, own_code
 
 __all__ = ["Proof", "code_text", "digest_of"]
 
@@ -120,9 +121,9 @@ class Proof:
             self.token("builtin", value.__name__)
         elif kind is types.BuiltinFunctionType and _is_pure(value):
             self.token("builtin", f"{value.__self__.__name__}.{value.__name__}")
-        elif self._of_inductor and (table := inductor_tables.table_name(value)):
+        elif self._of_inductor and (place := operator_tables.place_of(value)):
             self.reads_tables = True
-            self.token("table", table)
+            self.token("table", ".".join(place))
         elif not (self._add_of_torch(value) or triton_code.add(self, value) or self._add_record(value)):
             raise self.refused(describe(value))
 
@@ -428,34 +429,6 @@ def _is_plain_module(module: types.ModuleType) -> bool:
 
 def _is_torchs(module: types.ModuleType) -> bool:
     return own_code.is_torchs_module(module)
-
-
-def is_record(cls: type) -> bool:
-    """Return whether a class is a frozen dataclass without any methods: its objects are their fields."""
-    parameters = vars(cls).get("__dataclass_params__")
-    if type(cls) is not type or cls.__mro__ != (cls, object) or not getattr(parameters, "frozen", False):
-        return False
-    fields = vars(cls).get("__dataclass_fields__", {})
-    return all(
-        name in fields or (name in _OF_A_DATACLASS and _is_generated(value)) for name, value in vars(cls).items()
-    )
-
-
-# Names that a class statement and `dataclasses` put into a class. Methods have to be generated (`_is_generated`).
-_OF_A_DATACLASS = frozenset(
-    ("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__",
-     "__annotate__", "__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__",
-     "__match_args__", "__dataclass_fields__", "__dataclass_params__", "__init__", "__repr__", "__eq__", "__hash__",
-     "__setattr__", "__delattr__", "__getstate__", "__setstate__", "__replace__", "__lt__", "__le__", "__gt__",
-     "__ge__")
-)  # fmt: skip
-
-
-def _is_generated(value: Any) -> bool:
-    if type(value) is not types.FunctionType:
-        return True
-    path = value.__code__.co_filename
-    return path == "<string>" or path == dataclasses.__file__
 
 
 def _is_builtin_kind(kind: type) -> bool:

@@ -10,7 +10,7 @@ from fxpool.errors import CannotReturnError, CorruptEntryError
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.request import overlap
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import torch_counters, tracing
 from fxpool.torch_compat.inductor import aot, inner, output_code
 

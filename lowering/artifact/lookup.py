@@ -20,7 +20,7 @@ from fxpool.lowering.artifact.content import content_of
 from fxpool.lowering.artifact.entry_parts import Parts, Reference, parts_of_entry
 from fxpool.lowering.artifact.load import GuardsDoNotHold
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, PACKAGE, CompileRequest
 from fxpool.torch_compat.dynamo import collective_timeouts, torch_counters
 

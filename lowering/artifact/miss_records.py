@@ -23,7 +23,7 @@ from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.lowering.artifact import effects
 from fxpool.lowering.core.runtime import runtime
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import torch_counters
 
 __all__ = ["KEPT", "entries_of", "explained", "kept", "remember"]

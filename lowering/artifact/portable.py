@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fxpool.lowering.artifact.entry_parts import Artifact, Parts, parts_of_artifact
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.inductor import aot, output_code
 
 __all__ = ["CarriedParts", "bundle"]

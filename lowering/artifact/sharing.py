@@ -26,7 +26,7 @@ from fxpool.torch_compat.state import configs
 if TYPE_CHECKING:
     from fxpool.codecache.remote.level import RemoteLevel
     from fxpool.codecache.store.entry import Entry
-    from fxpool.lowering.request.capture import Captured
+    from fxpool.lowering.request.captured import Captured
 
 __all__ = ["address", "fetch", "flush", "inductor_address", "offer"]
 

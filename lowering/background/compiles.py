@@ -26,7 +26,7 @@ from fxpool.lowering.core import switched_off
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import ambient
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import BACKGROUND
 from fxpool.torch_compat.dynamo import shape_env, tracing
 from fxpool.watch import events

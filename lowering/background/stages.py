@@ -15,7 +15,7 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotTravelError, StoreError
 from fxpool.lowering.background.compiles import Stage
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.state import configs
 
 __all__ = ["of_call"]

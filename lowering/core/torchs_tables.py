@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 
-from fxpool import config, notices
+from fxpool import config, counters, notices
 from fxpool.codecache.key import probe_cache, system
 from fxpool.errors import PoolError
 from fxpool.lowering.core.runtime import runtime
-from fxpool.torch_compat.operators import inductor_tables
+from fxpool.torch_compat.operators import operator_tables
 
 __all__ = ["TABLES_JOB", "settle"]
 
@@ -43,16 +43,16 @@ def settle(toolchain_dir: str | None, mode: str) -> None:
 
     Waits for the worker. Without an answer, keys have the digest of the tables instead.
     """
-    if inductor_tables.are_known():
+    if operator_tables.are_known():
         return
     state = runtime.part(_Asked)
     if state.done:
         return
     kept = probe_cache.Kept(toolchain_dir)
     installed = hashlib.sha256(repr(sorted(system.installed_facts(toolchain_dir).items())).encode()).hexdigest()
-    identity = (inductor_tables.version(), installed)
+    identity = (operator_tables.version(), installed)
     answer = kept.read(_QUESTION, identity)
-    if answer is not None and inductor_tables.settle(answer.get("tables", "").encode("latin-1")):
+    if answer is not None and operator_tables.settle(answer.get("tables", "").encode("latin-1")):
         return
     if not mode.endswith("subprocess") or config.current().pool == "off":
         return
@@ -62,7 +62,11 @@ def settle(toolchain_dir: str | None, mode: str) -> None:
     try:
         entries = runtime.pool().submit(TABLES_JOB, b"", job_place.spec("torch's tables", {})).result()
     except PoolError as error:
+        counters.count("fallbacks", "torch_tables_unknown")
         log.info("cannot ask a worker which entries of Inductor's tables are torch's: %s", error)
         return
-    if inductor_tables.settle(entries):
+    if not operator_tables.settle(entries):
+        counters.count("fallbacks", "torch_tables_unknown")
+        log.info("a worker did not record the entries of Inductor's tables")
+    else:
         kept.write(_QUESTION, identity, {"tables": entries.decode("latin-1")})

@@ -24,7 +24,7 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import failed_levels
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import frames, tracing
 from fxpool.torch_compat.inductor import aot, inner
 from fxpool.torch_compat.state import configs

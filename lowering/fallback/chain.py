@@ -31,7 +31,7 @@ from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, CompileRequest
 from fxpool.torch_compat.dynamo import compile_times, precompile, torch_counters, tracing
 from fxpool.torch_compat.inductor import aot

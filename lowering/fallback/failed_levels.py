@@ -11,7 +11,7 @@ from fxpool.codecache.store import failed
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError, PoolError, StoreError
 from fxpool.lowering.core.attempt import Attempt
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 
 __all__ = ["refuse", "remember"]
 

@@ -43,7 +43,7 @@ from fxpool.lowering.cpp import host_facts
 from fxpool.lowering.fallback import eager, failed_levels
 from fxpool.lowering.fallback.eager import DEADLY
 from fxpool.lowering.request import ambient
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import (
     AOT,
     BACKGROUND,

@@ -27,7 +27,7 @@ from fxpool.lowering.regions.cut import Cut
 from fxpool.lowering.regions.pieces import Piece
 from fxpool.lowering.regions.traced import TracedGraph, UncuttableError
 from fxpool.lowering.request import ambient, capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.state import configs
 

@@ -33,7 +33,7 @@ from fxpool.lowering.cpp.built import BuiltLinking, headers_kept
 from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.lowering.request import ambient
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, PACKAGE, CompileRequest
 from fxpool.lowering.worker import wrapper
 from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError

@@ -29,7 +29,7 @@ from fxpool.torch_compat.cuda import device_answers
 from fxpool.torch_compat.cuda.padding import NotMeasuredError
 from fxpool.torch_compat.dynamo import compile_times
 from fxpool.torch_compat.inductor import debug_files, preload
-from fxpool.torch_compat.operators import inductor_tables
+from fxpool.torch_compat.operators import operator_tables
 
 log = notices.logger(__name__)
 
@@ -129,7 +129,7 @@ def prepare_job(payload: bytes) -> bytes:
 
 def tables_job(_: bytes) -> bytes:
     """Job: return torch's entries in Inductor's tables, which this process recorded."""
-    return inductor_tables.as_bytes()
+    return operator_tables.as_bytes()
 
 
 # Jobs whose worker can be reused. C++ is compiled by a separate process; a Triton kernel leaves its generated module,

@@ -11,7 +11,7 @@ import torch
 
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 
 

@@ -191,6 +191,8 @@ IN_FORCE = {
 #: Flag -> the reason why its value in a worker may be another.
 DIFFERING = {
     "torch._dynamo.utils._dynamo_timed_tls.depth": "how many measurements of time are nested",
+    "torch._dynamo.utils._gc_threshold_depth": "how garbage is collected",
+    "torch._dynamo.utils._gc_threshold_saved": "how garbage is collected",
     "torch._C._current_graph_task_id": "counts backwards",
     "torch._inductor.codecache._HEADER_DIR": "where fxpool has Inductor's headers precompiled",
     "torch._inductor.codecache._HEADER_LOCK_DIR": "where fxpool has Inductor's headers precompiled",

@@ -34,7 +34,7 @@ from fxpool.codecache.graph import graph_decoder
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler as compiling
 from fxpool.torch_compat.dynamo import shape_env, tensors

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from fxpool.torch_compat.operators import inductor_tables
+from fxpool.torch_compat.operators import operator_tables
 
 _CACHED = type(functools.cache(lambda: None))
 
@@ -52,7 +52,7 @@ def import_compiler() -> None:
 
     Cached facts about devices are cleared afterwards: devices are hidden from a zygote, but not from its workers.
     """
-    inductor_tables.watch()  # a worker tells the program's entries from torch's
+    operator_tables.watch()  # a worker tells the program's entries from torch's
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_not_of_hidden_devices)
     _import(_MODULES)
     forget_devices()

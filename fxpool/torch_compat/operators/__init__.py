@@ -8,8 +8,12 @@ registrations             a program's registrations for its own operators and fo
 dispatch_probe            the Python code behind a kernel of the dispatcher
 libraries                 the shared library that registered an operator
 custom_operators          operators behind the objects that `custom_op` and `triton_op` return
+operator_tables           Inductor's tables by operator, and torch's own entries in them
 inductor_tables           a program's lowerings, decompositions, patterns and device passes
-own_code                  torch's modules and classes with code that is not torch's
+own_code                  whose code a function, class or module is
+namespaces                torch's modules and classes with code that is not torch's
+torch_sources             facts about torch's sources, stored per host
+literals                  literals that compiled code assigns
 constants                 torch's constants that have other values than in its source
 added_kernels             Python kernels that a program added to operators of torch
 renamed                   torch's functions in C under other names than their own

@@ -22,8 +22,8 @@ import cloudpickle
 import torch
 
 from fxpool import notices
-from fxpool.torch_compat.operators import own_code
-from fxpool.torch_compat.operators.otherwise import TABLES, forget_what_was_gathered
+from fxpool.torch_compat.operators import operator_tables, own_code
+from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
 
 __all__ = [
     "NotBroughtError",
@@ -243,10 +243,7 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) is not dict:
-            return None
-        places = (place for tables in TABLES.values() for place in tables)
-        return next((one for one in places if getattr(sys.modules.get(one[0]), one[1], None) is value), None)
+        return operator_tables.place_of(value)
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):

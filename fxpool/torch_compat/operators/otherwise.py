@@ -14,24 +14,14 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-__all__ = ["DECOMPOSED", "LOWERED", "TABLES", "How", "MetError", "Otherwise", "forget_what_was_gathered", "watched"]
+from fxpool.torch_compat.operators.operator_tables import TABLES, Treatment
 
-How = Literal["lowered", "decomposed"]
-LOWERED: How = "lowered"
-DECOMPOSED: How = "decomposed"
-#: Tables by operator in which a compile looks for a treatment: module and name.
-TABLES: dict[How, list[tuple[str, str]]] = {
-    LOWERED: [("torch._inductor.lowering", "lowerings")],
-    # Some configurations merge the second table into the first.
-    DECOMPOSED: [
-        ("torch._inductor.decomposition", "decompositions"),
-        ("torch._inductor.decomposition", "extra_random_decomps"),
-    ],
-}
+__all__ = ["MetError", "Otherwise", "forget_what_was_gathered", "watched"]
+
 _ABSENT = object()
 
 
@@ -39,7 +29,7 @@ _ABSENT = object()
 class Otherwise:
     """An operator by its name in the tables, how its treatment differs, and the program's registration for it."""
 
-    how: How
+    treatment: Treatment
     operator: str
     what: str
 
@@ -64,7 +54,8 @@ def watched(operators: Sequence[Otherwise]) -> Iterator[Callable[[], str]]:
 
     try:
         for one in operators:
-            tables = [getattr(importlib.import_module(module), name) for module, name in TABLES[one.how]]
+            looked_up = [table for table in TABLES if table.is_looked_up and table.treatment == one.treatment]
+            tables = [getattr(importlib.import_module(table.module), table.name) for table in looked_up]
             keys = [key for table in tables for key in table if str(key) == one.operator]
             key = keys[0] if keys else _found(one.operator)
             if key is None:

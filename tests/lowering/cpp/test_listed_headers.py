@@ -12,6 +12,7 @@ import fxpool
 from fxpool.codecache.key import headers, source_toolchain
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.request import capture
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.placement import Placement
 from fxpool.lowering.worker import compiler
 from fxpool.torch_compat.cpp import included
@@ -36,7 +37,7 @@ def test_a_graph_that_includes_another_header_is_not_kept(cache: Path, monkeypat
     assert (fxpool.stats()["hits"], fxpool.stats()["entries_written"]) == (0, 1)
 
 
-def captured_for_a_gpu(monkeypatch: pytest.MonkeyPatch, directory: str) -> capture.Captured:
+def captured_for_a_gpu(monkeypatch: pytest.MonkeyPatch, directory: str) -> Captured:
     """A graph of the CPU's, in a place of a graph for one GPU."""
     monkeypatch.setattr(capture, "placement_of", lambda *_: Placement((0,), (COMMON["NVIDIA H200"],)))
     into = Destination(store=directory, toolchain_dir=directory)

@@ -24,7 +24,7 @@ from torch._inductor import compile_fx
 from fxpool.lowering.core.attempt import Destination
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.request import capture
-from fxpool.lowering.request.capture import Captured
+from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.lowering.worker import compiler
 from fxpool.pool import JobSpec

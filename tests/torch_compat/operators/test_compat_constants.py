@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
-import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import torch._inductor.ir as ir
 import torch._inductor.runtime.hints as hints
 import torch.nn.functional as F
 
-from fxpool.torch_compat.operators import constants
+from fxpool.torch_compat.operators import constants, torch_sources
 
 
 class Answers:
@@ -40,11 +39,15 @@ ANSWERS = Answers()
 @pytest.fixture(autouse=True)
 def _listed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "_listed", constants._Listed(0, []))
+    monkeypatch.setattr(torch_sources, "_last", None)
     yield
 
 
 def changed() -> dict[str, str]:
-    return {change.name: change.value for change in constants.changed(ANSWERS, "here")}
+    sources = torch_sources.loaded("here", ANSWERS)
+    found = {change.name: change.value for change in constants.changed(sources)}
+    sources.keep(ANSWERS)
+    return found
 
 
 def test_torch_as_it_was_imported_has_no_changes() -> None:
@@ -99,74 +102,20 @@ def test_what_another_process_has_read_is_not_read_again() -> None:
     assert changed() == {}
     before = ANSWERS.written
     constants._listed = constants._Listed(0, [])
+    torch_sources._last = None
     assert changed() == {} and ANSWERS.written == before and before > 0
 
 
+def test_a_module_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader:
+        def get_code(self, name: str) -> None:
+            raise OSError("gone")
+
+    monkeypatch.setattr(hints, "__loader__", Loader())
+    monkeypatch.setattr(torch_sources, "_last", ("answers", "here", torch_sources.Sources("here")))
+    assert changed() == {"torch._inductor.runtime.hints": "its code can't be read: OSError: gone"}
+
+
 def test_without_a_place_for_answers_modules_are_read() -> None:
-    assert constants.changed(None, "here") == []
+    assert constants.changed(torch_sources.loaded("here")) == []
     assert len(constants._listed.plain) > 1000
-
-
-SOURCE = """
-from __future__ import annotations
-import math
-
-NUMBER = 3
-TEXT: str = "a"
-NEGATIVE = -1
-PAIR = (1, "b")
-LIST = [1, 2, 3, 4]
-NAMES = {"a": 1, "b": [2]}
-LETTERS = {"x", "y"}
-MIXED = [math.pi, 1]
-EMPTY = []
-TWICE = 1
-TWICE = 2
-filled = [1]
-filled.append(2)
-counter = 0
-LATER = math.sqrt(2)
-
-
-def plain(x: int, factor: float = 2.0, *, name: str = "n") -> int:
-    global counter
-    counter += 1
-    return x
-
-
-def computed(x, limit=math.inf):
-    return x
-
-
-@property
-def wrapped(x, limit=1):
-    return x
-
-
-class Kernel:
-    suffix = ";"
-    sizes = {1: 2}
-
-    def run(self, count=4):
-        return count
-"""
-
-
-def test_literals_are_read_from_compiled_code() -> None:
-    code = compile(SOURCE, "module.py", "exec")
-    assert isinstance(code, types.CodeType)
-    assert constants.literals(code) == {
-        "NUMBER": "3",
-        "TEXT": "'a'",
-        "NEGATIVE": "-1",
-        "PAIR": constants.text((1, "b")),
-        "LIST": constants.text([1, 2, 3, 4]),
-        "NAMES": constants.text({"a": 1, "b": [2]}),
-        "LETTERS": constants.text({"x", "y"}),
-        "counter": "0",  # left out for the whole module, as a function assigns it
-        "plain.__defaults__": "tuple['2.0']",
-        "plain.__kwdefaults__": constants.text({"name": "n"}),
-        "Kernel.suffix": "';'",
-        "Kernel.sizes": constants.text({1: 2}),
-        "Kernel.run.__defaults__": "tuple['4']",
-    }

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from fxpool.torch_compat.operators import by_value, inductor_tables
-from fxpool.torch_compat.operators.otherwise import DECOMPOSED, LOWERED, Otherwise
+from fxpool.torch_compat.operators import by_value, inductor_tables, operator_tables
+from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
+from fxpool.torch_compat.operators.otherwise import Otherwise
 
 aten = torch.ops.aten
 
@@ -51,7 +49,7 @@ def _tables_as_before() -> Iterator[None]:
     before = [dict(table) for table in tables]
     fallbacks = set(lowering.fallbacks)
     effects = set(_side_effectful_functions)
-    inductor_tables._results.clear()
+    operator_tables._results.clear()
     for entry in inductor_tables.entries():
         for table in tables:
             table.pop(entry.key, None)
@@ -66,7 +64,7 @@ def _tables_as_before() -> Iterator[None]:
     _side_effectful_functions.update(effects)
     lowering.fallbacks.clear()
     lowering.fallbacks.update(fallbacks)
-    inductor_tables._results.clear()
+    operator_tables._results.clear()
 
 
 def changed() -> dict[str, Any]:
@@ -79,11 +77,11 @@ def changed() -> dict[str, Any]:
 def as_torch_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the tables had been recorded when they were made."""
     recorded: dict[str, dict[str, Any]] = {}
-    for module, name, _ in inductor_tables._TABLES:
+    for module, name, *_ in operator_tables.TABLES:
         table = getattr(importlib.import_module(module), name, {})
-        recorded[name] = {inductor_tables._key(key): value for key, value in table.items()}
+        recorded[name] = {operator_tables.key_text(key): value for key, value in table.items()}
     assert "aten.sin.default" in recorded["lowerings"] and "aten.addmm.default" in recorded["decompositions"]
-    monkeypatch.setattr(inductor_tables, "_original", recorded)
+    monkeypatch.setattr(operator_tables, "_original", recorded)
 
 
 def test_entries_of_torch_do_not_count(as_torch_made_them: None) -> None:
@@ -267,46 +265,3 @@ def test_a_device_s_passes_count_by_their_uuid() -> None:
 
     common.custom_backend_passes["compat"] = Passes()
     assert changed() == {"custom_backend_passes[compat]": "'one'"}
-
-
-WATCHED = """
-import json, sys
-from fxpool.torch_compat.operators import inductor_tables as tables
-if {watching}:
-    tables.watch()
-elif given := sys.stdin.buffer.read():
-    assert tables.settle(given)
-import inspect, torch
-import torch._inductor.lowering as lowering
-known, before = tables.are_known(), tables.digest()
-names = lambda: sorted(entry.name for entry in tables.entries() if "side effects" not in entry.name)
-made = names()
-source = inspect.getsource(lowering)[:3]
-kept = tables.as_bytes().hex()
-lowering.make_fallback(torch.ops.aten.sin.default, warn=False, override_decomp=True)
-lowering.lowerings[torch.ops.aten.exp.default] = lowering.lowerings[torch.ops.aten.cos.default]
-print(json.dumps([known, made, names(), source, before, tables.digest(), kept]))
-"""
-
-
-def test_tables_are_known_by_recording_or_from_another_process(python: str) -> None:
-    """Else the digest of all of them tells changed tables."""
-    changed, digests, kept = ["lowerings[aten.exp.default]", "lowerings[aten.sin.default]"], set(), b""
-    for watching, expected in ((True, changed), (False, []), (False, changed)):
-        given = kept if not watching and expected else b""
-        done = subprocess.run(
-            [python, "-c", WATCHED.format(watching=watching)],
-            env={**os.environ},
-            input=given,
-            capture_output=True,
-            check=False,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        known, made, names, source, before, after, now = json.loads(done.stdout)
-        assert known == (watching or bool(given))
-        assert made == [] and names == expected and before != after
-        assert source  # the loader that `inspect` asks is torch's again
-        digests.add(before)
-        kept = kept or bytes.fromhex(now)
-    assert len(digests) == 1

@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxpool.torch_compat.operators.otherwise import (
-    DECOMPOSED,
-    LOWERED,
-    MetError,
-    Otherwise,
-    forget_what_was_gathered,
-    watched,
-)
+from fxpool.torch_compat.operators.operator_tables import DECOMPOSED, LOWERED
+from fxpool.torch_compat.operators.otherwise import MetError, Otherwise, forget_what_was_gathered, watched
 
 aten = torch.ops.aten
 

@@ -1,0 +1,251 @@
+"""Finds code in torch's modules and classes that is not torch's: functions that a program put in place of torch's.
+
+A worker has a fresh torch, with torch's functions only. So a graph may be traced in a worker only if the program's
+process has the same ones; `own_code` tells whose a function is.
+
+Only modules are read that AOTAutograd or Inductor runs. Each namespace is examined once, and again if one of its values
+is another object: comparing 24,000 of them takes 1 ms.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fxpool.torch_compat.operators.own_code import C_CODE, DATA, ROOTS, is_below, is_own
+from fxpool.torch_compat.operators.torch_sources import Sources, source
+
+__all__ = ["Foreign", "examined_modules", "foreign"]
+
+#: Modules that run after AOTAutograd as well: while Inductor lowers a graph.
+_OF_INDUCTOR = (
+    "torch._inductor", "torch._ops", "torch._prims", "torch._prims_common", "torch._refs", "torch._decomp",
+    "torch._meta_registrations", "torch._subclasses", "torch._higher_order_ops", "torch._library", "torch.fx",
+    "torch.utils._pytree", "torch.utils._python_dispatch", "torch.utils._sympy", "torch.utils._mode_utils",
+    "torch.backends", "torch._guards",
+)  # fmt: skip
+#: Modules that run only while AOTAutograd traces a graph.
+_OF_AUTOGRAD = (
+    "torch._tensor", "torch.functional", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft",
+    "torch.sparse", "torch.nested", "torch.autograd", "torch._functorch", "torch.amp", "torch.overrides",
+    "torch._jit_internal", "torch._linalg_utils", "torch._lowrank", "torch._numpy", "torch.nn.attention",
+    "torch.distributed.tensor", "torch.distributed._functional_collectives", "torch.masked", "torch.compiler",
+    "torch.utils.checkpoint", "torch.random",
+)  # fmt: skip
+# Of the module `torch`, names that tracing uses; programs often replace `torch.load` and the like, which it does not.
+_NOT_TRACED = frozenset(
+    ("load", "save", "compile", "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "typename",
+     "set_printoptions", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms")
+)  # fmt: skip
+# Parts of these packages that no compile runs.
+# `ops_handler` generates its methods from text, so that nothing tells where they come from; `compile_tasks` has the
+# modules that Inductor generates. The others record compiles, store them, or run compiled code: programs wrap them to
+# count or to trace.
+_NEVER = ("torch.autograd.profiler", "torch.autograd.profiler_util", "torch.autograd.gradcheck",
+          "torch.fx.experimental.migrate_gradual_types", "torch._inductor.compile_worker",
+          "torch._inductor.ops_handler", "torch._inductor.runtime.compile_tasks", "torch._inductor.codecache",
+          "torch._inductor.debug", "torch._inductor.metrics", "torch._inductor.async_compile",
+          "torch._inductor.output_code", "torch._inductor.cudagraph_trees",
+          "torch._inductor.cudagraph_utils")  # fmt: skip
+# Names in `compile_fx` that begin a compile or the lowering of a graph: programs wrap them to count compiles.
+_BEGINS = frozenset(
+    ("compile_fx", "compile_fx_aot", "compile_fx_inner", "_compile_fx_inner", "_compile_fx_main",
+     "_maybe_wrap_and_compile_fx_main", "compile_fx_forward", "compile_fx_backward", "fx_codegen_and_compile",
+     "GraphLowering", "cudagraphify", "cudagraphify_impl")
+)  # fmt: skip
+# Attributes of a class or a module that no code of its body made.
+_OF_EVERY_CLASS = frozenset(
+    ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__qualname__", "__slots__",
+     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl",
+     "__loader__", "__spec__", "__builtins__")
+)  # fmt: skip
+
+
+class Foreign(NamedTuple):
+    """Code of a program in one of torch's places. `traced_only`: only AOTAutograd runs it, Inductor does not."""
+
+    name: str
+    value: Any
+    traced_only: bool
+
+
+class _Namespace:
+    """One module or class, with the values that were examined and the foreign ones among them."""
+
+    def __init__(self, name: str, attributes: Mapping[str, Any], wanted: Callable[[str, Any], bool]) -> None:
+        self.name, self._attributes, self._wanted = name, attributes, wanted
+        self.foreign: list[tuple[str, Any]] = []
+        self._size = -1
+        self._values: Any = ()
+        self._get: Callable[[Any], Any] = _nothing
+
+    def examine(self, own: set[int], sources: Sources) -> None:
+        """Examine the values if another one was put in.
+
+        `own` collects the ids of values that are torch's: modules of torch import the same ones.
+        """
+        try:
+            if len(self._attributes) == self._size and self._get(self._attributes) == self._values:
+                return
+        except Exception:  # a name is gone, or objects that cannot be compared
+            pass
+        code = {
+            name: value
+            for name, value in [*self._attributes.items()]
+            if (type(value) not in DATA or value is None) and name not in _OF_EVERY_CLASS
+        }
+        self._size = len(self._attributes)
+        self._get = operator.itemgetter(*code) if code else _nothing
+        self._values = self._get(self._attributes)
+        self.foreign = [
+            (name, value)
+            for name, value in code.items()
+            if not _is_plainly_own(name, value)
+            and (self._is_foreign(name, value, own) or self._is_anothers(name, value, sources))
+        ]
+
+    def _is_foreign(self, name: str, value: Any, own: set[int]) -> bool:
+        if id(value) in own:
+            return False
+        if is_own(value):
+            own.add(id(value))
+            return False
+        return self._wanted(name, value)
+
+    def _is_anothers(self, name: str, value: Any, sources: Sources) -> bool:
+        """Return whether torch's source defines a function under `name`, and `value` is one with another name."""
+        if type(value) is not types.FunctionType:
+            return False
+        # The code of a wrapper has another name than the wrapper, which torch sets to that of the function inside.
+        given = value.__name__ if value.__closure__ else value.__code__.co_name
+        if given in (name, "<lambda>"):
+            return False
+        module = sys.modules.get(self.name.removesuffix(".Tensor"))
+        return module is not None and given in vars(module) and sources.defines(module, name)
+
+
+def _nothing(attributes: Any) -> Any:
+    return ()
+
+
+def _is_plainly_own(name: str, value: Any) -> bool:
+    """Return whether a value is a function of torch's files under its own name, as most are, or in C."""
+    kind = type(value)
+    if kind is not types.FunctionType:
+        return kind in C_CODE
+    code = value.__code__
+    return value.__closure__ is None and code.co_name == name and code.co_filename.startswith(ROOTS)
+
+
+class _Examined:
+    """The namespaces of the loaded modules, by the number of modules that were loaded when they were listed."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, types.ModuleType] = {}
+        self.spaces: list[tuple[_Namespace, bool]] = []
+        self.loaded = 0
+
+
+_examined = _Examined()
+
+
+def foreign(sources: Sources, *, after_autograd: bool = False) -> list[Foreign]:
+    """Return the program's code in torch's places, sorted; usually none.
+
+    `after_autograd`: leave out code that only AOTAutograd runs.
+    """
+    _list_new_modules()
+    by_name: dict[str, Foreign] = {}  # threads may have listed a module twice
+    own: set[int] = set()
+    for space, traced_only in list(_examined.spaces):
+        space.examine(own, sources)
+        if space.foreign and not (traced_only and after_autograd):
+            for name, value in space.foreign:
+                by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, traced_only)
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def examined_modules() -> Iterator[tuple[str, types.ModuleType, bool]]:
+    """Yield (name, module, traced only) of torch's loaded modules whose code counts, without `torch` itself."""
+    _list_new_modules()
+    for name, module in [*_examined.modules.items()]:
+        if (traced := _is_traced_only(name)) is not None:
+            yield name, module, traced
+
+
+def _is_traced_only(name: str) -> bool | None:
+    """Return whether only AOTAutograd runs a module's code; None if no compile does."""
+    if is_below(name, _NEVER):
+        return None
+    return False if is_below(name, _OF_INDUCTOR) else True if is_below(name, _OF_AUTOGRAD) else None
+
+
+def _list_new_modules() -> None:
+    if len(sys.modules) == _examined.loaded:
+        return
+    for name, module in sys.modules.copy().items():
+        if not name.startswith("torch") or _examined.modules.get(name) is module:
+            continue
+        _examined.modules[name] = module
+        if name == "torch":
+            _examined.spaces.append((_Namespace(name, vars(module), _is_traced), True))
+        elif (traced_only := _is_traced_only(name)) is not None:
+            _add(name, module, traced_only)
+    _examined.loaded = len(sys.modules)
+
+
+def _add(name: str, module: types.ModuleType, traced_only: bool) -> None:
+    _examined.spaces.append((_Namespace(name, vars(module), functools.partial(_is_defined, module)), traced_only))
+    for cls in [value for value in vars(module).values() if isinstance(value, type)]:
+        is_tensor = cls is torch.Tensor and name == "torch._tensor"
+        if is_tensor or vars(cls).get("__module__") == name:
+            # Functions that a program adds to `torch.Tensor` change nothing of torch's.
+            wanted = _overrides if is_tensor else functools.partial(_is_not_set, _SET.get(cls.__qualname__, ()))
+            _examined.spaces.append((_Namespace(f"{name}.{cls.__qualname__}", vars(cls), wanted), traced_only))
+
+
+def _is_not_set(may_be: tuple[str, ...], name: str, value: Any) -> bool:
+    return name not in may_be
+
+
+#: Class -> methods that may be any function. Programs wrap these to count compiles, and torch sets `forward` to the
+#: code of the graph that it loaded last.
+_SET = {
+    "GraphLowering": ("__init__",),
+    "_CodeOnlyModule": ("forward",),
+    "_InProcessFxCompile": ("codegen_and_compile",),
+}
+
+
+def _is_traced(name: str, value: Any) -> bool:
+    return name not in _NOT_TRACED and not isinstance(value, (type, types.ModuleType)) and name in _names_of_torch()
+
+
+def _overrides(name: str, value: Any) -> bool:
+    return hasattr(torch._C.TensorBase, name) or name in _names_in_source(sys.modules["torch._tensor"])
+
+
+def _is_defined(module: types.ModuleType, name: str, value: Any) -> bool:
+    """Return whether torch's module defines or imports a name itself, or the name hides a builtin."""
+    if name in _BEGINS and module.__name__ == "torch._inductor.compile_fx":
+        return False
+    return name in _names_in_source(module) or hasattr(builtins, name)
+
+
+@functools.cache
+def _names_of_torch() -> frozenset[str]:
+    return frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__, *_names_in_source(torch)))
+
+
+@functools.cache
+def _names_in_source(module: types.ModuleType) -> frozenset[str]:
+    """Return all words in a module's source: a name outside of them is an addition. Read only if there is one."""
+    return frozenset(re.findall(r"\w+", source(module)) or vars(module))

@@ -1,0 +1,19 @@
+"""`added_kernels` finds kernels that a program put into torch's operators."""
+
+from __future__ import annotations
+
+import torch
+
+from fxpool.torch_compat.operators import added_kernels
+
+
+def test_a_kernel_for_an_operator_of_torch_is_found() -> None:
+    operator = torch.ops.aten.erfc.default
+    kernel = lambda x: x  # noqa: E731
+    operator.py_impl(torch._C.DispatchKey.AutogradCPU)(kernel)
+    try:
+        assert added_kernels.foreign() == [("aten.erfc.default for AutogradCPU", kernel)]
+    finally:
+        del operator.py_kernels[torch._C.DispatchKey.AutogradCPU]
+        operator._dispatch_cache.clear()
+    assert added_kernels.foreign() == []
