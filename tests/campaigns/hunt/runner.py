@@ -118,7 +118,7 @@ class Hunter:
         kept = {
             name: value
             for name, value in environment_of(self.root, case_directory).items()
-            if not name.startswith(("TORCH_", "PYTHON", "HUNT_"))
+            if not name.startswith(("TORCH_", "PYTHON", "HUNT_")) or name == "PYTHONPYCACHEPREFIX"
         }
         return {
             **kept,
