@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fxpool.torch_compat.operators import literals, namespaces, torch_sources
+from fxpool.torch_compat.operators import literals, namespaces, own_code, torch_sources
 
 __all__ = ["Change", "changed"]
 
@@ -106,7 +106,12 @@ def _getter(module: types.ModuleType, path: str) -> Callable[[], Any] | None:
         owner = vars(owner).get(part) if hasattr(owner, "__dict__") else None
         owner = owner.__func__ if isinstance(owner, (staticmethod, classmethod)) else owner
     if name in ("__defaults__", "__kwdefaults__"):
-        is_defined = type(owner) is types.FunctionType and owner.__code__.co_name == outer[-1]  # else: a wrapper
+        # Else it is a wrapper, or a function in torch's place: `namespaces` finds the program's.
+        is_defined = (
+            type(owner) is types.FunctionType
+            and owner.__code__.co_name == outer[-1]
+            and own_code.is_file_of_torch(owner.__code__.co_filename)
+        )
         return functools.partial(getattr, owner, name) if is_defined else None
     if not isinstance(owner, (type, types.ModuleType)) or isinstance(owner, enum.EnumMeta):
         return None

@@ -98,6 +98,14 @@ def test_defaults_of_functions_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert changed() == {"torch.nn.functional.softmax.__defaults__": "tuple['None', '5', 'None']"}
 
 
+def test_defaults_of_a_function_in_the_place_of_torch_s_are_not_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropout(input: Any, p: float = 0.25) -> Any:  # `namespaces` finds the program's functions
+        return input
+
+    monkeypatch.setattr(F, "dropout", dropout)
+    assert changed() == {}
+
+
 def test_what_another_process_has_read_is_not_read_again() -> None:
     assert changed() == {}
     before = ANSWERS.written
