@@ -31,7 +31,7 @@ def is_untested() -> bool:
     major, minor = versions.NEWEST
     notices.once(
         "untested_torch",
-        f"torch {torch.__version__} is newer than the newest release tested with fxpool, {major}.{minor}: "
+        f"torch {torch.version.__version__} is newer than the newest release tested with fxpool, {major}.{minor}: "
         "graphs that do not fit are compiled by stock Inductor and counted in fxpool.stats()",
     )
     return True
@@ -42,7 +42,7 @@ def _is_newer() -> bool:
     import torch
 
     try:
-        return versions.parse(torch.__version__) > versions.NEWEST
+        return versions.parse(torch.version.__version__) > versions.NEWEST
     except ValueError:
         return False
 
@@ -51,4 +51,4 @@ def _is_newer() -> bool:
 def _refusal(untested: bool) -> str | None:
     import torch
 
-    return versions.refusal(torch.__version__, sys.version_info[:2], sys.platform, untested=untested)
+    return versions.refusal(torch.version.__version__, sys.version_info[:2], sys.platform, untested=untested)

@@ -62,6 +62,8 @@ def parts(operator: Any, proof: Writer, *, after_autograd: bool = False) -> dict
         if not (after_autograd and traced_only):
             proof.token("part", part)
             proof.add(value, f"{part} of the operator {name}")
+    if operators.is_packet(operator):
+        proof.token("overloads", " ".join(operators.overload_names(operator)))
     digests["registrations"] = proof.digest()
     try:
         for path in registered.libraries:

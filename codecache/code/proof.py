@@ -17,6 +17,7 @@ import functools
 import hashlib
 import inspect
 import os
+import struct
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -200,7 +201,10 @@ class Proof:
         path = function.__code__.co_filename
         for package in grammar.NAMED_PACKAGES:
             module = sys.modules.get(package)
-            if module is not None and path.startswith(tuple(os.path.join(top, "") for top in module.__path__)):
+            tops = [
+                top for top in getattr(module, "__path__", ()) if own_code.is_installed(os.path.dirname(top), package)
+            ]
+            if module is not None and path.startswith(tuple(os.path.join(top, "") for top in tops)):
                 self.token("package", f"{function.__module__}.{function.__qualname__} {digest_package(module)}")
                 self.token("code", code_text(function.__code__))
                 return True
@@ -467,10 +471,8 @@ def _is_attribute(name: str) -> bool:
 
 def _text(value: Any) -> str | bytes:
     """Return plain data as text that differs if the value does."""
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, complex):
-        return f"{value.real.hex()} {value.imag.hex()}"
+    if isinstance(value, (float, complex)):
+        return struct.pack("<dd", value.real, value.imag).hex()  # tells the sign of zero and of NaN
     return value if isinstance(value, (str, bytes)) else repr(value)
 
 

@@ -23,7 +23,7 @@ def code_of(value: Any) -> str:
     """Return the digest of the methods of an object's class and its bases, with what they refer to.
 
     The uuid vouches for what is not proven. Of such methods, the code and the plain data that it refers to are
-    digested, through the program's functions.
+    digested, through the program's functions, classes and modules.
     """
     whole = hashlib.sha256()
     for cls in type(value).__mro__:
@@ -63,6 +63,12 @@ def _reference(name: str, value: Any, names: Sequence[str], seen: set[int]) -> I
             yield from _reference(f"{name}[{i}]", item, (), seen)
     elif type(value) is types.FunctionType and not own_code.is_own(value):
         yield from _references(value, seen)
+    elif isinstance(value, type) and not own_code.is_own(value) and id(value) not in seen:
+        seen.add(id(value))
+        for attribute, inner in sorted(vars(value).items()):
+            function = getattr(inner, "__func__", getattr(inner, "fget", inner))
+            if not attribute.startswith("__") or isinstance(function, types.FunctionType):
+                yield from _reference(f"{name}.{attribute}", function, names, seen)
     elif type(value) is types.ModuleType and not own_code.is_own_module(value) and id(value) not in seen:
         seen.add(id(value))
         for attribute in sorted(set(names) & vars(value).keys()):

@@ -251,7 +251,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         devices=placed.facts if not placed.needed else (),
         current_device=placed.current,
         visible=placed.visible() if placed.needed else None,
-        timing=placed.names() if placed.indices else None,
+        timing=placed.names() if placed.facts else None,
         group_sizes=tuple(encoded.groups.values()),
         debug_files=debug_files.asked(),
     )

@@ -191,6 +191,7 @@ IN_FORCE = {
 #: Flag -> the reason why its value in a worker may be another.
 DIFFERING = {
     "torch._dynamo.utils._dynamo_timed_tls.depth": "how many measurements of time are nested",
+    "torch._dynamo.symbolic_convert.tls.current_tx": "only Dynamo reads it",
     "torch._dynamo.utils._gc_threshold_depth": "how garbage is collected",
     "torch._dynamo.utils._gc_threshold_saved": "how garbage is collected",
     "torch._C._current_graph_task_id": "counts backwards",
@@ -215,4 +216,5 @@ DIFFERING_LATER = {
     "torch._dynamo.compiled_autograd.active_disable_ctx": _BESIDE,
     "torch.utils._python_dispatch._is_in_torch_dispatch_mode": _BESIDE,
     "included": _BESIDE,
+    "excluded": _BESIDE,
 }

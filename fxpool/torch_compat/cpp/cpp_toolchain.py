@@ -37,7 +37,7 @@ def compiler_candidates() -> list[str]:
 
 def takes_arguments() -> bool:
     """Return whether this torch splits a compiler's name like a shell, as in ``ccache g++``: 2.14 and later do."""
-    return versions.parse(torch.__version__) >= (2, 14)
+    return versions.parse(torch.version.__version__) >= (2, 14)
 
 
 def words(candidate: str) -> list[str]:

@@ -44,7 +44,7 @@ _NAMES = {
         "Python.h", "exception", "stdexcept", "type_traits", "sstream", "cstdlib", "cerrno",
         # templates of matrix products and attention, profiling
         "ATen/Context.h", "ATen/native/CPUBlas.h", "ATen/native/cpu/utils.h", "c10/util/Unroll.h",
-        *(("ATen/cpu/Utils.h",) if versions.parse(torch.__version__) >= (2, 15) else ()),
+        *(("ATen/cpu/Utils.h",) if versions.parse(torch.version.__version__) >= (2, 15) else ()),
         f"{_INDUCTOR}/aoti_torch/c/shim.h", f"{_INDUCTOR}/aoti_runtime/utils.h",
         f"{_INDUCTOR}/aoti_runtime/kernel_context_tls.h",
     ),
@@ -122,7 +122,7 @@ def decided_by(kind: Kind) -> list[Any]:
             value = getattr(value, part, None)
         options.append(repr(value))
     places = [os.path.dirname(torch.__file__), _python_headers(), os.environ.get("CUDA_HOME", "")]
-    return [_source(kind, commands.HEADER), torch.__version__, places, options]
+    return [_source(kind, commands.HEADER), torch.version.__version__, places, options]
 
 
 @functools.cache

@@ -39,7 +39,7 @@ class _Kernels:
             ]
             overloads += torch._ops._higher_order_ops.values()
             self._packets = [vars(packet) for packet in packets]
-            self._kernels = [operator.py_kernels for operator in overloads if hasattr(operator, "py_kernels")]
+            self._kernels = [table for operator in overloads for table in _tables(operator)]
             self._sizes = self._measured(spaces)
             self._foreign = [pair for operator in overloads for pair in _foreign_kernels(operator)]
         return self._foreign
@@ -52,11 +52,18 @@ class _Kernels:
 _kernels = _Kernels()
 
 
+def _tables(operator: Any) -> list[Mapping[Any, Any]]:
+    """Return an operator's kernels by dispatch key, and those by the class of a mode or a tensor."""
+    return [getattr(operator, name) for name in ("py_kernels", "python_key_table") if hasattr(operator, name)]
+
+
 def _foreign_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
     """Yield kernels of one of torch's operators. Those for a class of the program's need its objects, which refuse."""
     higher_order = operators.is_higher_order(operator)
     if not (operators.is_torchs_higher_order(operator) if higher_order else operators.is_builtin(operator)):
         return
-    for key, kernel in getattr(operator, "py_kernels", {}).items():
-        if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key)):
-            yield f"{operator} for {getattr(key, 'name', key)}", kernel
+    for table in _tables(operator):
+        for key, kernel in table.items():
+            if not own_code.is_own(kernel) and (not isinstance(key, type) or own_code.is_own(key)):
+                name = key.__qualname__ if isinstance(key, type) else getattr(key, "name", key)
+                yield f"{operator} for {name}", kernel

@@ -212,11 +212,32 @@ def _of_pass(place: str, matcher_pass: Any) -> Iterator[Entry]:
                 continue
             code = [value for value in vars(entry).values() if callable(value) or isinstance(value, types.MethodType)]
             theirs = tuple(value for value in code if not own_code.is_own(value))
-            if theirs or not own_code.is_own(entry):
+            classes = _foreign_classes(entry.pattern)
+            if theirs or classes or not own_code.is_own(entry):
                 pattern = _ADDRESS.sub("", repr(entry.pattern))
-                yield Entry(f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}", (pattern, theirs))
+                name = f"pattern {place} {op} {_ADDRESS.sub('', str(target))} {position}"
+                yield Entry(name, (pattern, theirs, *classes))
             else:
                 _torchs[id(entry)] = entry
+
+
+def _foreign_classes(pattern: Any) -> list[Any]:
+    """Return the classes in a pattern, and the functions that its parts hold, which are not torch's."""
+    found: list[Any] = []
+    waiting, seen = [pattern], {id(pattern)}
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (list, tuple, set, frozenset, dict)):
+            inner = [*part.values()] if isinstance(part, dict) else [*part]
+        elif type(part) is types.FunctionType or isinstance(part, type):
+            inner, found = [], found if own_code.is_own(part) else [*found, part]
+        elif isinstance(getattr(part, "__dict__", None), dict) and hasattr(type(part), "_match"):
+            inner = [type(part), *vars(part).values()]
+        else:
+            inner = []
+        waiting += [one for one in inner if id(one) not in seen]
+        seen |= {id(one) for one in inner}
+    return found
 
 
 def _of_devices() -> Iterator[Entry]:

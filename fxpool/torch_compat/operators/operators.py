@@ -38,6 +38,11 @@ def packet_name(packet: OpOverloadPacket) -> str:
     return packet._qualified_op_name
 
 
+def overload_names(packet: OpOverloadPacket) -> list[str]:
+    """Return the names of a packet's overloads in the order in which a call tries them: that of their definitions."""
+    return [str(name) for name in torch._C._jit_get_operation(packet._qualified_op_name)[1] or ()]
+
+
 def find_overload(name: str) -> OpOverload:
     """Return the operator of an `overload_name`. Raises AttributeError if it is not registered in this process."""
     qualified, overload = name.rsplit(".", 1)

@@ -6,6 +6,7 @@ and ``__name__`` prove nothing, because `functools.wraps` copies them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from fxpool import installed
 
 __all__ = [
     "CUSTOM_OPS",
@@ -145,7 +148,30 @@ def _is_library(path: str) -> bool:
     rest = path.removeprefix(_STDLIB) if path.startswith(_STDLIB) else ""
     if rest and not rest.startswith(_SITE):
         return True
-    return any(f"{os.sep}{package}{end}" in path for package in _PACKAGES for end in (os.sep, ".py"))
+    return any(
+        is_installed(path[: path.index(part)], package)
+        for package in _PACKAGES
+        for part in (f"{os.sep}{package}{os.sep}", f"{os.sep}{package}.py")
+        if part in path
+    )
+
+
+@functools.cache
+def is_installed(directory: str, package: str) -> bool:
+    """Return whether a package in a directory is an installed one: a program's directory may have its name.
+
+    Those that keys digest by content (`fxpool.installed`), and this one, are wherever they were imported from.
+    """
+    if package in ("fxpool", *(one.name for one in installed.PACKAGES)):
+        loaded = getattr(sys.modules.get(package), "__file__", None)
+        if loaded and os.path.dirname(os.path.abspath(loaded)) == os.path.join(directory, package):
+            return True
+    if f"{directory}{os.sep}".endswith((*_SITE, f".egg{os.sep}")):
+        return True
+    with contextlib.suppress(OSError):
+        listed = [name.lower().replace("-", "_") for name in os.listdir(directory)]
+        return any(name.startswith(package) and name.endswith((".dist_info", ".egg_info")) for name in listed)
+    return False
 
 
 def _is_generated(names: Mapping[str, Any]) -> bool:
@@ -173,12 +199,14 @@ def _is_known_class(cls: type) -> bool:
 @functools.cache
 def _is_known_module(name: str) -> bool:
     top = name.partition(".")[0]
-    if top in ("torch", "torchgen", "functorch", *_PACKAGES, "builtins"):
+    if top in ("torch", "torchgen", "functorch", "builtins", "pybind11_builtins"):
         return True
-    if top not in sys.stdlib_module_names:
+    if top not in sys.stdlib_module_names and top not in _PACKAGES:
         return False
     origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
-    return origin is None or origin in ("built-in", "frozen") or _is_known_file(origin, {})
+    if origin is None:
+        return top not in _PACKAGES
+    return origin in ("built-in", "frozen") or _is_known_file(origin, {})
 
 
 def is_below(name: str, packages: tuple[str, ...]) -> bool:
@@ -279,4 +307,4 @@ def tensor_attributes() -> list[str]:
 def is_tensor_method(name: str) -> bool:
     """Return whether torch's own Python code defines an attribute of `torch.Tensor`."""
     value = vars(torch.Tensor).get(name)
-    return value is not None and not name.startswith("_") and is_own(value)
+    return type(value) not in DATA and not name.startswith("_") and is_own(value)

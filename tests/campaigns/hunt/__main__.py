@@ -80,9 +80,11 @@ def main() -> int:
         with Hunter(
             root, slots=asked.slots, backend=asked.backend, stock_every=asked.stock_every, keep=bool(asked.keep)
         ) as hunter:
-            for outcome in hunter.run_all(cases):
-                report.add(outcome)
-    report.write()
+            try:
+                for outcome in hunter.run_all(cases):
+                    report.add(outcome)
+            finally:  # what an interrupted hunt has run need not be run again
+                report.write()
     print(report.table())
     return report.status()
 

@@ -12,6 +12,7 @@ __all__: list[str] = []
 _OPERATOR = """
 #include <torch/library.h>
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <cstdlib>
 {code}

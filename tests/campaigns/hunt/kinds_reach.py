@@ -209,7 +209,7 @@ register(
         Change("output_twice", values=("y", "y + 0"), body="y = x.sin()\nreturn y, KKK"),
         Change("input_written", values=("x.add_(1)", "x = x.add(1)"), body="KKK\nreturn x.sin()"),
         Change("gradient_stopped", values=("y", "y.detach()"), body="y = x.sin()\nreturn y, KKK * 2", training=True),
-        Change("offset_seen_by_absolute_stride", values=("0:32", "16:48"), inputs="torch.arange(64.0)[KKK].view(4, 8)",
+        Change("offset_seen_by_absolute_stride", values=("0:32", "16:48"), inputs="torch.arange(128.0)[KKK].view(4, 8)",
                body="return x.as_strided((4, 8), (8, 1), 20) + 1"),
         Change("offset_read", values=("0:32", "16:48"), inputs="torch.arange(64.0)[KKK].view(4, 8)", body="return x * x.storage_offset() + 1"),
         Change("storage_behind_view", values=("0:32", "0:64"), inputs="torch.arange(64.0)[KKK].clone()[:32].view(4, 8)",

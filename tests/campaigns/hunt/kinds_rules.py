@@ -242,11 +242,6 @@ lowering.make_fallback(torch.ops.hunted.op.default, layout_constraint=lowering.K
         ),
         # Names that the program assigns.
         Change(
-            "operator_of_aten_shadowed",
-            result="torch.ops.aten.softshrink(x)",
-            setup="torch.ops.aten.softshrink = lambda x: x * KKK",
-        ),
-        Change(
             "namespace_of_operators_shadowed",
             result="x.sin() * torch.ops.scales.factor()",
             setup="import types\ntorch.ops.scales = types.SimpleNamespace(factor=lambda: KKK)",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -228,6 +229,8 @@ class Hunter:
                 expectations.append(self._judge(case, step, directory, outcome))
             except ChildError as error:
                 outcome.verdict, outcome.detail = "broken", f"{error}: {error.output[-1500:]}"
+            except subprocess.CalledProcessError as error:  # a library of the program cannot be compiled
+                outcome.verdict, outcome.detail = "broken", str(error)
             outcome.seconds = time.perf_counter() - started
         found = Outcome(case.kind, case.number, case.note, steps, _telling(expectations), time.perf_counter() - begun)
         if found.verdict == "right" and not self.keep:

@@ -154,4 +154,10 @@ def test_nothing_stays_set_in_a_worker(seen: Seen) -> None:
         before, after = ends(one)
         assert len(held & after.keys()) > 10
         held -= flag_decisions.DIFFERING.keys()
-        assert {name: after.get(name, "None") for name in held} == {name: before.get(name, "None") for name in held}
+        pairs = {name: (_unset(before.get(name)), _unset(after.get(name))) for name in held}
+        assert {name: pair for name, pair in pairs.items() if pair[0] != pair[1]} == {}
+
+
+def _unset(value: str | None) -> str | None:
+    """The same for each way in which torch says that nothing is set: a thread's first compile changes which it is."""
+    return None if value in ("None", "NullHandler", "0") else value

@@ -17,3 +17,18 @@ def test_a_kernel_for_an_operator_of_torch_is_found() -> None:
         del operator.py_kernels[torch._C.DispatchKey.AutogradCPU]
         operator._dispatch_cache.clear()
     assert added_kernels.foreign() == []
+
+
+def test_a_kernel_for_a_mode_is_found() -> None:
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    operator = torch.ops.aten.erfc.default
+    kernel = lambda mode, x: x  # noqa: E731
+    assert added_kernels.foreign() == []
+    operator.py_impl(ProxyTorchDispatchMode)(kernel)
+    try:
+        assert added_kernels.foreign() == [("aten.erfc.default for ProxyTorchDispatchMode", kernel)]
+    finally:
+        del operator.python_key_table[ProxyTorchDispatchMode]
+        operator._dispatch_cache.clear()
+    assert added_kernels.foreign() == []

@@ -19,7 +19,7 @@ elif given := sys.stdin.buffer.read():
 import inspect, torch
 import torch._inductor.lowering as lowering
 known, before = tables.are_known(), tables.digest()
-names = lambda: sorted(entry.name for entry in inductor_tables.entries() if "side effects" not in entry.name)
+names = lambda: sorted(entry.name for entry in inductor_tables.entries() if "side effect" not in entry.name)
 made = names()
 source = inspect.getsource(lowering)[:3]
 kept = tables.as_bytes().hex()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +52,28 @@ def test_a_module_is_torch_s_by_its_place() -> None:
 def test_tensor_methods_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "an_addition", lambda self: self, raising=False)
     assert not own_code.is_tensor_method("an_addition") and own_code.is_tensor_method("norm")
+
+
+def test_plain_data_on_the_tensor_class_is_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "an_addition", 2.0, raising=False)
+    assert not own_code.is_tensor_method("an_addition")
+
+
+@pytest.mark.parametrize("package", ["numpy", "triton", "einops", "fxpool"])
+def test_a_directory_of_the_program_with_a_library_s_name_is_not_the_library(package: str, tmp_path: Path) -> None:
+    path = tmp_path / package / "train.py"
+    path.parent.mkdir()
+    path.touch()
+    names: dict[str, Any] = {}
+    exec(compile("def step(x):\n    return x", str(path), "exec"), names)
+    assert not own_code.is_own(names["step"])
+    (tmp_path / f"{package}-1.0.dist-info").mkdir()
+    assert own_code.is_installed.__wrapped__(str(tmp_path), package)
+
+
+def test_libraries_that_torch_uses_are_own() -> None:
+    import numpy
+    import sympy
+
+    assert own_code.is_own(sympy.Integer) and own_code.is_own(sympy.simplify) and own_code.is_own(numpy.ndarray)
+    assert own_code.is_own(own_code.is_own)
