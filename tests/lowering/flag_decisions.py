@@ -191,6 +191,7 @@ IN_FORCE = {
 #: Flag -> the reason why its value in a worker may be another.
 DIFFERING = {
     "torch._dynamo.utils._dynamo_timed_tls.depth": "how many measurements of time are nested",
+    "torch._functorch._aot_autograd.codegen._capture_tls.trace_sink": "collects sources for a structured trace",
     "torch._dynamo.symbolic_convert.tls.current_tx": "only Dynamo reads it",
     "torch._dynamo.utils._gc_threshold_depth": "how garbage is collected",
     "torch._dynamo.utils._gc_threshold_saved": "how garbage is collected",

@@ -23,13 +23,12 @@ from fxpool.torch_compat.dynamo import tensors
 
 _RAGGED = 5  # the value of a ragged size in a worker
 
-# Attributes that affect the proofs of a ShapeEnv. Names differ between releases (2.13 renamed var_to_val): those that
-# a release lacks are skipped. Stacks, logs, caches and the attributes of translation validation are left out.
+# Attributes that affect the proofs of a ShapeEnv. Those that a release lacks are skipped. Stacks, logs, caches and the
+# attributes of translation validation are left out.
 _STATE = (
     "settings",
     "axioms",
     "unique_ids",
-    "var_to_val",
     "backed_var_to_val",
     "unbacked_var_to_val",
     "real_tensor_prop_unbacked_vals",
@@ -65,11 +64,13 @@ def dump(env: ShapeEnv) -> bytes:
         Exception: any error of pickle, for a source that cannot be pickled.
     """
     state = {name: env.__dict__[name] for name in _STATE if name in env.__dict__}
-    for name in ("backed_var_to_val", "var_to_val"):  # now, and until 2.12
-        if any(isinstance(value, SingletonInt) for value in state.get(name, {}).values()):
-            # The ragged size of a jagged tensor equals itself only; a worker needs a number to compile with.
-            numbers = {s: sympy.Integer(_RAGGED) if isinstance(v, SingletonInt) else v for s, v in state[name].items()}
-            state[name] = numbers
+    hints = _hints(env)
+    if any(isinstance(value, SingletonInt) for value in hints.values()):
+        # The ragged size of a jagged tensor equals itself only; a worker needs a number to compile with.
+        state["backed_var_to_val"] = {
+            symbol: sympy.Integer(_RAGGED) if isinstance(value, SingletonInt) else value
+            for symbol, value in hints.items()
+        }
     # The stacks of guards and asserts point into the user's program; a worker cannot use them.
     guards = [(g.expr, g.size_oblivious) for g in env.guards]
     asserts = {symbol: [(a.expr, a.msg) for a in listed] for symbol, listed in env.deferred_runtime_asserts.items()}
@@ -115,9 +116,7 @@ def values(env: ShapeEnv) -> dict[str, int | float | bool]:
 
 
 def _hints(env: ShapeEnv) -> dict[sympy.Symbol, Any]:
-    table = env.__dict__.get("backed_var_to_val")
-    if table is None:
-        table = env.__dict__["var_to_val"]  # its name until 2.12
+    table: dict[sympy.Symbol, Any] = env.backed_var_to_val
     return table
 
 

@@ -25,6 +25,11 @@ _EXPLAINED = _mask(
     "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "Named",
 )  # fmt: skip
 _EVERYWHERE = _mask("BackendSelect", "ADInplaceOrView")
+# The bits of a set that say for which backends its keys are. A set without keys may have some: until 2.12, leaving
+# `_ExcludeDispatchKeyGuard` removes the key only.
+_BACKENDS = _mask("CPU", "CUDA", "XPU", "MPS", "HPU", "MTIA", "PrivateUse1") & _mask(
+    "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradHPU", "AutogradMTIA", "AutogradPrivateUse1"
+)
 
 
 def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
@@ -42,8 +47,8 @@ def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
         return "torch_function_mode", "a TorchFunctionMode is active"
     if torch.is_inference_mode_enabled():
         return "inference_mode", "inference mode is on while the graph is compiled"
-    included = core._dispatch_tls_local_include_set().raw_repr() & ~_EXPLAINED
-    excluded = core._dispatch_tls_local_exclude_set().raw_repr() & ~_EXPLAINED
+    included = core._dispatch_tls_local_include_set().raw_repr() & ~(_EXPLAINED | _BACKENDS)
+    excluded = core._dispatch_tls_local_exclude_set().raw_repr() & ~(_EXPLAINED | _BACKENDS)
     if before_autograd and (included != _EVERYWHERE or excluded):
         return "dispatch_keys", f"included {included ^ _EVERYWHERE:#x}, excluded {excluded:#x}"
     device = core._get_default_device()

@@ -84,7 +84,6 @@ register(
         _state("quantized_engine", "float(len(torch.backends.quantized.engine))", ("onednn", "fbgemm"), "torch.backends.quantized.engine = 'KKK'"),
         _state("overwritten_parameters", "2.0 + torch.__future__.get_overwrite_module_params_on_conversion()", (False, True),
                "torch.__future__.set_overwrite_module_params_on_conversion(KKK)"),
-        _state("arguments_validated", "2.0 + torch.distributions.Distribution._validate_args", (False, True), "torch.distributions.Distribution.set_default_validate_args(KKK)"),
         _state("warn_always", "2.0 + torch.is_warn_always_enabled()", (False, True), "torch.set_warn_always(KKK)"),
         _state("autograd_threads", "2.0 + torch.autograd.is_multithreading_enabled()", (False, True), around="torch.autograd.set_multithreading_enabled(KKK)"),
         _state("view_replay", "2.0 + torch._C._is_view_replay_enabled()", (False, True),

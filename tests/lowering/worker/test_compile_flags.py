@@ -160,4 +160,4 @@ def test_nothing_stays_set_in_a_worker(seen: Seen) -> None:
 
 def _unset(value: str | None) -> str | None:
     """The same for each way in which torch says that nothing is set: a thread's first compile changes which it is."""
-    return None if value in ("None", "NullHandler", "0") else value
+    return None if value in ("None", "NullHandler", "0", "False") else value

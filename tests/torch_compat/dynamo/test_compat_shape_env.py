@@ -11,7 +11,6 @@ from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySour
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from fxpool.torch_compat import versions
 from fxpool.torch_compat.dynamo import shape_env
 from fxpool.torch_compat.dynamo.shape_env import Place
 
@@ -73,10 +72,8 @@ def test_asserts_that_run_later_are_taken_along() -> None:
     assert (name, lower) == (str(size.node.expr), 2)
 
 
-def test_hints_are_where_this_release_keeps_them() -> None:
-    """``var_to_val`` until 2.12."""
+def test_hints_are_the_sizes_of_this_call() -> None:
     env = fake_of(torch.ones(3)).fake_mode.shape_env
-    assert ("backed_var_to_val" in env.__dict__) == (versions.parse(torch.__version__) >= (2, 13))
     assert list(shape_env.values(env).values()) == [3]
 
 

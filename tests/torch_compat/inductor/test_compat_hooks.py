@@ -145,6 +145,7 @@ def _no_cudagraphs() -> Any:
     return BoxedBool(False)
 
 
+@pytest.mark.filterwarnings("ignore:torch._inductor.config:FutureWarning")  # torch 2.15's process warns of its options
 def test_a_graph_for_inductor_s_process_is_sent_here(parts: Any) -> None:
     from torch._inductor.compile_fx import FxCompileMode
 

@@ -59,6 +59,7 @@ def test_the_interface_is_plain_data_that_says_how_it_is_called(program: Any) ->
     assert packages.interface(exported(largest=32)) != described
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 and 2.12 read programs so
 def test_a_program_is_written_and_read(program: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "program.pt2")
     packages.write(program, path)

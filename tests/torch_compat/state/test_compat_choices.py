@@ -73,7 +73,7 @@ def test_choices_are_entered_and_left() -> None:
 def test_registered_factories_are_captured_and_entered() -> None:
     with choices.entered({choices.REGISTERED: [["compat", Mine]]}):
         assert choices.captured() == {choices.REGISTERED: [["compat", Mine]]}
-        assert [type(part) for part in choices._parts(V.choices)][:1] == [Mine]
+        assert choices._described(V.choices)[0][0] is Mine
     assert choices.captured() == {}
 
 

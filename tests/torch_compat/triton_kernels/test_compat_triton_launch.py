@@ -70,6 +70,7 @@ def test_torch_s_launch_is_handed_out(launcher: Callable[..., Launcher]) -> None
 TOLD = {"kernel_name": "compat_kernel", "kernel_backend": "triton"}
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 and 2.12
 def test_a_launch_is_reported_to_a_profiler() -> None:
     launched: list[Any] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
