@@ -52,7 +52,7 @@ class Placement:
 def placement_of(encoded: EncodedGraph, default: str | None, toolchain_dir: str | None) -> Placement:
     """Return the CUDA devices of an encoded graph; `default` is the current default device."""
     if "cuda" not in encoded.devices or torch.version.hip or not torch.cuda.is_available():
-        return Placement(tuple(encoded.indices))  # a device can be named where there is none
+        return Placement(tuple(encoded.indices))  # an argument can name a device that this host lacks
     indices, current, here = list(encoded.indices), 0, torch.cuda.current_device()
     if (encoded.current_named or default is not None or not indices) and here not in indices:
         indices += range(len(indices), here + 1) if encoded.own_indices else [here]

@@ -44,7 +44,7 @@ AHEAD["used"] = f"{AHEAD['fxpool']} {AHEAD['stock']}"
 
 @dataclasses.dataclass
 class StepOutcome:
-    """What became of one process: `verdict` is ``right``, ``wrong`` or ``refused`` (a setting of the hunt's fails)."""
+    """The outcome of one process: `verdict` is ``right``, ``wrong`` or ``refused`` (a setting of the hunt's fails)."""
 
     name: str
     verdict: str = "right"
@@ -60,7 +60,7 @@ class StepOutcome:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a case. `telling`: what is right differs between its processes, so a stale result would show."""
+    """The outcome of a case. `telling`: what is right differs between its processes, so a stale result would show."""
 
     kind: str
     number: int
@@ -302,7 +302,7 @@ def _telling(expectations: list[list[dict[str, Any]]]) -> bool:
 
 
 def _difference(actual: list[dict[str, Any]], expected: list[dict[str, Any]], tolerance: float) -> str:
-    """What is not the same, in words; empty if all is."""
+    """Return the difference in words; "" without one."""
     if len(actual) != len(expected):
         return f"{len(actual)} calls, not {len(expected)}"
     for call, (ours, right) in enumerate(zip(actual, expected, strict=True)):
