@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import os
 import random
 import subprocess
@@ -307,6 +308,7 @@ class _Record:
 def test_values_by_type_and_content() -> None:
     values: list[Any] = [
         None, True, 1, 1.0, 1j, "1", b"1", (1,), ((1,),), (), 0.0, -0.0, float("inf"), ..., "", b"", False, 0, 2**70,
+        math.nan, math.copysign(math.nan, -1), complex(0.0, -0.0), 0j, complex(0.0, math.nan),
         _Record(1), _Record(2), _Record(1, (2,)),
     ]  # fmt: skip
     digests = [digest_of(value) for value in values]

@@ -148,11 +148,10 @@ def _is_library(path: str) -> bool:
     rest = path.removeprefix(_STDLIB) if path.startswith(_STDLIB) else ""
     if rest and not rest.startswith(_SITE):
         return True
+    parts = path.split(os.sep)
     return any(
-        is_installed(path[: path.index(part)], package)
-        for package in _PACKAGES
-        for part in (f"{os.sep}{package}{os.sep}", f"{os.sep}{package}.py")
-        if part in path
+        part.removesuffix(".py") in _PACKAGES and is_installed(os.sep.join(parts[:i]), part.removesuffix(".py"))
+        for i, part in enumerate(parts)
     )
 
 

@@ -171,6 +171,13 @@ def test_ranks_on_devices_of_one_kind_share_a_key(monkeypatch: pytest.MonkeyPatc
     assert [one.needed for one in found] == [""] * 4
 
 
+def test_devices_that_the_host_lacks_have_their_indices_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument of an operator can name one; the code names it by number."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = placed("cuda:1", "cuda:3")
+    assert (found.indices, found.facts, found.key_part()) == ((1, 3), (), {})
+
+
 def test_several_devices_keep_their_relation(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = placed(torch.device("cuda", 2), torch.device("cuda", 1), torch.device("cuda", 2))
     assert (pair.indices, pair.current) == ((2, 1), 0)
@@ -192,7 +199,7 @@ def test_a_graph_without_cuda_has_no_placement(monkeypatch: pytest.MonkeyPatch) 
     assert placed(torch.device("cpu")) == Placement()
     assert Placement().key_part() == {}
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert placed(torch.device("cuda", 0)) == Placement(), "facts are of NVIDIA's devices"
+    assert placed(torch.device("cuda", 0)) == Placement((0,)), "facts are of NVIDIA's devices"
 
 
 @pytest.mark.parametrize(

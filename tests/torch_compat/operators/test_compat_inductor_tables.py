@@ -265,3 +265,22 @@ def test_a_device_s_passes_count_by_their_uuid() -> None:
 
     common.custom_backend_passes["compat"] = Passes()
     assert changed() == {"custom_backend_passes[compat]": "'one'"}
+
+
+def test_classes_of_a_pattern_count() -> None:
+    import torch._inductor.pattern_matcher as matcher
+    from torch._inductor.fx_passes import post_grad
+
+    class Near(matcher.CallFunction):
+        pass
+
+    patterns = post_grad.pass_patterns[1].patterns
+    before = {key: list(entries) for key, entries in patterns.items()}
+    nested = matcher.CallFunction(aten.neg.default, Near(aten.erfc.default, matcher.Arg()))
+    try:
+        matcher.register_graph_pattern(nested, pass_dict=post_grad.pass_patterns[1])(mine)
+        (value,) = [value for name, value in changed().items() if name.startswith("pattern post_grad")]
+    finally:
+        patterns.clear()
+        patterns.update(before)
+    assert value[1:] == ((mine,), Near)

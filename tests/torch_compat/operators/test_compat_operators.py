@@ -181,3 +181,15 @@ def test_a_packed_weight_is_only_passed_on() -> None:
 def test_operators_of_triton_kernels_are_those_of_triton_op() -> None:
     assert operators.triton_kernels_of(aten.sin.default) == []
     assert operators.triton_kernels_of(aten.sin) == []
+
+
+def test_overloads_are_named_in_the_order_of_their_definitions() -> None:
+    """A call of the packet takes the first one that fits."""
+    library = torch.library.Library("compat_overloads", "FRAGMENT")
+    library.define("op.integer(Tensor x, int k) -> Tensor")
+    library.define("op(Tensor x, float k) -> Tensor")
+    packet = torch.ops.compat_overloads.op
+    assert operators.overload_names(packet) == ["integer", ""]
+    library.define("op.text(Tensor x, str k) -> Tensor")
+    assert operators.overload_names(packet) == ["integer", "", "text"]
+    library._destroy()

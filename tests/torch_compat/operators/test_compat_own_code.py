@@ -71,6 +71,13 @@ def test_a_directory_of_the_program_with_a_library_s_name_is_not_the_library(pac
     assert own_code.is_installed.__wrapped__(str(tmp_path), package)
 
 
+def test_an_installed_library_may_be_below_a_directory_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "numpy" / "site-packages" / "numpy" / "core.py"
+    names: dict[str, Any] = {}
+    exec(compile("def step(x):\n    return x", str(path), "exec"), names)
+    assert own_code.is_own(names["step"])
+
+
 def test_libraries_that_torch_uses_are_own() -> None:
     import numpy
     import sympy
