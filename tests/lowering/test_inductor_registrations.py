@@ -190,7 +190,8 @@ def test_a_graph_without_the_operator_is_a_worker_s_all_the_same(name: str, prog
     for hits in (0, 1):
         stats = programs.run("import torch\n" + NOT_CONCERNED[name] + WITHOUT_SIN)["stats"]
         assert (stats["hits"], stats["fallbacks"], stats["compiles"]["in_process"]) == (hits, {}, 0)
-    assert programs.run(WITHOUT_SIN)["stats"]["hits"] == 0, "what is registered counts"
+    # An entry for one of torch's operators counts, as any graph may come to it; one for the program's own does not.
+    assert programs.run(WITHOUT_SIN)["stats"]["hits"] == (name == "an operator of its own")
 
 
 # Registered in a function, and larger than what is sent: workers have to do without it.
