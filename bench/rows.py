@@ -26,6 +26,7 @@ OURS = "fxpool"
 STATES = ("bare", "known host", "warm")
 CHILD = str(Path(__file__).with_name("child.py"))
 ASYNC_CHILD = str(Path(__file__).with_name("async_child.py"))
+CUSTOM_CHILD = str(Path(__file__).with_name("custom_child.py"))
 POOL_CHILD = str(Path(__file__).with_name("pool_child.py"))
 
 
@@ -162,6 +163,16 @@ ROWS: tuple[Row, ...] = (
             limit=0.1,
         )
         for what, value in (("done", "exit_seconds"), ("under way", "pending_exit_seconds"))
+    ),
+    *(
+        Row(
+            "home",
+            f"six blocks with a custom operator, first training step, its backward {proven}",
+            "warm",
+            (CUSTOM_CHILD, "--operator", operator),
+            {"inductor": goal},
+        )
+        for operator, proven, goal in (("proven", "proven", 0.5), ("listed", "traced at home", 1.2))
     ),
     Row(
         "ready",

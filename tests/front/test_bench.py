@@ -42,7 +42,9 @@ def test_what_makes_no_pairs_is_refused(bench: Any, ours: list[float], theirs: l
 def test_rows_are_chosen_by_name(bench: Any) -> None:
     assert {row.id for row in bench.rows.select("s1, S7")} == {"S1", "S7"}
     for names in ("S1,S99", ""):
-        with pytest.raises(ValueError, match=r"known: S1, S2, S3, S4, S5, S6, S7, S8, S9, S10, S11, R3, R10, ready"):
+        with pytest.raises(
+            ValueError, match=r"known: S1, S2, S3, S4, S5, S6, S7, S8, S9, S10, S11, R3, R10, home, ready"
+        ):
             bench.rows.select(names)
 
 

@@ -44,7 +44,10 @@ CHANGES: dict[str, Callable[[], object]] = {
 
 
 @pytest.fixture(autouse=True)
-def _state_as_before() -> Any:
+def _state_as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
+    # torch's own test utilities, which another test may have imported, forbid assignments to backends' switches.
+    allowed = "__allow_nonbracketed_mutation_flag"
+    monkeypatch.setitem(torch.backends.disable_global_flags.__globals__, allowed, True)
     with switches.entered(switches.capture()):
         yield
 
