@@ -32,10 +32,10 @@ def step(operator: str, backend: str) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(*(Block() for _ in range(6))), torch.randn(8, 64)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     compiled = torch.compile(model, backend=backend)
     compiled(x).square().mean().backward()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     lowered, ours = counter.count, [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model(x).square().mean().backward()

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.abc
-import importlib.machinery
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
 
+from fxpool.torch_compat.imported import when_imported
 from fxpool.torch_compat.operators import operators, own_code
 
 __all__ = ["DECOMPOSED", "LOWERED", "TABLES", "Table", "Treatment", "are_known", "as_bytes", "digest", "examined",
@@ -194,44 +193,17 @@ def _relative(path: str) -> str:
 # ----------------------------------------------------------------------------------------- recording
 
 
+_watched: set[str] = set()
+
+
 def watch() -> None:
     """Record Inductor's tables as soon as they are created, unless they exist already."""
-    missing = {_LOWERING, _DECOMPOSITION} - sys.modules.keys()
-    if missing and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher(missing))
+    for name in {table.module for table in TABLES} - _watched - sys.modules.keys():
+        _watched.add(name)
+        when_imported(name, _record)
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds no modules itself, but wraps the loaders of some modules to run code after them."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._names:
-            return None
-        self._names.discard(fullname)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader)
-        return spec
-
-
-class _Telling(importlib.abc.Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        made: types.ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # `inspect` reads the source through it
-        module.__loader__ = self._loader
-        for table in TABLES:
-            if table.module == module.__name__ and (entries := table.find()) is not None:
-                _original[table.name] = {key_text(key): value for key, value in entries.items()}
+def _record(module: types.ModuleType) -> None:
+    for table in TABLES:
+        if table.module == module.__name__ and (entries := table.find()) is not None:
+            _original[table.name] = {key_text(key): value for key, value in entries.items()}
