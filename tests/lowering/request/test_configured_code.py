@@ -271,6 +271,21 @@ def test_a_pass_of_the_options_is_in_force(shared_pool: Path, cache: Path, passe
     assert stats["compiles"] == {"worker": 1, "in_process": 2}
 
 
+def test_a_vouched_pass_of_the_options_runs_in_a_worker(shared_pool: Path, cache: Path, passes: Any) -> None:
+    x = torch.arange(6.0)
+
+    def minus_one(x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+    for factor in (2, 2, 3):
+        torch._dynamo.reset()
+        options = {"post_grad_custom_post_pass": passes(factor).Vouched()}
+        torch.testing.assert_close(torch.compile(minus_one, backend="fxpool", options=options)(x), (x - 1) * factor)
+    stats = fxpool.stats()
+    assert (stats["hits"], stats["misses"]) == (1, 2)
+    assert stats["compiles"] == {"worker": 2, "in_process": 0}
+
+
 # ---------------------------------------------------------------- however torch exports it
 
 
