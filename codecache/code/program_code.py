@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxpool.codecache.code import operator_code
-from fxpool.codecache.code.proof import Proof, digest_of
+from fxpool.codecache.code.proof import Proof
 from fxpool.codecache.code.unproven import UnprovenError
 from fxpool.codecache.code.vouched import code_of
 from fxpool.installed import Kept
@@ -31,7 +31,6 @@ from fxpool.torch_compat.operators import (
     operator_tables,
     operators,
     registrations,
-    renamed,
     torch_sources,
 )
 from fxpool.torch_compat.operators.otherwise import Otherwise
@@ -42,7 +41,6 @@ _REGISTERED = "registered: "
 _CHANGED = "changed: "
 _KERNEL = "kernel:"
 _TABLES = "registered: all of Inductor's tables"
-_RENAMED = "torch's functions under other names than their own"
 
 #: For each dependency or registration, the functions that its digest covers, with their digests.
 Covered = dict[str, dict[str, str]]
@@ -129,7 +127,6 @@ def of(
             prove(_REGISTERED + entry.name, entry.value, of_inductor=True)
         if entry.vouched is not None:
             digests[f"{_REGISTERED}{entry.name} code"] = code_of(entry.vouched)
-    digests[_RENAMED] = digest_of(repr(renamed.renamed()))  # as a single text: digesting the list takes 1 ms
     return ProgramCode(digests, [name.removeprefix(_CHANGED) for name in digests if name.startswith(_CHANGED)])
 
 

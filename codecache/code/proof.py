@@ -156,7 +156,7 @@ class Proof:
                 raise self.refused(f"torch.{name}, which reads more than its arguments")
             self.token("torch operator", name)
         elif isinstance(value, type):
-            name = next((one for one in grammar.TORCH_CLASSES if _attribute(torch, one) is value), None)
+            name = next((one for one in sorted(grammar.TORCH_CLASSES) if _attribute(torch, one) is value), None)
             if name is None and not (self._of_inductor and own_code.function_home(value) is not None):
                 return False
             self.token("torch class", name or ".".join(own_code.function_home(value) or ()))

@@ -1,7 +1,7 @@
-"""Finds code in torch's modules and classes that is not torch's: functions that a program put in place of torch's.
+"""Finds code in torch's modules and classes that a program put there: its own, or torch's from another place.
 
-A worker has a fresh torch, with torch's functions only. So a graph may be traced in a worker only if the program's
-process has the same ones; `own_code` tells whose a function is.
+A worker has a fresh torch. So a graph may be traced in a worker only if the program's process has the same functions in
+the same places; `own_code` tells whose a function is, and `substitutes` whether it is in its place.
 
 Only modules are read that AOTAutograd or Inductor runs. Each namespace is examined once, and again if one of its values
 is another object: comparing 24,000 of them takes 1 ms.
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxpool.torch_compat.operators.own_code import C_CODE, DATA, ROOTS, is_below, is_own
+from fxpool.torch_compat.operators.own_code import C_CODE, DATA, is_below, is_own
+from fxpool.torch_compat.operators.substitutes import is_in_place, is_substitute
 from fxpool.torch_compat.operators.torch_sources import Sources, source
 
 __all__ = ["Foreign", "examined_modules", "foreign"]
@@ -61,6 +62,8 @@ _BEGINS = frozenset(
      "_maybe_wrap_and_compile_fx_main", "compile_fx_forward", "compile_fx_backward", "fx_codegen_and_compile",
      "GraphLowering", "cudagraphify", "cudagraphify_impl")
 )  # fmt: skip
+#: Functions that Dynamo replaces by its own while it runs.
+_REPLACED_BY_DYNAMO = ("torch.fx.graph_module._forward_from_src",)
 # Attributes of a class or a module that no code of its body made.
 _OF_EVERY_CLASS = frozenset(
     ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__qualname__", "__slots__",
@@ -78,10 +81,19 @@ class Foreign(NamedTuple):
 
 
 class _Namespace:
-    """One module or class, with the values that were examined and the foreign ones among them."""
+    """One module, or a class of its, with the values that were examined and the foreign ones among them."""
 
-    def __init__(self, name: str, attributes: Mapping[str, Any], wanted: Callable[[str, Any], bool]) -> None:
-        self.name, self._attributes, self._wanted = name, attributes, wanted
+    def __init__(
+        self,
+        name: str,
+        module: types.ModuleType,
+        cls: type | None,
+        wanted: Callable[[str, Any], bool],
+        traced_only: bool,
+    ) -> None:
+        self.name, self._module, self._class, self._wanted = name, module, cls, wanted
+        self.traced_only = traced_only
+        self._attributes: Mapping[str, Any] = vars(module if cls is None else cls)
         self.foreign: list[tuple[str, Any]] = []
         self._size = -1
         self._values: Any = ()
@@ -105,44 +117,42 @@ class _Namespace:
         self._size = len(self._attributes)
         self._get = operator.itemgetter(*code) if code else _nothing
         self._values = self._get(self._attributes)
+        home = vars(self._module)
+        imports = sources.imports(self._module)[0] if self._class is None else {}
         self.foreign = [
             (name, value)
             for name, value in code.items()
-            if not _is_plainly_own(name, value)
-            and (self._is_foreign(name, value, own) or self._is_anothers(name, value, sources))
+            if not is_in_place(name, value, home) and self._is_foreign(name, value, own, sources, imports.get(name))
         ]
 
-    def _is_foreign(self, name: str, value: Any, own: set[int]) -> bool:
-        if id(value) in own:
+    def _is_foreign(
+        self, name: str, value: Any, own: set[int], sources: Sources, source: tuple[str, str] | None
+    ) -> bool:
+        """Return whether a value counts as the program's; `source` is (module, name there) if the name is imported."""
+        is_imported = source is not None and _has(*source, value)
+        if is_imported and source is not None and self._is_examined_too(source[0]):
             return False
-        if is_own(value):
+        if id(value) in own or is_own(value):
             own.add(id(value))
-            return False
+            if is_imported or not is_substitute(self._module, self._class, name, value, sources):
+                return False
         return self._wanted(name, value)
 
-    def _is_anothers(self, name: str, value: Any, sources: Sources) -> bool:
-        """Return whether torch's source defines a function under `name`, and `value` is one with another name."""
-        if type(value) is not types.FunctionType:
-            return False
-        # The code of a wrapper has another name than the wrapper, which torch sets to that of the function inside.
-        given = value.__name__ if value.__closure__ else value.__code__.co_name
-        if given in (name, "<lambda>"):
-            return False
-        module = sys.modules.get(self.name.removesuffix(".Tensor"))
-        return module is not None and given in vars(module) and sources.defines(module, name)
+    def _is_examined_too(self, module: str) -> bool:
+        """Return whether another module is examined for all graphs that this one is examined for."""
+        traced_only = _is_traced_only(module)
+        return traced_only is False or (traced_only is True and self.traced_only)
+
+
+def _has(module: str, name: str, value: Any) -> bool:
+    return module in sys.modules and vars(sys.modules[module]).get(name, _MISSING) is value
+
+
+_MISSING = object()
 
 
 def _nothing(attributes: Any) -> Any:
     return ()
-
-
-def _is_plainly_own(name: str, value: Any) -> bool:
-    """Return whether a value is a function of torch's files under its own name, as most are, or in C."""
-    kind = type(value)
-    if kind is not types.FunctionType:
-        return kind in C_CODE
-    code = value.__code__
-    return value.__closure__ is None and code.co_name == name and code.co_filename.startswith(ROOTS)
 
 
 class _Examined:
@@ -150,7 +160,7 @@ class _Examined:
 
     def __init__(self) -> None:
         self.modules: dict[str, types.ModuleType] = {}
-        self.spaces: list[tuple[_Namespace, bool]] = []
+        self.spaces: list[_Namespace] = []
         self.loaded = 0
 
 
@@ -165,11 +175,12 @@ def foreign(sources: Sources, *, after_autograd: bool = False) -> list[Foreign]:
     _list_new_modules()
     by_name: dict[str, Foreign] = {}  # threads may have listed a module twice
     own: set[int] = set()
-    for space, traced_only in list(_examined.spaces):
+    for space in list(_examined.spaces):
         space.examine(own, sources)
-        if space.foreign and not (traced_only and after_autograd):
-            for name, value in space.foreign:
-                by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, traced_only)
+        for name, value in space.foreign:
+            # Inductor calls some of torch's functions in C as well.
+            if not (space.traced_only and after_autograd) or type(value) in C_CODE:
+                by_name[f"{space.name}.{name}"] = Foreign(f"{space.name}.{name}", value, space.traced_only)
     return [by_name[name] for name in sorted(by_name)]
 
 
@@ -181,6 +192,7 @@ def examined_modules() -> Iterator[tuple[str, types.ModuleType, bool]]:
             yield name, module, traced
 
 
+@functools.cache
 def _is_traced_only(name: str) -> bool | None:
     """Return whether only AOTAutograd runs a module's code; None if no compile does."""
     if is_below(name, _NEVER):
@@ -196,20 +208,20 @@ def _list_new_modules() -> None:
             continue
         _examined.modules[name] = module
         if name == "torch":
-            _examined.spaces.append((_Namespace(name, vars(module), _is_traced), True))
+            _examined.spaces.append(_Namespace(name, module, None, _is_traced, True))
         elif (traced_only := _is_traced_only(name)) is not None:
             _add(name, module, traced_only)
     _examined.loaded = len(sys.modules)
 
 
 def _add(name: str, module: types.ModuleType, traced_only: bool) -> None:
-    _examined.spaces.append((_Namespace(name, vars(module), functools.partial(_is_defined, module)), traced_only))
+    _examined.spaces.append(_Namespace(name, module, None, functools.partial(_is_defined, module), traced_only))
     for cls in [value for value in vars(module).values() if isinstance(value, type)]:
         is_tensor = cls is torch.Tensor and name == "torch._tensor"
         if is_tensor or vars(cls).get("__module__") == name:
             # Functions that a program adds to `torch.Tensor` change nothing of torch's.
             wanted = _overrides if is_tensor else functools.partial(_is_not_set, _SET.get(cls.__qualname__, ()))
-            _examined.spaces.append((_Namespace(f"{name}.{cls.__qualname__}", vars(cls), wanted), traced_only))
+            _examined.spaces.append(_Namespace(f"{name}.{cls.__qualname__}", module, cls, wanted, traced_only))
 
 
 def _is_not_set(may_be: tuple[str, ...], name: str, value: Any) -> bool:
@@ -226,7 +238,7 @@ _SET = {
 
 
 def _is_traced(name: str, value: Any) -> bool:
-    return name not in _NOT_TRACED and not isinstance(value, (type, types.ModuleType)) and name in _names_of_torch()
+    return name not in _NOT_TRACED and not isinstance(value, types.ModuleType) and name in _names_of_torch()
 
 
 def _overrides(name: str, value: Any) -> bool:
@@ -237,12 +249,16 @@ def _is_defined(module: types.ModuleType, name: str, value: Any) -> bool:
     """Return whether torch's module defines or imports a name itself, or the name hides a builtin."""
     if name in _BEGINS and module.__name__ == "torch._inductor.compile_fx":
         return False
+    if f"{module.__name__}.{name}" in _REPLACED_BY_DYNAMO and is_own(value):
+        return False
     return name in _names_in_source(module) or hasattr(builtins, name)
 
 
 @functools.cache
 def _names_of_torch() -> frozenset[str]:
-    return frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__, *_names_in_source(torch)))
+    return frozenset(
+        (*dir(torch._C), *dir(torch._C._VariableFunctions), *torch.functional.__all__, *_names_in_source(torch))
+    )
 
 
 @functools.cache

@@ -50,7 +50,7 @@ _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _SITE = ("site-packages" + os.sep, "dist-packages" + os.sep)
 # Packages that torch's modules import names from, and this one, which replaces functions of torch while it compiles.
 _PACKAGES = ("typing_extensions", "numpy", "sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec", "optree",
-             "triton", "setuptools", "psutil", "fxpool", "einops", "yaml", "packaging", "tqdm",
+             "triton", "halide", "setuptools", "psutil", "fxpool", "einops", "yaml", "packaging", "tqdm",
              "pybind11_builtins")  # fmt: skip
 
 # `ops_handler` generates its methods from text, so that nothing tells where they come from.

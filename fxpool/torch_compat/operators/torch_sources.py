@@ -1,7 +1,7 @@
-"""Remembers facts about the sources of torch's modules per host: constants, and names of the functions they define.
+"""Remembers facts about the sources of torch's modules per host: constants, and what names are bound to.
 
-The facts are read from compiled modules, or from the text for a single name. This takes 0.5 s for 475 modules, so a
-process stores them for the next one (`Sources.keep`).
+The facts are read from compiled modules. This takes 0.6 s for 475 modules, so a process stores them for the next one
+(`Sources.keep`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from fxpool.installed import Kept
 from fxpool.torch_compat.operators import literals
+from fxpool.torch_compat.operators.bindings import UNKNOWN, bindings
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
@@ -20,11 +21,17 @@ _QUESTION = ("sources of torch's modules",)
 
 
 class Facts(msgspec.Struct, array_like=True):
-    """Facts about one module. `stamp` identifies its file; `constants` is None until they are read."""
+    """Facts about one module. `stamp` identifies its file; `constants` is None until its code is read.
+
+    `imports` has names by the module that they are imported from, with spaces between them (``name`` or
+    ``name=name there``); `bound` has bindings of other names that were asked for, None for names that are not bound.
+    """
 
     stamp: str
     constants: dict[str, str] | None = None
-    defines: dict[str, bool] = {}
+    imports: dict[str, str] = {}
+    stars: list[str] = []
+    bound: dict[str, str | None] = {}
 
 
 class _Stored(msgspec.Struct):
@@ -45,6 +52,8 @@ class Sources:
         except msgspec.DecodeError:
             stored = _Stored()
         self._modules, self.attributes = stored.modules, stored.attributes
+        self._imports: dict[str, tuple[dict[str, tuple[str, str]], list[str]]] = {}
+        self._bound: dict[str, dict[str, str]] = {}
 
     def keep(self, answers: Kept) -> None:
         """Store the facts for the next process, if any of them is new."""
@@ -53,26 +62,60 @@ class Sources:
             stored = msgspec.json.encode(_Stored(self._modules, self.attributes), order="sorted").decode()
             answers.write(_QUESTION, (self._version,), {"modules": stored})
 
-    def defines(self, module: types.ModuleType, name: str) -> bool:
-        """Return whether a module's text has a function `name` at its top level."""
-        facts = self._facts(module)
-        if name not in facts.defines:
-            facts.defines[name] = f"\ndef {name}(" in source(module)
-            self._is_new = True
-        return facts.defines[name]
-
     def constants(self, module: types.ModuleType) -> dict[str, str]:
         """Return the constants of a module's source by name, as text. Raises OSError if its code can't be read."""
+        return self._read(module).constants or {}
+
+    def imports(self, module: types.ModuleType) -> tuple[dict[str, tuple[str, str]], list[str]]:
+        """Return (module, name there) of the names that a module imports, and modules whose names are all imported.
+
+        Nothing of a module whose code can't be read.
+        """
+        name = module.__name__
+        if name not in self._imports:
+            try:
+                facts = self._read(module)
+            except OSError:
+                facts = Facts("")
+            split = {
+                here: (home, there or here)
+                for home, names in facts.imports.items()
+                for here, _, there in (one.partition("=") for one in names.split())
+            }
+            self._imports[name] = split, facts.stars
+        return self._imports[name]
+
+    def binding(self, module: types.ModuleType, name: str) -> str | None:
+        """Return what a module's text binds a name to, as `bindings` describes it; None if it is not bound there."""
+        facts = self._facts(module)
+        if name not in facts.bound:
+            if module.__name__ not in self._bound:
+                try:
+                    self._bound[module.__name__] = bindings(_compiled(module), module.__package__ or "").others
+                except OSError:
+                    self._bound[module.__name__] = {name: UNKNOWN}
+            facts.bound[name] = self._bound[module.__name__].get(name)
+            self._is_new = True
+        return facts.bound[name]
+
+    def _read(self, module: types.ModuleType) -> Facts:
+        """Return a module's facts with its constants and imports. Raises OSError if its code can't be read."""
         facts = self._facts(module)
         if facts.constants is None:
             code = _compiled(module)
             assigned = literals.assigned(code)
             self.attributes |= assigned.attributes
+            bound = bindings(code, module.__package__ or "")
+            names: dict[str, list[str]] = {}
+            for name, (home, there) in bound.imports.items():
+                names.setdefault(home, []).append(name if name == there else f"{name}={there}")
+            facts.imports = {home: " ".join(inside) for home, inside in names.items()}
+            facts.stars = bound.stars
             facts.constants = {
                 name: value for name, value in literals.literals(code).items() if name not in assigned.variables
             }
             self._is_new = True
-        return facts.constants
+        return facts
 
     def _facts(self, module: types.ModuleType) -> Facts:
         """Return a module's facts, empty ones if its file has changed."""

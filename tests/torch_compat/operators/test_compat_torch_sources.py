@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fxpool.torch_compat.operators import torch_sources
+from fxpool.torch_compat.operators.bindings import DEFINED
 from fxpool.torch_compat.operators.torch_sources import Sources
 
 
@@ -46,20 +47,19 @@ def module(tmp_path: Path) -> types.ModuleType:
 def test_constants_and_definitions(module: types.ModuleType) -> None:
     sources = Sources("here")
     assert sources.constants(module) == {"LIMIT": "3"}
-    assert sources.defines(module, "defined") and not sources.defines(module, "alias")
+    assert sources.binding(module, "defined") == DEFINED and sources.binding(module, "alias") == "= defined"
 
 
 def test_another_process_reads_nothing(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers()
     first = Sources("here", answers)
-    assert first.defines(module, "defined") and not first.defines(module, "alias")
+    assert (first.binding(module, "defined"), first.binding(module, "none")) == (DEFINED, None)
     first.constants(module)
     first.keep(answers)
-    monkeypatch.setattr(torch_sources, "source", None)
     monkeypatch.setattr(torch_sources, "_compiled", lambda module: (_ for _ in ()).throw(OSError("is read again")))
     second = Sources("here", answers)
     assert second.constants(module) == {"LIMIT": "3"}
-    assert second.defines(module, "defined") and not second.defines(module, "alias")
+    assert (second.binding(module, "defined"), second.binding(module, "none")) == (DEFINED, None)
     with pytest.raises(OSError):
         Sources("another", answers).constants(module)
 
@@ -67,13 +67,13 @@ def test_another_process_reads_nothing(module: types.ModuleType, monkeypatch: py
 def test_a_changed_file_is_read_again(module: types.ModuleType) -> None:
     answers = Answers()
     first = Sources("here", answers)
-    assert first.constants(module) == {"LIMIT": "3"} and not first.defines(module, "alias")
+    assert first.constants(module) == {"LIMIT": "3"} and first.binding(module, "alias") != DEFINED
     first.keep(answers)
     path = Path(str(module.__file__))
     path.write_text("LIMIT = 4\ndef alias():\n    pass\n")
     os.utime(path, (1, 1))
     second = Sources("here", answers)
-    assert second.constants(imported(path)) == {"LIMIT": "4"} and second.defines(module, "alias")
+    assert second.constants(imported(path)) == {"LIMIT": "4"} and second.binding(module, "alias") == DEFINED
 
 
 def test_answers_that_cannot_be_read_are_left(module: types.ModuleType) -> None:

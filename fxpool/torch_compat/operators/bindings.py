@@ -1,0 +1,118 @@
+"""Reads from bytecode what the names of a module or class are bound to: imported, defined or assigned.
+
+A program that puts one function of torch in the place of another leaves only torch's code behind. The module's own
+text tells: it binds another function to that name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Iterator
+
+from fxpool.torch_compat.operators.literals import class_bodies, instructions
+
+__all__ = ["CALL", "DECORATED", "DEFINED", "UNKNOWN", "WORDS", "Bindings", "bindings"]
+
+#: The binding of a name that a ``def`` statement defines; of one that a ``def`` or ``class`` statement defines and
+#: that may be decorated.
+DEFINED, DECORATED = "def", "decorated"
+#: The binding of a name that is bound more than once, or in a way that is not read here.
+UNKNOWN = ""
+#: Begins the binding of a name that is assigned; the names, attributes and texts of its statement follow. CALL begins
+#: it if the statement calls something.
+WORDS, CALL = "= ", "call "
+
+
+@dataclasses.dataclass
+class Bindings:
+    """The bindings of one module. `imports` has (module, name there) by name; `stars` has modules imported with ``*``.
+
+    `others` has DEFINED, DECORATED, UNKNOWN, WORDS or CALL by name; for names in a class, by ``class.name``.
+    """
+
+    imports: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    stars: list[str] = dataclasses.field(default_factory=list)
+    others: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def bindings(code: types.CodeType, package: str = "") -> Bindings:
+    """Return the bindings of a module's code; `package` is what its relative imports refer to."""
+    found = Bindings()
+    for name, source, other in _bound(code, package):
+        if name == "*" and source is not None:
+            found.stars.append(source[0])
+        elif name in found.others or (name in found.imports and found.imports[name] != source):
+            found.imports.pop(name, None)
+            found.others[name] = UNKNOWN
+        elif source is not None:
+            found.imports[name] = source
+        else:
+            found.others[name] = other
+    for cls in class_bodies(code):
+        for name, other in bindings(cls).others.items():
+            found.others[f"{cls.co_name}.{name}"] = other
+    return found
+
+
+def _bound(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, str] | None, str]]:
+    """Yield (name, import, other binding) of each statement that binds a name."""
+    statement = _Statement()
+    module = before = ""
+    for instruction, argument in instructions(code):
+        if instruction == "LOAD_CONST":
+            statement.constants.append(code.co_consts[argument])
+        elif instruction == "LOAD_SMALL_INT":
+            statement.constants.append(argument)
+        elif instruction in _NAMED:
+            statement.names.append(code.co_names[argument >> _NAMED[instruction]])
+        elif instruction == "IMPORT_NAME":
+            module = statement.imported(code.co_names[argument], package)
+            if module and statement.constants[-1] == ("*",):
+                yield "*", (module, "*"), UNKNOWN
+        elif instruction == "IMPORT_FROM" and module:
+            statement.source = (module, code.co_names[argument])
+        elif instruction.startswith("CALL"):
+            statement.calls = True
+        elif instruction in ("STORE_NAME", "STORE_GLOBAL"):
+            name = code.co_names[argument]
+            yield name, statement.source, statement.binding(name, before)
+            statement = _Statement()
+        if instruction not in ("CACHE", "EXTENDED_ARG"):
+            before = instruction
+
+
+_IS_3_11, _IS_3_12 = sys.version_info >= (3, 11), sys.version_info >= (3, 12)
+#: Instruction -> how many bits of its argument come after the index of a name.
+_NAMED = {"LOAD_NAME": 0, "LOAD_ATTR": int(_IS_3_12), "LOAD_METHOD": 0, "LOAD_GLOBAL": int(_IS_3_11)}
+
+
+class _Statement:
+    """Collects what a statement reads until it binds a name."""
+
+    def __init__(self) -> None:
+        self.constants: list[object] = []
+        self.names: list[str] = []
+        self.source: tuple[str, str] | None = None
+        self.calls = False
+
+    def imported(self, module: str, package: str) -> str:
+        """Return the full name of the module of a ``from module import``; "" for other imports."""
+        level, names = self.constants[-2:] if len(self.constants) > 1 else (0, None)
+        if not isinstance(names, tuple) or not isinstance(level, int):
+            return ""
+        if level == 0:
+            return module
+        base = package.rsplit(".", level - 1)[0]
+        return f"{base}.{module}" if module else base
+
+    def binding(self, name: str, before: str) -> str:
+        """Return how the statement binds `name`, if not to something imported. `before` is the last instruction."""
+        code = [one.co_name for one in self.constants if isinstance(one, types.CodeType)]
+        if name in code:
+            return DEFINED if before in ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE") else DECORATED
+        if code or before == "FOR_ITER":
+            return UNKNOWN
+        words = [*self.names, *(one for one in self.constants if isinstance(one, str) and one.isidentifier())]
+        return f"{CALL if self.calls else WORDS}{' '.join(words)}" if words else UNKNOWN
