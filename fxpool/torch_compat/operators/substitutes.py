@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 
 import torch
 
+import fxpool
 from fxpool.torch_compat.operators.bindings import CALL, DECORATED, DEFINED, WORDS
-from fxpool.torch_compat.operators.own_code import C_CODE
+from fxpool.torch_compat.operators.own_code import C_CODE, held_functions, is_torchs_module
 from fxpool.torch_compat.operators.torch_sources import Sources
 
 __all__ = ["is_in_place", "is_substitute"]
@@ -38,33 +40,59 @@ def is_substitute(module: types.ModuleType, cls: type | None, name: str, value: 
     kind = type(value)
     if kind is not types.FunctionType and kind not in _IN_C and not issubclass(kind, type):
         return False
+    if kind is types.FunctionType and any(map(_is_fxpools, (value, *held_functions(value)))):
+        return False
     if cls is not None:
         return _is_substitute_in_class(module, cls, name, value, sources)
-    imported = [(owner, there) for owner, there in _sources(module, name, sources) if there in owner]
+    imported = [
+        (owner, there) for owner, there in _sources(module, name, sources) if _get(owner, there) is not _MISSING
+    ]
     if imported:
-        # The other module may have another value by now, so this one may be what it defines as well.
-        return not any(owner[there] is value or is_in_place(there, value, owner) for owner, there in imported)
+        return not any(_is_from(owner, there, value, sources) for owner, there in imported)
     return _is_another(value, name, (module,), sources.binding(module, name), vars(module))
 
 
+#: fxpool replaces some functions of Inductor's; a worker has the same ones.
+_FXPOOL = os.path.dirname(os.path.abspath(fxpool.__file__)) + os.sep
 #: Types of functions in C, without attributes that stand for ``__slots__``.
 _IN_C = C_CODE - {types.MemberDescriptorType}
 
 
-def _sources(module: types.ModuleType, name: str, sources: Sources) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield (names of a module, name there) for each module that a module may import a name from."""
+def _is_fxpools(value: Any) -> bool:
+    return type(value) is types.FunctionType and value.__code__.co_filename.startswith(_FXPOOL)
+
+
+def _get(module: Any, name: str) -> Any:
+    """Return a value of a module, without asking a module that finds some only when asked."""
+    names = vars(module) if isinstance(module, types.ModuleType) else {name: getattr(module, name, _MISSING)}
+    return names.get(name, _MISSING)
+
+
+_MISSING = object()
+
+
+def _is_from(module: Any, name: str, value: Any, sources: Sources) -> bool:
+    """Return whether a module has, defines or imports a value under a name. It may have another one by now."""
+    if _get(module, name) is value:
+        return True
+    if not isinstance(module, types.ModuleType) or not is_torchs_module(module):
+        return False
+    if is_in_place(name, value, vars(module)):
+        return True
+    return any(_is_from(owner, there, value, sources) for owner, there in _sources(module, name, sources))
+
+
+def _sources(module: types.ModuleType, name: str, sources: Sources) -> Iterator[tuple[Any, str]]:
+    """Yield (module or namespace, name there) for each place that a module may import a name from."""
     imports, stars = sources.imports(module)
     if name in imports:
         home, there = imports[name]
-        if home in sys.modules:
-            yield vars(sys.modules[home]), there
+        if home in sys.modules and home != module.__name__:
+            yield sys.modules[home], there
     elif (stars or module is torch) and sources.binding(module, name) is None:
-        for star in stars:
-            if star in sys.modules:
-                yield vars(sys.modules[star]), name
-        for namespace in (torch._C._VariableFunctions, torch._C) if module is torch else ():
-            if hasattr(namespace, name):
-                yield {name: getattr(namespace, name)}, name
+        yield from ((sys.modules[star], name) for star in stars if star in sys.modules)
+        if module is torch:
+            yield from ((namespace, name) for namespace in (torch._C._VariableFunctions, torch._C))
 
 
 def _is_substitute_in_class(module: types.ModuleType, cls: type, name: str, value: Any, sources: Sources) -> bool:

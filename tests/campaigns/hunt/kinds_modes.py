@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .changes import Change, register
+from .changes import ANYWHERE, FORMULA, Change, register
 
 __all__: list[str] = []
 
@@ -44,7 +44,9 @@ def state():
 """
 
 
-def _regions(name: str, state: str, statement: str = "pass", *, training: bool = False) -> Change:
+def _regions(
+    name: str, state: str, statement: str = "pass", *, training: bool = False, sites: tuple[str, ...] = ANYWHERE
+) -> Change:
     """Six equal layers; then one of them, or what they share, is another."""
     return Change(
         name,
@@ -52,6 +54,7 @@ def _regions(name: str, state: str, statement: str = "pass", *, training: bool =
         main=_LAYERS.replace("STATEMENT", statement).replace("TRAINING", str(training)),
         environment={"FXPOOL_REGIONS": "1"},
         training=training,
+        sites=sites,
         tolerance=5.0,
         dynamic=False,
     )
@@ -66,6 +69,7 @@ register(
             "shared_buffer_written",
             "L[1].seen = L[0].seen\nL[3].seen = L[0].seen",
             "self.seen.add_(y.detach().sum(0)); y = y * self.seen",
+            sites=FORMULA,  # not trained: stock Inductor's gradients differ from eager's
         ),
         _regions("weight_strides", "L[2].a.weight.data = L[2].a.weight.data.t().contiguous().t() * 1.5"),
         _regions("written_input", "L[4].k = 1.25", "x.mul_(1.5)"),
