@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-import fxpool
 from fxpool.torch_compat.operators.bindings import CALL, DECORATED, DEFINED, WORDS
 from fxpool.torch_compat.operators.own_code import C_CODE, held_functions, is_torchs_module
 from fxpool.torch_compat.operators.torch_sources import Sources
@@ -53,7 +52,7 @@ def is_substitute(module: types.ModuleType, cls: type | None, name: str, value: 
 
 
 #: fxpool replaces some functions of Inductor's; a worker has the same ones.
-_FXPOOL = os.path.dirname(os.path.abspath(fxpool.__file__)) + os.sep
+_FXPOOL = os.path.dirname(os.path.abspath(sys.modules["fxpool"].__file__ or "")) + os.sep
 #: Types of functions in C, without attributes that stand for ``__slots__``.
 _IN_C = C_CODE - {types.MemberDescriptorType}
 
