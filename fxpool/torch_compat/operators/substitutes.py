@@ -70,15 +70,15 @@ def _get(module: Any, name: str) -> Any:
 _MISSING = object()
 
 
-def _is_from(module: Any, name: str, value: Any, sources: Sources) -> bool:
+def _is_from(module: Any, name: str, value: Any, sources: Sources, depth: int = 8) -> bool:
     """Return whether a module has, defines or imports a value under a name. It may have another one by now."""
     if _get(module, name) is value:
         return True
-    if not isinstance(module, types.ModuleType) or not is_torchs_module(module):
-        return False
+    if not depth or not isinstance(module, types.ModuleType) or not is_torchs_module(module):
+        return False  # `depth` ends imports in a circle
     if is_in_place(name, value, vars(module)):
         return True
-    return any(_is_from(owner, there, value, sources) for owner, there in _sources(module, name, sources))
+    return any(_is_from(owner, there, value, sources, depth - 1) for owner, there in _sources(module, name, sources))
 
 
 def _sources(module: types.ModuleType, name: str, sources: Sources) -> Iterator[tuple[Any, str]]:

@@ -17,7 +17,7 @@ from fxpool.torch_compat.operators.bindings import UNKNOWN, bindings
 
 __all__ = ["Facts", "Sources", "file_of", "loaded", "source"]
 
-_QUESTION = ("sources of torch's modules",)
+_QUESTION = ("sources of torch's modules", "constants and bindings")
 
 
 class Facts(msgspec.Struct, array_like=True):
@@ -93,7 +93,7 @@ class Sources:
                 try:
                     self._bound[module.__name__] = bindings(_compiled(module), module.__package__ or "").others
                 except OSError:
-                    self._bound[module.__name__] = {name: UNKNOWN}
+                    return UNKNOWN  # not stored: `constants` reports such a module
             facts.bound[name] = self._bound[module.__name__].get(name)
             self._is_new = True
         return facts.bound[name]
