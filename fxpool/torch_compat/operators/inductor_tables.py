@@ -59,7 +59,8 @@ def entries() -> Iterator[Entry]:
     """Yield the entries that are not as torch made them; of unknown tables those that are not torch's."""
     for place in TABLES:
         if (table := place.find()) is not None:
-            state = f"changes {operator_tables.original(place.name) is not None}"
+            known = operator_tables.original(place.name) is not None
+            state = f"changes {known} {operator_tables.default_constraint()}"
             yield from operator_tables.examined(table, functools.partial(_in_table, place.name, table), name=state)
     others = {name: getattr(sys.modules.get(module), name, None) for module, name in _OTHERS}
     registries = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
@@ -133,7 +134,7 @@ def _in_table(name: str, table: dict[Any, Any]) -> Iterator[Entry]:
         if before is value or (isinstance(before, str) and before == structure(value)):
             continue
         own = _is_own(value)
-        if own and before is _ABSENT and (not original or operator_tables.is_added_by_torch(target, value)):
+        if own and before is _ABSENT and (not original or operator_tables.is_added_by_torch(name, target, value)):
             continue
         yield Entry(f"{name}[{key}]", value, target, target, is_torchs=own)
     for key in original.keys() - now.keys():

@@ -17,11 +17,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
+from torch._functorch import config as functorch_config
+from torch._library.utils import get_layout_constraint_tag
 
 from fxpool.torch_compat.imported import when_imported
 from fxpool.torch_compat.operators import operators, own_code
 
-__all__ = ["DECOMPOSED", "LOWERED", "TABLES", "Table", "Treatment", "are_known", "as_bytes", "digest", "examined",
+__all__ = ["DECOMPOSED", "LOWERED", "TABLES", "Table", "Treatment", "are_known", "as_bytes", "default_constraint",
+           "digest",
+           "examined",
            "is_added_by_torch", "key_text", "original", "place_of", "settle", "structure", "version",
            "watch"]  # fmt: skip
 
@@ -51,9 +55,10 @@ class Table(NamedTuple):
 
 _LOWERING = "torch._inductor.lowering"
 _DECOMPOSITION = "torch._inductor.decomposition"
+CONSTRAINTS = "_maybe_layout_constraints"
 TABLES = (
     Table(_LOWERING, "lowerings", LOWERED),
-    Table(_LOWERING, "_maybe_layout_constraints", LOWERED, is_looked_up=False),
+    Table(_LOWERING, CONSTRAINTS, LOWERED, is_looked_up=False),
     Table(_LOWERING, "user_lowerings", LOWERED, is_looked_up=False, is_sent=False),  # torch 2.12 and newer
     Table(_DECOMPOSITION, "decompositions", DECOMPOSED),
     Table(_DECOMPOSITION, "extra_random_decomps", DECOMPOSED),  # some configurations merge it into `decompositions`
@@ -77,12 +82,14 @@ def key_text(key: Any) -> str:
     return str(key) if hasattr(key, "_schema") or isinstance(key, (str, int)) else structure(key)
 
 
-def is_added_by_torch(target: Any, value: Any) -> bool:
+def is_added_by_torch(table: str, target: Any, value: Any) -> bool:
     """Return whether torch itself adds an entry after its tables were made.
 
-    It makes operators without a lowering fallbacks when a compile meets them, decomposes operators by their own
-    kernels, and registers lowerings for operators that its passes insert.
+    It makes operators without a lowering fallbacks when a compile meets them, with a constraint on their layouts,
+    decomposes operators by their own kernels, and registers lowerings for operators that its passes insert.
     """
+    if table == CONSTRAINTS and _is_decided(target, value):
+        return True
     if getattr(value, "_is_fallback_handler", False):
         return True
     if not (operators.is_overload(target) or operators.is_packet(target)):
@@ -90,6 +97,21 @@ def is_added_by_torch(target: Any, value: Any) -> bool:
     if isinstance(value, functools.partial):
         return any(part is target for part in (*value.args, *value.keywords.values()))
     return operators.namespace_of(target) not in ("aten", "prims") and operators.is_builtin(target)
+
+
+def _is_decided(target: Any, constraint: Any) -> bool:
+    """Return whether Inductor would decide on this constraint for a fallback that it makes now."""
+    lowering: Any = sys.modules[_LOWERING]
+    if not operators.is_overload(target) or not getattr(lowering.lowerings.get(target), "_is_fallback_handler", False):
+        return False
+    if operators.is_builtin(target) and constraint is lowering.require_contiguous:  # as in a backward
+        return True
+    return constraint is lowering.tag_to_layout_constraint(get_layout_constraint_tag(target, with_default=True))
+
+
+def default_constraint() -> str:
+    """Return the configuration that decides on constraints for the program's operators."""
+    return str(functorch_config.custom_op_default_layout_constraint)
 
 
 #: By id of the table and name of the result: the table, its values when it was examined, and the result.
@@ -149,14 +171,14 @@ def digest() -> str:
     whole = hashlib.sha256()
     for table in TABLES:
         if (entries := table.find()) is not None:
-            rows = examined(entries, functools.partial(_rows, entries), name="digest")
+            rows = examined(entries, functools.partial(_rows, table.name, entries), name="digest")
             whole.update(f"{table.name} {rows}\n".encode())
     return whole.hexdigest()
 
 
-def _rows(table: Mapping[Any, Any]) -> list[str]:
+def _rows(name: str, table: Mapping[Any, Any]) -> list[str]:
     return sorted(
-        f"{key_text(key)} {structure(one)}" for key, one in list(table.items()) if not is_added_by_torch(key, one)
+        f"{key_text(key)} {structure(one)}" for key, one in list(table.items()) if not is_added_by_torch(name, key, one)
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -287,8 +288,15 @@ _OPERATORS = ("_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
 _MAKERS = frozenset(("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor"))
 
 
+# Methods that Python calls for its operators. Others call none of torch's: ``__index__`` reads a value.
+_SPECIAL = re.compile(
+    r"__[ri]?(add|sub|mul|div|truediv|floordiv|mod|matmul|pow|and|or|xor|lshift|rshift)__"
+    r"|__(eq|ne|lt|le|gt|ge|neg|abs|invert)__"
+)
+
+
 def _calls_operator(name: str) -> bool:
-    return name in _operator_names() or name in _MAKERS
+    return name in _operator_names() or name in _MAKERS or _SPECIAL.fullmatch(name) is not None
 
 
 @functools.cache

@@ -123,7 +123,7 @@ cells['fn'].cell_contents = lambda x: ops.mul(x, ops.constant(KKK, torch.float32
         _read("global_of_library", "statistics", "float(statistics.mean([1, 3]))", "statistics._sum = lambda data: (int, KKK * 2, 2)"),
         _read("week_of_calendar", "calendar", "1.0 + calendar.firstweekday()", "calendar.setfirstweekday(int(KKK))"),
         _read("limit_of_csv", "csv", "csv.field_size_limit() / 1000", "csv.field_size_limit(int(KKK * 1000))"),
-        _read("directory_of_tempfile", "tempfile", "float(len(tempfile.gettempdir()))", "tempfile.tempdir = '/' + 'a' * int(KKK)"),
+        _read("directory_of_tempfile", "tempfile", "float(len(tempfile.gettempdir()))", "import os\ntempfile.tempdir = '/tmp/' + 'a' * int(KKK)\nos.makedirs(tempfile.tempdir, exist_ok=True)"),
         _read("type_of_file_name", "mimetypes", "float(len(mimetypes.guess_type('a.hunted')[0]))", "mimetypes.add_type('a/' + 'b' * int(KKK), '.hunted')"),
         # Objects that others hold.
         Change("instances_counted", "import gc\nclass S:\n    pass\ndef factor():\n    return 1.0 + sum(type(o) is S for o in gc.get_objects())",

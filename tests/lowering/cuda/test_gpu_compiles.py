@@ -24,7 +24,7 @@ from fxpool.torch_compat.cuda.device_facts import DeviceFacts
 A100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"
 TARGETS = {A100: 80, H200: 90, B200: 100}
 # Compiled in one process for all tests here; the rest is of the second tier.
-FIRST = [f"convolution@{H200}", f"attention@{H200}", f"attention@{A100}", f"gpt2@{H200}", f"bert@{B200}"]
+FIRST = [f"convolution@{H200}", f"attention@{H200}", f"attention@{A100}", f"gpt2@{H200}"]
 REST = [
     name
     for model in ("convolution", "attention", "gpt2", "llama", "bert")
@@ -157,7 +157,7 @@ def test_kernels_that_are_compiled_on_the_device_are_named() -> None:
 
 def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
     """By who asks, in this case; workers find it."""
-    assert len([name for name in compiled[f"bert@{B200}"]["ambient"] if name.endswith(".so")]) == 1
+    assert len([name for name in compiled[f"attention@{A100}"]["ambient"] if name.endswith(".so")]) == 1
 
 
 ESTIMATES = """

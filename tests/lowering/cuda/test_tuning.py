@@ -79,11 +79,13 @@ def test_the_fastest_is_compiled_and_fused_with_what_follows(compiled: dict[str,
     assert len(fused) == 2, "what follows alone, and fused with the fastest"
 
 
+@pytest.mark.slow
 def test_what_was_timed_is_kept_and_not_asked_again(compiled: dict[str, Any]) -> None:
     first, second = compiled["template"]
     assert second == first
 
 
+@pytest.mark.slow
 def test_a_candidate_that_kills_who_times_it_is_found_and_left_out(compiled: dict[str, Any]) -> None:
     (found,) = compiled["deadly"]
     described, count, _, milliseconds = found["tuned"][0]
@@ -92,6 +94,7 @@ def test_a_candidate_that_kills_who_times_it_is_found_and_left_out(compiled: dic
     assert found["kernels"]
 
 
+@pytest.mark.slow
 def test_convolutions_have_templates_too(compiled: dict[str, Any]) -> None:
     (found,) = compiled["convolution"]
     assert any(name.startswith("triton_tem") for name in found["kernels"])
