@@ -26,10 +26,11 @@ from typing import Any
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.cpp.library import LibraryFile, LoadedOnce
+from fxpool.lowering.cpp.placeless import placeless
 from fxpool.torch_compat.cpp import cpp_wrappers, included, source_kernels
 from fxpool.torch_compat.cpp.source_kernels import Built
 
-__all__ = ["BuiltLibraries", "BuiltLinking", "headers_kept"]
+__all__ = ["BuiltLibraries", "BuiltLinking", "inductors_builds"]
 
 _HEADERS = "torch-headers"
 _WRAPPER, _LIBRARY, _HALIDE, _TEMPLATE = "e", "l", "h", "t"
@@ -41,9 +42,16 @@ _LETTERS = {
 }
 
 
-def headers_kept(toolchain_dir: str | None) -> contextlib.AbstractContextManager[None]:
-    """Keep Inductor's own precompiled headers beside the host's facts while Inductor builds libraries itself."""
-    return cpp_wrappers.headers_in(os.path.join(toolchain_dir, _HEADERS) if toolchain_dir is not None else None)
+@contextlib.contextmanager
+def inductors_builds(toolchain_dir: str | None) -> Iterator[None]:
+    """While Inductor builds libraries itself: keep its precompiled headers beside the host's facts, name no folders."""
+    headers = os.path.join(toolchain_dir, _HEADERS) if toolchain_dir is not None else None
+    with cpp_wrappers.headers_in(headers), cpp_wrappers.without_places(_places(toolchain_dir)):
+        yield
+
+
+def _places(toolchain_dir: str | None) -> list[str]:
+    return [place for place in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), toolchain_dir) if place is not None]
 
 
 class BuiltLinking:
@@ -87,7 +95,8 @@ class BuiltLinking:
         """Return the libraries by number, then the runtimes they need. Raises what the compiler's call raised."""
         built = [future.result() for future in self._pending]
         runtimes = list(dict.fromkeys(one.runtime for one in built if one.runtime is not None))
-        return [*(one.library for one in built), *runtimes]
+        places = _places(self._tools)
+        return [placeless(library, places) for library in (*(one.library for one in built), *runtimes)]
 
     def close(self) -> None:
         """End the thread; libraries that it has not started are not built."""

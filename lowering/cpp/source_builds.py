@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from fxpool.codecache.key.key import canonical
 from fxpool.codecache.store.entry import Component, Entry, Metadata
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
+from fxpool.lowering.cpp.placeless import placeless
 from fxpool.torch_compat.cpp import source_compilers
 
 __all__ = ["ROLE", "SOURCE", "StoredBuilds", "kept_in", "key_of"]
@@ -67,6 +69,7 @@ class StoredBuilds:
     def keep(self, kind: str, source: str, words: Sequence[str], library: bytes, seconds: float) -> None:
         """See `source_compilers.Builds`. Never raises: after a failure, the library is built again."""
         key, components = self._key(kind, source, words)
+        library = placeless(library, (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), self._tools))
         told = Metadata(
             label=f"{kind} source", created=time.time(), compile_seconds=seconds, torch_version=str(torch.__version__)
         )

@@ -29,7 +29,7 @@ from fxpool.lowering.artifact import effects
 from fxpool.lowering.artifact.content import Decisions, Effects
 from fxpool.lowering.artifact.entry_parts import COMPILER_CHANGED, HEADERS_UNLISTED, Artifact
 from fxpool.lowering.cpp import cpu_tuning, host_facts, kernels, source_builds
-from fxpool.lowering.cpp.built import BuiltLinking, headers_kept
+from fxpool.lowering.cpp.built import BuiltLinking, inductors_builds
 from fxpool.lowering.cpp.kernels import KernelJobs
 from fxpool.lowering.cuda.triton_kernels import LinkedTriton, TritonLinking
 from fxpool.lowering.request import ambient
@@ -40,6 +40,7 @@ from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError
 from fxpool.torch_compat.cpp import commands
 from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, given, inner, output_code
+from fxpool.torch_compat.inductor.repro_text import marked
 from fxpool.torch_compat.operators import operators, otherwise
 from fxpool.torch_compat.operators.by_value import NotBroughtError
 from fxpool.torch_compat.operators.otherwise import Otherwise
@@ -98,7 +99,7 @@ def _compile(
         ambient.entered(request.ambient),
         toolchain.failures_explained(request.toolchain_dir),  # inside: the configuration names the compilers to try
         host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
-        headers_kept(request.toolchain_dir),
+        inductors_builds(request.toolchain_dir),
         source_builds.kept_in(request.store, request.toolchain_dir),
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
         tracing.worker_context(fake_mode, request.compile_id) as context,
@@ -111,7 +112,7 @@ def _compile(
         triton = TritonLinking(jobs.submit if jobs.apart and triton_compile.may_collect() else None, jobs.units)
         phase("lowering")
         cpp, sources = commands.collecting(linking.take, linking.begin), building.collecting()
-        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting():
+        with unless_met(others), _restart_caught() as asked, cpp, sources, triton.collecting(), marked():
             made = _aot(request, decoder, equal) if request.level == AOT else _inner(request, decoder)
         if asked:
             return _restart(request, asked, started)
@@ -352,12 +353,12 @@ def compile_live(captured: Captured, gm: torch.fx.GraphModule, inputs: Sequence[
         configs.entered({"inductor": decided}),  # the other entries are already in force
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.known(request.toolchain_dir),
-        headers_kept(request.toolchain_dir),
+        inductors_builds(request.toolchain_dir),
         source_builds.kept_in(request.store, request.toolchain_dir),
         cpu_tuning.tuned(request.toolchain_dir, lambda: ambient.shaping(request.ambient)) as on_cpu,
     ):
         cpp = commands.collecting(linking.take, linking.begin)
-        with _restart_caught() as asked, cpp, building.collecting():
+        with _restart_caught() as asked, cpp, building.collecting(), marked():
             made = _Result(aot.compile_graph(gm, inputs, keep_result=True).result, captured.sources)
         if asked:
             return _restart(request, asked, started)

@@ -12,7 +12,7 @@ from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.artifact.entry_parts import Artifact
 from fxpool.lowering.cpp import host_facts
-from fxpool.lowering.cpp.built import headers_kept
+from fxpool.lowering.cpp.built import inductors_builds
 from fxpool.lowering.request import ambient
 from fxpool.lowering.request.compile_request import CompileRequest
 from fxpool.torch_compat.dynamo import process_groups
@@ -38,7 +38,7 @@ def compile_package(
         ambient.entered(request.ambient),
         toolchain.failures_explained(request.toolchain_dir),
         host_facts.known(request.toolchain_dir),
-        headers_kept(request.toolchain_dir),
+        inductors_builds(request.toolchain_dir),
         tempfile.TemporaryDirectory(prefix="fxpool-package-") as directory,
     ):
         assert request.program is not None

@@ -14,9 +14,10 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import shlex
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +81,20 @@ def headers_in(folder: str | None) -> Iterator[None]:
         return
     # Torch's folder is in the temporary directory, which is cleared more often than a cache.
     with patched(codecache, "_HEADER_DIR", folder), patched(codecache, "_HEADER_LOCK_DIR", f"{folder}/locks"):
+        yield
+
+
+@contextlib.contextmanager
+def without_places(places: Iterable[str]) -> Iterator[None]:
+    """Let Inductor's calls of g++ and clang write other names for `places` into libraries and their debug information.
+
+    The commands have to be the same in all processes, because they name the precompiled headers.
+    """
+    from torch._inductor import cpp_builder
+
+    run = cpp_builder._run_compile_cmd
+    mapped = "".join(f" {shlex.quote(f'-ffile-prefix-map={place}=/fxpool')}" for place in places)
+    with patched(cpp_builder, "_run_compile_cmd", lambda command, cwd: run(command + mapped, cwd)):
         yield
 
 

@@ -9,6 +9,7 @@ forms          graphs in other forms than Dynamo's
 packages       exported programs, and AOTInductor
 given          constants that the caller of a compile has
 output_code    Inductor's output, and the loading of linked graphs
+repro_text     the script that reproduces a graph, without the process's environment
 importable     paths to a wrapper's objects that need no compiler
 preload        imports ahead of time
 stock          Inductor as its users call it

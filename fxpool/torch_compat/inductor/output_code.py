@@ -26,7 +26,7 @@ from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstant
 from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inductor_meta_from_config
 from torch._logging import getArtifactLogger, trace_structured
 
-from fxpool.torch_compat.inductor import importable
+from fxpool.torch_compat.inductor import importable, repro_text
 
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
 
@@ -206,8 +206,12 @@ def is_compiled_graph(value: Any) -> bool:
 
 
 def compiled_for(graph: Any, indices: Sequence[int]) -> None:
-    """Record the CUDA devices, in the graph's order, that a graph about to be pickled was compiled for."""
+    """Make a graph that is about to be pickled forget its process, except for the CUDA devices it was compiled for.
+
+    `indices` are the devices, in the graph's order.
+    """
     graph._fxpool_indices = tuple(indices)
+    graph.runnable_graph_str = repro_text.forget(graph.runnable_graph_str)
 
 
 def link(graph: Any, wrapper: Wrapper) -> None:
@@ -297,19 +301,19 @@ def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
 def _tell(graph: Any, place: str) -> None:
     _output_code_log.debug("Output code: \n%s", graph.source_code)
     _output_code_log.debug("Output code written to: %s", place)
-    _artifact("fx_graph_runnable", "string", graph.runnable_graph_str)
+    _artifact("fx_graph_runnable", "string", lambda: repro_text.of_this_process(graph.runnable_graph_str))
     trace_structured("inductor_post_grad_graph", payload_fn=lambda: graph.inductor_post_grad_graph_str)
     trace_structured(
         "inductor_output_code",
         lambda: {"filename": place, "file_path": os.path.abspath(place)},
         payload_fn=lambda: graph.source_code,
     )
-    _artifact("inductor_provenance_tracking_node_mappings", "json", graph.inductor_provenance_mapping_str)
+    _artifact("inductor_provenance_tracking_node_mappings", "json", lambda: graph.inductor_provenance_mapping_str)
     traces = graph.inductor_provenance_stack_traces_str
-    _artifact("inductor_provenance_tracking_kernel_stack_traces", "json", traces)
+    _artifact("inductor_provenance_tracking_kernel_stack_traces", "json", lambda: traces)
     if traces and get_metrics_context().in_progress():
         get_metrics_context().add_to_set("inductor_provenance", traces)
 
 
-def _artifact(name: str, encoding: str, text: str | None) -> None:
-    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: text)
+def _artifact(name: str, encoding: str, text: Callable[[], str | None]) -> None:
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text)

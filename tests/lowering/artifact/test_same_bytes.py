@@ -1,0 +1,96 @@
+"""Two compiles of one graph give the same bytes, in which the environment and the folders of no process stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zstandard
+from processes import run_python
+
+from fxpool.codecache.store.store import LocalStore
+
+SECRETS = {
+    "TORCHINDUCTOR_REDIS_URL": "redis://user:planted-1@127.0.0.1:1/0",
+    "TRITON_OF_THE_PROGRAM": "planted-2",
+    "AWS_SECRET_ACCESS_KEY": "planted-3",
+    "CCACHE_REMOTE_STORAGE": "redis://user:planted-4@host",
+    "TORCH_OF_THE_PROGRAM": "planted-5 'in quotes'",
+    "INDUCTOR_OF_THE_PROGRAM": "planted-6\non two lines",
+    "FXPOOL_REMOTE_CACHE": "redis://user:planted-7@127.0.0.1:1/0",
+}
+PROGRAM = """
+import torch, fxpool
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8)
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.second(self.norm(self.first(x)).relu()), 0.1)
+torch.manual_seed(0)
+torch.compile(Net(), backend="fxpool")(torch.randn(4, 16)).sum().backward()
+shapes = torch.compile(lambda x: x.softmax(-1).cumsum(0) * 2, backend="fxpool", dynamic=True)
+shapes(torch.randn(5, 7))
+OPTIONS = %r
+if OPTIONS:
+    torch.compile(lambda x: x.sin() @ x.t() + 1, backend="fxpool", options=OPTIONS)(torch.randn(6, 6))
+assert not fxpool.stats()["compiles"]["in_process"], fxpool.stats()
+fxpool.close()
+"""
+ALL = pytest.param({"cpp_wrapper": True}, marks=pytest.mark.slow, id="built from one source each")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [pytest.param({}, id="kernels"), ALL])
+def test_two_compiles_give_the_same_bytes_without_anything_of_the_process(
+    tmp_path: Path, options: dict[str, bool]
+) -> None:
+    names = []
+    key = tmp_path / "key"
+    run_python(["-m", "fxpool", "cache", "key", str(key)])
+    for number in (1, 22):
+        place = tmp_path / f"of-process-{number}"
+        for part in ("temporary", "runtime"):
+            (place / part).mkdir(parents=True, mode=0o700)
+        environment = {
+            **SECRETS,
+            "FXPOOL_CACHE_DIR": str(place / "cache"),
+            "FXPOOL_RUNTIME_DIR": str(place / "runtime"),
+            "FXPOOL_REMOTE_KEY_FILE": str(key),
+            "FXPOOL_TRACE": str(place / "trace.json"),
+            "FXPOOL_IDLE_TIMEOUT": "1",
+            "TMPDIR": str(place / "temporary"),
+            "TORCHINDUCTOR_CACHE_DIR": str(place / "torch"),
+            "PYTHONHASHSEED": str(number),
+        }
+        run_python(["-c", PROGRAM % options], **environment)
+        run_python(["-m", "fxpool", "cache", "export", str(place / "bundle")], **environment)
+        written = [
+            path
+            for path in place.rglob("*")
+            if path.is_file()
+            and "toolchain" not in path.parts
+            and path.parts[len(place.parts)] not in ("torch", "temporary")
+        ]
+        for path in written:
+            content = _readable(path)
+            found = [secret for secret in (b"planted-", b"of-process-") if secret in content]
+            if path.parts[len(place.parts)] not in ("cache", "bundle"):
+                found = [one for one in found if one == b"planted-"]  # paths are what logs and traces are for
+            assert not found, path.relative_to(place)
+        store = LocalStore(str(place / "cache"))
+        names.append(sorted(blob.ref.name for blob in store.scan_blobs()))
+    assert len(names[0]) >= 4 and names[0] == names[1]
+
+
+def _readable(path: Path) -> bytes:
+    """A file's bytes, followed by what they hold compressed."""
+    data = path.read_bytes()
+    parts, start = [data], 0
+    while (start := data.find(zstandard.FRAME_HEADER, start)) >= 0:
+        try:
+            parts.append(zstandard.ZstdDecompressor().decompressobj().decompress(data[start:]))
+        except zstandard.ZstdError:
+            pass
+        start += 1
+    return b"".join(parts)
