@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 
+from fxpool import own_python
 from fxpool.pool.host import marks
 
 __all__ = ["Guard"]
@@ -22,10 +23,12 @@ class Guard:
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", "fxpool.bench.guard", mark]
+        command = own_python.command("fxpool.bench.guard", mark)
         try:
             # In a new session, so that Ctrl-C does not reach it.
-            self._process = subprocess.Popen(command, stdin=reader, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=reader, env=own_python.environment(os.environ), start_new_session=True
+            )
         finally:
             os.close(reader)
 

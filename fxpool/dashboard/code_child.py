@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from fxpool import own_python
+
 __all__ = ["generated_code", "main"]
 
 # Seconds; torch's import takes a few.
@@ -22,14 +24,14 @@ _MOST = 32 << 20
 
 async def generated_code(root: str, key: str, name: str) -> dict[str, Any]:
     """Return {"code": [[name, text], ...]} or {"error": the reason for its absence}, from a child process."""
-    arguments = [sys.executable, "-m", "fxpool.dashboard.code_child", root, key, name]
+    arguments = own_python.command("fxpool.dashboard.code_child", root, key, name)
     child = await asyncio.create_subprocess_exec(
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         # A server is not wanted for this, and the store is the one that is shown.
-        env={**os.environ, "FXPOOL_POOL": "off", "FXPOOL_CACHE_DIR": root},
+        env=own_python.environment({**os.environ, "FXPOOL_POOL": "off", "FXPOOL_CACHE_DIR": root}),
     )
     try:
         output, errors = await asyncio.wait_for(child.communicate(), _PATIENCE)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fxpool import config
+from fxpool import config, own_python
 from fxpool.bench.demo.processes import child_environment
 from fxpool.doctor.findings import FAIL, OK, WARN, Check, Finding
 from fxpool.errors import FxpoolError, signal_name
@@ -113,8 +113,8 @@ class _Child:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes both
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fxpool.doctor.compile_trial", what],
-            env=environment,
+            own_python.command("fxpool.doctor.compile_trial", what),
+            env=own_python.environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fxpool import own_python
 from fxpool.errors import FxpoolError
 from fxpool.pool.host.processes import die_with_parent
 
@@ -116,9 +117,9 @@ class Loader:
         self._errors = Path(self._directory.name, "loader.err")
         with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, "--serve"],
+                own_python.command(module, "--serve"),
                 bufsize=0,  # a second answer could wait in a buffer, unseen by the selector
-                env=dict(environment),
+                env=own_python.environment(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
