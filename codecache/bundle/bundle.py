@@ -27,7 +27,7 @@ from fxpool.codecache.bundle import bundle_file
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.bundle.bundle_file import Contents, Writer
 from fxpool.codecache.store.blobs import BlobRef, UnsafeFileError, open_private, write_error
-from fxpool.codecache.store.entry import Entry, encode_entry
+from fxpool.codecache.store.entry import MAX_ENTRY, Entry, encode_entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import BundleError
 
@@ -133,7 +133,7 @@ def write(
     incomplete = 0
     for entry in sorted(entries, key=lambda entry: (entry.key, entry.name)):
         record = encode_entry(entry)
-        if not store.complete(entry) or len(record) > bundle_file.MAX_ENTRY:
+        if not store.complete(entry) or len(record) > MAX_ENTRY:
             incomplete += 1
         elif earlier.entries.get((entry.key, entry.name)) != bundle_file.digest_of(record):
             chosen.append((record, frozenset(entry.blobs.values())))
@@ -198,7 +198,7 @@ def check_needs(bundles: Sequence[Contents], store: LocalStore) -> None:
     """Check that the blobs each bundle expects are in the store, or in a bundle before it. Raises BundleError."""
     there: set[BlobRef] = set()
     for contents in bundles:
-        missing = sum(store.blob_path(ref) is None for ref in contents.needs - there)
+        missing = sum(not store.has_blob(ref) for ref in contents.needs - there)
         if missing:
             raise BundleError(contents.name, "needs_earlier", f"{missing} blobs that it builds on are missing here")
         there |= contents.blobs.keys()
@@ -213,7 +213,7 @@ def restore(file: BinaryIO, contents: Contents, store: LocalStore) -> Restored:
     blobs = {ref for record in missing for ref in record.blobs}
     written = 0
     for ref in contents.blobs:
-        if ref in blobs and store.blob_path(ref) is None:
+        if ref in blobs and not store.has_blob(ref):
             store.put_blob(bundle_file.read_blob(file, contents, ref))
             written += 1
     for record in missing:

@@ -27,14 +27,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.bundle.authentication import OVERHEAD, Keyring
 from fxpool.codecache.store.blobs import BlobRef
-from fxpool.codecache.store.entry import Entry, OtherVersionError, decode_entry
+from fxpool.codecache.store.entry import MAX_ENTRY, Entry, OtherVersionError, decode_entry
 from fxpool.errors import BundleError, CorruptEntryError, NotAuthenticError
 
 __all__ = [
     "FORMAT_VERSION",
-    "MAX_ENTRY",
     "Contents",
     "EntryRecord",
     "Table",
@@ -56,8 +55,8 @@ _ORDER = _NEED + _BLOB + _ENTRY + _TABLE + _SEAL
 _CHUNK = 1 << 20
 # Per bundle; stores stay far below. Verifying takes about 300 bytes of memory per record.
 _MAX_RECORDS = 2_000_000
-#: Bytes of the largest entry record that is written or read.
-MAX_ENTRY = 1 << 28
+# Bytes of the last record before the digest: the MAC of a digest.
+_SEAL_RECORD = _HEADER + OVERHEAD + _DIGEST
 _MAX_SMALL = 1 << 12  # of the table and the seal
 # The name that the MAC covers, so that the MAC of other data does not pass for a bundle's.
 _SEALED_AS = "fxpool bundle"
@@ -179,16 +178,20 @@ class _Reader:
     def at(self) -> int:
         return self.size - _DIGEST - self.left
 
+    def skip(self, size: int) -> None:
+        """Read `size` bytes for the digest only."""
+        while size:
+            size -= len(self.read(min(size, _CHUNK)))
+
     def end(self) -> None:
         """Read to the end. Raises BundleError if the digest is wrong."""
-        while self.left:
-            self.read(min(self.left, _CHUNK))
+        self.skip(self.left)
         if self._file.read(_DIGEST + 1) != self.digest.digest():
             raise self.damaged("its digest is wrong")
 
 
 def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Contents:
-    """Read a whole bundle and return its contents. The digest at its end is checked before anything is decoded.
+    """Read a whole bundle and return its contents. Digest and MAC are checked before anything is decoded.
 
     `name` is used in errors. With a `keyring`, the bundle must be sealed with one of its keys.
 
@@ -197,13 +200,12 @@ def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Content
         NotAuthenticError: its MAC is wrong.
         OSError: the file can't be read.
     """
-    _check_digest(file, name)
+    _check_ends(file, name, keyring)
     reader = _Reader(file, name)
     reader.read(_magic(file, name))
     contents = Contents(name, bytes=reader.size)
     table, stage = None, 0
     while reader.left:
-        before = reader.digest.digest()
         header = reader.read(_HEADER)
         kind, size = header[:1], int.from_bytes(header[1:], "big")
         place = _ORDER.find(kind)
@@ -227,20 +229,23 @@ def verify(file: BinaryIO, name: str, keyring: Keyring | None = None) -> Content
         elif kind == _TABLE:
             table = _decode_table(reader, reader.read(size))
         else:
+            reader.read(size)
             contents.sealed = True
-            _check_seal(reader, reader.read(size), before, keyring)
     if table != Table(len(contents.entries), len(contents.blobs), len(contents.needs)):
         raise reader.damaged("its table does not match its records")
     reader.end()
     if keyring is not None and not contents.sealed:
-        raise BundleError(name, "unsealed", "it has no MAC, and a key file is set")
+        raise _unsealed(name)
     return contents
 
 
-def _check_digest(file: BinaryIO, name: str) -> None:
-    """Check the last digest. Raises BundleError if the file is damaged, or a bundle of another format."""
+def _check_ends(file: BinaryIO, name: str, keyring: Keyring | None) -> None:
+    """Check the last digest, and the MAC before it if there are keys. Errors as `verify`."""
     reader = _Reader(file, name)
     _magic(file, name)
+    reader.skip(max(0, reader.left - _SEAL_RECORD))
+    before = reader.digest.digest()
+    last = reader.read(reader.left)
     reader.end()
     file.seek(0)
     match = _MAGIC.match(file.read(_MAGIC_SIZE))
@@ -248,6 +253,21 @@ def _check_digest(file: BinaryIO, name: str) -> None:
         raise BundleError(
             name, "other_version", f"it has format {int(match[1])}, this version of fxpool reads {FORMAT_VERSION}"
         )
+
+    if keyring is not None:
+        header = _SEAL + (_SEAL_RECORD - _HEADER).to_bytes(8, "big")
+        if not last.startswith(header):
+            raise _unsealed(name)
+        try:
+            sealed = keyring.open(_SEALED_AS, last[_HEADER:])
+        except NotAuthenticError as error:
+            raise NotAuthenticError(name, error.why) from error
+        if sealed != before:
+            raise NotAuthenticError(name, "its MAC is that of another bundle")
+
+
+def _unsealed(name: str) -> BundleError:
+    return BundleError(name, "unsealed", "it has no MAC, and a key file is set")
 
 
 def _magic(file: BinaryIO, name: str) -> int:
@@ -294,17 +314,6 @@ def _decode_table(reader: _Reader, data: bytes) -> Table:
         return msgspec.msgpack.decode(data, type=Table)
     except msgspec.DecodeError as error:
         raise reader.damaged("its table cannot be decoded") from error
-
-
-def _check_seal(reader: _Reader, seal: bytes, digest: bytes, keyring: Keyring | None) -> None:
-    if keyring is None:
-        return
-    try:
-        sealed = keyring.open(_SEALED_AS, seal)
-    except NotAuthenticError as error:
-        raise NotAuthenticError(reader.name, error.why) from error
-    if sealed != digest:
-        raise NotAuthenticError(reader.name, "its MAC is that of another bundle")
 
 
 def read_blob(file: BinaryIO, contents: Contents, ref: BlobRef) -> bytes:

@@ -27,7 +27,7 @@ from fxpool.codecache.graph.encoded_values import shortened
 __all__ = ["MAX_UNPACKED", "packed", "unpacked", "without_values"]
 
 #: Maximum size in bytes. fxpool never writes a packed detail with a larger content size.
-MAX_UNPACKED = 256 << 20
+MAX_UNPACKED = 32 << 20
 # Maximum bytes of graph and inputs, about 100,000 nodes. Above it only the digests of the components are stored.
 _MOST = 8 << 20
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -44,7 +44,7 @@ def packed(
     constraints: Sequence[Any] = (),
     covered: Mapping[str, Mapping[str, str]] | None = None,
 ) -> bytes:
-    """Pack the parts of a key; return b"" if the graph is too large to be stored twice.
+    """Pack the parts of a key; return b"" if the graph, or all of it, is too large to be stored twice.
 
     `covered`: the items that each digest of the program's code covers (`program_code.Covered`).
     """
@@ -70,7 +70,8 @@ def packed(
     }
     import zstandard
 
-    return zstandard.ZstdCompressor(level=3).compress(_ENCODER.encode(detail))
+    encoded = _ENCODER.encode(detail)
+    return zstandard.ZstdCompressor(level=3).compress(encoded) if len(encoded) <= MAX_UNPACKED else b""
 
 
 def of_variables(variables: Mapping[str, str | None]) -> dict[str, str]:
@@ -101,7 +102,7 @@ def unpacked(detail: bytes) -> dict[str, Any]:
 
     try:
         # The header of a frame declares the size of its content.
-        if zstandard.frame_content_size(detail) > MAX_UNPACKED:
+        if not 0 <= zstandard.frame_content_size(detail) <= MAX_UNPACKED:
             return {}
         found = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(detail, max_output_size=MAX_UNPACKED))
         if not isinstance(found, dict):

@@ -15,7 +15,7 @@ class RemoteError(StoreError):
     """The remote cache did not do what it was asked. Never leaves the remote level: it is a miss.
 
     `reason` is counted: ``timeout``, ``unreachable``, ``closed`` (the connection broke), ``answer`` (it said no, or
-    something senseless), ``too_large``, ``forked``.
+    something senseless), ``too_large``, ``forked``, ``client`` (an error inside the client).
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from fxpool.codecache.store.blobs import make_private_directory
+from fxpool import directories
 from fxpool.codecache.store.entry import is_hex_digest
 
 __all__ = ["DIRECTORY", "MOST", "leave", "listed", "remove"]
@@ -29,7 +29,7 @@ def leave(root: str, entries: Iterable[tuple[str, str]]) -> int:
     directory = os.path.join(root, DIRECTORY)
     marked = 0
     try:
-        make_private_directory(directory)
+        directories.make_private(directory)
         room = MOST - len(_names(root))
         for key, name in entries:
             if marked >= room:

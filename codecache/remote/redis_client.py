@@ -161,12 +161,12 @@ class RedisClient:
                 raise before from error
             connecting = isinstance(before, (ConnectionRefusedError, FileNotFoundError, socket.gaierror))
             raise RemoteError("unreachable" if connecting else "closed", _short(error)) from error
-        except (redis.RedisError, ValueError, TypeError, IndexError) as error:
-            self.close()
-            raise RemoteError("answer", _short(error)) from error
         except OSError as error:
             self.close()
             raise RemoteError("closed", _short(error)) from error
+        except Exception as error:  # an answer may make the parser raise anything
+            self.close()
+            raise RemoteError("answer", f"{type(error).__name__}: {_short(error)}") from error
 
 
 def _short(error: BaseException) -> str:

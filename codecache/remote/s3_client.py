@@ -1,7 +1,8 @@
 """Stores that speak S3 as a remote cache, by obstore.
 
 Endpoint, region and credentials come from the usual environment variables: AWS_ENDPOINT_URL, AWS_REGION,
-AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... An index is not stored: listing the values below its name gives it.
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... An index is a row of small objects, numbered from 0, with a name each. A
+server could answer a request for a listing without end, and obstore would take all of it.
 
 obstore's threads do not survive a fork, and any call in the child would wait for them forever. So the child of a
 process that has used obstore does not use the remote.
@@ -16,9 +17,13 @@ import os
 from typing import Any
 
 from fxpool.codecache.remote.client import Deadline, RemoteError
+from fxpool.codecache.store.entry import is_hex_digest
 
 __all__ = ["S3Client"]
 
+# Bytes of a name in an index, at most, and names in an index.
+_NAME = 256
+_MOST_NAMES = 64
 # The process whose threads obstore's are.
 _used_by: int | None = None
 
@@ -49,14 +54,13 @@ class S3Client:
             raise ValueError(str(error)) from error
 
     def names(self, index: str, most: int, deadline: Deadline) -> list[str]:
-        import obstore
-
-        def first() -> list[str]:
-            for chunk in obstore.list(self._store, prefix=index, chunk_size=most):
-                return [str(one["path"]).rpartition("/")[2] for one in chunk[:most]]
-            return []
-
-        return self._call(deadline, first) or []
+        found: list[str] = []
+        while len(found) < most and (content := self.get(_slot(index, len(found)), _NAME, deadline)) is not None:
+            name = content.decode("ascii", "replace")
+            if not is_hex_digest(name) or name in found:
+                raise RemoteError("answer", "not a name of an entry")
+            found.append(name)
+        return found
 
     def get(self, name: str, most: int, deadline: Deadline) -> bytes | None:
         import obstore
@@ -85,7 +89,10 @@ class S3Client:
         return bool(self._call(deadline, write))
 
     def add(self, index: str, name: str, deadline: Deadline) -> None:
-        pass  # a listing has it
+        for number in range(_MOST_NAMES):
+            slot, content = _slot(index, number), name.encode("ascii")
+            if self.put(slot, content, deadline, replace=False) or self.get(slot, _NAME, deadline) == content:
+                return
 
     def close(self) -> None:
         pass  # its calls end by their own time limit
@@ -100,10 +107,17 @@ class S3Client:
             return function()
         except RemoteError:
             raise
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise RemoteError("answer", "the bucket does not exist") from error
             return None
         except Exception as error:
             raise RemoteError(_reason(error), str(error)[:200]) from error
+
+
+def _slot(index: str, number: int) -> str:
+    """Return the name of the object that has one name of an index."""
+    return f"{index}/slot-{number}"
 
 
 def _reason(error: Exception) -> str:

@@ -147,8 +147,6 @@ class Uploads:
         try:
             while not self._closed and self._one():
                 pass
-        except Exception:
-            log.warning("uploads to the remote cache stopped", exc_info=True)
         finally:
             with self._lock:
                 client, self._client = self._client, None
@@ -190,7 +188,7 @@ class Uploads:
             client = self._connected()
             client.get(f"{values.NAMESPACE}/probe", values.sealed_bytes(0), Deadline(self._delay))
             answered = True
-        except Exception as error:
+        except BaseException as error:  # as in `_send`
             log.debug("the remote cache is still unavailable: %s", error)
             self._drop_client()
         finally:
@@ -201,20 +199,24 @@ class Uploads:
         root, key, name = item
         try:
             written = self._upload(LocalStore(root), key, name)
-        except RemoteError as error:
-            counters.count("remote", f"error:upload_{error.reason}")
-            self._drop_client()
-            self._failed(item, error)
-            return
         except (StoreError, OSError) as error:
+            if isinstance(error, RemoteError):
+                self._failed(item, error)
+                return
             log.debug("not uploading %s: %s", key[:12], error)
             written = 0
+        except BaseException as error:  # an answer may make a client raise anything, panics included
+            log.debug("the upload of %s failed", key[:12], exc_info=True)
+            self._failed(item, RemoteError("client", type(error).__name__))
+            return
         if written:
             counters.count("remote", "writes")
         pending.remove(root, key, name)
         self._done(item)
 
     def _failed(self, item: Item, error: RemoteError) -> None:
+        counters.count("remote", f"error:upload_{error.reason}")
+        self._drop_client()
         refused = error.reason == "answer"
         self._tries[item] += 1
         if refused or self._tries[item] >= _TRIES:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from fxpool.codecache.bundle.authentication import OVERHEAD, Keyring
 from fxpool.codecache.store.blobs import BlobRef
-from fxpool.codecache.store.entry import FORMAT_VERSION
+from fxpool.codecache.store.entry import FORMAT_VERSION, MAX_ENTRY
 from fxpool.errors import CorruptEntryError
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
 # Of the values' own form; the entries have theirs.
 _VALUES = 1
 NAMESPACE = f"fxpool/{FORMAT_VERSION}.{_VALUES}"
-#: Bytes of content. Entries have some 10 KB; a string in Redis has 512 MB at most.
-MOST_ENTRY_BYTES = 16 << 20
+#: Bytes of content. A string in Redis has 512 MB at most.
+MOST_ENTRY_BYTES = MAX_ENTRY
 MOST_BLOB_BYTES = 500 << 20
 
 _PLAIN, _ZSTD = b"\0", b"\1"

@@ -31,7 +31,10 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 _PLAIN, _ZSTD = 0, 1
 # Bytes; below this, compressing costs more than the file system block it saves.
 _COMPRESS_FROM = 4096
-_MAX_BODY = 1 << 30
+#: Most bytes of an entry, also before it is compressed. Real ones have some 10 KB; decoding may take 64 times as much.
+MAX_BODY = 16 << 20
+#: The same, with magic line, digest and packing.
+MAX_ENTRY = MAX_BODY + 64
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -129,6 +132,8 @@ def encode_entry(entry: Entry) -> bytes:
         body = _encoder.encode(entry)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StoreError(f"the entry {entry.metadata.label or entry.key} cannot be written: {error}") from error
+    if len(body) > MAX_BODY:
+        raise StoreError(f"the entry {entry.metadata.label or entry.key} has {len(body)} bytes, over {MAX_BODY}")
     packing = _PLAIN
     if len(body) > _COMPRESS_FROM:
         import zstandard
@@ -147,6 +152,8 @@ def decode_entry(data: bytes) -> Entry:
     match = _MAGIC.match(data)
     if match is None:
         raise CorruptEntryError("not an entry: the magic line is missing")
+    if len(data) > MAX_ENTRY:
+        raise CorruptEntryError(f"the entry has {len(data)} bytes, over the maximum of {MAX_ENTRY}")
     magic, digest, rest = match[0], data[match.end() :][:_DIGEST_SIZE], data[match.end() + _DIGEST_SIZE :]
     if hashlib.sha256(magic + rest).digest() != digest:
         raise CorruptEntryError("the digest of the entry is wrong")
@@ -172,8 +179,8 @@ def _unpack(rest: bytes) -> bytes:
 
     try:
         # A frame states its unpacked size. A frame that claims more than any real entry has is not unpacked.
-        if zstandard.frame_content_size(rest[1:]) > _MAX_BODY:
-            raise CorruptEntryError("the entry claims a size above the maximum")
-        return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=_MAX_BODY)
+        if not 0 <= zstandard.frame_content_size(rest[1:]) <= MAX_BODY:
+            raise CorruptEntryError("the entry claims a size above the maximum, or none")
+        return zstandard.ZstdDecompressor().decompress(rest[1:], max_output_size=MAX_BODY)
     except zstandard.ZstdError as error:
         raise CorruptEntryError(f"the entry cannot be decompressed: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -12,13 +13,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from fxpool.codecache.bundle import bundle, bundle_file
 from fxpool.codecache.bundle.authentication import Keyring
+from fxpool.codecache.store import layout
 from fxpool.codecache.store.blobs import BlobRef, StoreWriteError
-from fxpool.codecache.store.entry import FORMAT_VERSION, Entry, Metadata, encode_entry
+from fxpool.codecache.store.entry import FORMAT_VERSION, Entry, Metadata, decode_entry, encode_entry
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import BundleError, NotAuthenticError, StoreError
+from fxpool.errors import BundleError, CorruptEntryError, NotAuthenticError, StoreError
 
 KEYS = Keyring([b"k" * 32])
 SHARED = b"a library that two graphs have in common"
@@ -119,7 +122,7 @@ def test_an_entry_that_lost_a_blob_is_mended(store: LocalStore, target: LocalSto
 def test_equal_content_gives_equal_bytes(store: LocalStore, target: LocalStore) -> None:
     add(store, 1, 2, 3)
     add(target, 3, 1)
-    os.utime(target.blob_path(BlobRef.of(SHARED)) or "", (1.0, 1.0))
+    os.utime(layout.blob_path(target.root, BlobRef.of(SHARED)), (1.0, 1.0))
     add(target, 2)
     assert bytes_of(store) == bytes_of(target)
 
@@ -279,6 +282,35 @@ def test_a_seal_is_demanded_where_there_are_keys(store: LocalStore) -> None:
     with pytest.raises(BundleError, match="no MAC") as caught:
         bundle_file.verify(io.BytesIO(bytes_of(store)), "b", KEYS)
     assert caught.value.reason == "unsealed"
+
+
+@pytest.mark.parametrize("keyring", [KEYS, Keyring([b"o" * 32])], ids=["no seal", "another key's"])
+def test_nothing_of_an_unauthenticated_bundle_is_decoded(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, keyring: Keyring
+) -> None:
+    bundle = bytes_of(store, keyring=None if keyring is KEYS else KEYS)
+    for name in ("decode_entry", "_decode_table"):
+        monkeypatch.setattr(bundle_file, name, lambda *args: pytest.fail("decoded"))
+    with pytest.raises((BundleError, NotAuthenticError)):
+        bundle_file.verify(io.BytesIO(bundle), "b", keyring)
+
+
+@pytest.mark.parametrize("claimed", [1 << 30, -1], ids=["claims it", "does not say"])
+def test_an_entry_that_would_take_gigabytes_is_damaged(claimed: int) -> None:
+    packing = zstandard.ZstdCompressor(level=3).compressobj(size=claimed)
+    body = b"\1" + b"".join(packing.compress(bytes(1 << 20)) for _ in range(1 << 10)) + packing.flush()
+    magic = b"fxpool-entry %d\n" % FORMAT_VERSION
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CorruptEntryError, match="claims a size"):
+        decode_entry(magic + hashlib.sha256(magic + body).digest() + body)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KB"
+
+
+def test_a_large_entry_is_neither_written_nor_read(store: LocalStore) -> None:
+    with pytest.raises(StoreError, match="bytes, over"):
+        encode_entry(Entry(key="ab" * 32, content=["x" * (17 << 20)]))
+    with pytest.raises(CorruptEntryError, match="over the maximum"):
+        decode_entry(b"fxpool-entry 1\n" + bytes(17 << 20))
 
 
 def test_the_seal_of_another_bundle(store: LocalStore, target: LocalStore) -> None:

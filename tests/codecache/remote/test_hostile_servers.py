@@ -7,6 +7,7 @@ import hashlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ HTTP: dict[str, tuple[Behaviour, tuple[str, ...]]] = {
     "closes at once": (closes_at_once, ("closed",)),
     "a byte now and then": (answers(*[b"H"] * 100, pause=0.05), ("timeout", "closed", "answer")),
     "an answer without an end": (cut_short(_http("200 OK\r\nContent-Length: 100", b"<List")), ("closed", "answer")),
-    "claims 9 TB": (answers(_http("200 OK\r\nContent-Length: 9999999999999", b"<List")), ("timeout", "closed")),
+    "claims 9 TB": (answers(_http("200 OK\r\nContent-Length: 9999999999999", b"<List")), ("too_large",)),
     "no XML": (answers(_http("200 OK\r\nContent-Length: 3", b"abc")), ("answer",)),
     "says no": (answers(_http("403 Forbidden\r\nContent-Length: 0")), ("answer",)),
     "is broken": (answers(_http("500 Oh\r\nContent-Length: 0")), ("answer",)),
@@ -249,14 +250,9 @@ def test_a_process_ends_while_it_uploads(tmp_path: Path, python: str) -> None:
 
 
 def test_a_client_that_panics_is_a_miss() -> None:
-    """What a client in another language raises need not be an Exception."""
-
-    class Panic(BaseException):
-        pass
-
     class Panics:
         def names(self, *_: object) -> list[str]:
-            raise Panic
+            raise _Panic
 
         def close(self) -> None:
             pass
@@ -264,4 +260,53 @@ def test_a_client_that_panics_is_a_miss() -> None:
     connect: Any = lambda seconds: Panics()  # noqa: E731
     level = RemoteLevel(connect, RING, delay=10.0)
     assert level.find(KEYS[:1], any_fits) is None
-    assert counted() == {"error:Panic": 1, "left_alone": 1}
+    assert counted() == {"error:_Panic": 1, "left_alone": 1}
+
+
+class _Panic(BaseException):
+    """What a client in another language raises need not be an Exception."""
+
+
+@pytest.mark.parametrize("error", [RecursionError, OverflowError, MemoryError, AssertionError, _Panic, SystemExit])
+def test_whatever_an_upload_ends_with_it_is_tried_again_only_after_a_pause(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    store = LocalStore(str(tmp_path / "c"))
+    entries = [store.publish(Entry(key=key), {"result": b"code"}) for key in KEYS]
+    tried: list[float] = []
+
+    class Raises:
+        def put(self, *_: object, **__: object) -> bool:
+            tried.append(time.monotonic())
+            raise error
+
+        get = names = put
+
+        def close(self) -> None:
+            pass
+
+    connect: Any = lambda seconds: Raises()  # noqa: E731
+    level = RemoteLevel(connect, RING, delay=0.2)
+    for entry in entries:
+        level.uploads.offer(store.root, entry.key, entry.name)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        level.uploads.wake()
+    assert len(tried) == 1 and level.state == "open", "the first probe comes after seconds"
+    level.close()
+    assert sorted(pending.listed(store.root)) == sorted((entry.key, entry.name) for entry in entries)
+    assert counted()["error:upload_client"] == 1
+
+
+def test_no_listing_is_asked_for(s3_environment: Callable[[int], str]) -> None:
+    """Its answer could be of any length, and would be taken into memory."""
+    asked: list[bytes] = []
+
+    def listens(connection: socket.socket) -> None:
+        asked.append(connection.recv(1 << 16))
+        connection.sendall(_http("404 Not Found\r\nContent-Length: 0"))
+
+    with misbehaving(listens) as server, level_of(s3_environment(server.port), delay=10.0) as level:
+        assert level.find(KEYS[:1], any_fits) is None
+    assert asked and not any(b"list" in request.split(b"\r\n")[0] for request in asked)
