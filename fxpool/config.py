@@ -45,6 +45,9 @@ class Settings:
     """Directory of entries, blobs and toolchain facts."""
     cache_base: Path | None
     """Read-only cache that this user or root has filled, for example in an image. Lookups try it first."""
+    trusted_owners: tuple[int, ...]
+    """Users, by name or number, with commas between them, who may own the cache base and directories above others, as
+    root and this user may. Set it in the environment or the file, because workers check directories as well."""
     cache_max_bytes: int | None
     """Bytes that the cache directory may take on disk. The least recently used entries are evicted first. `none`: no
     limit."""
@@ -122,6 +125,7 @@ class _Row:
 _TABLE: dict[str, _Row] = {
     "cache_dir": _Row(setting_values.as_path, _default_cache_dir),
     "cache_base": _Row(setting_values.as_path, lambda: None),
+    "trusted_owners": _Row(setting_values.as_users, lambda: ()),
     "cache_max_bytes": _Row(setting_values.as_limit, lambda: 10 << 30),
     "cache_max_files": _Row(setting_values.as_count, lambda: 100_000),
     "cache_min_seconds": _Row(setting_values.as_seconds_or_none, lambda: 0.0),

@@ -1,10 +1,15 @@
 """Checks whether other users could write to a directory or replace it.
 
-For directories whose content is run or unpickled: the cache, and the directory of a server's socket. Cheap to import.
+For directories whose content is run or unpickled: the cache, and the directory of a server's socket. The rule is that
+of sshd for its key files, with one exception: every directory on the way belongs to root, to this user or to a trusted
+owner, and no other user may write to it. A sticky directory such as /tmp may be written to by all, because there only
+its owner and the owner of a file can rename the file. Cheap to import.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import grp
 import os
 import pwd
@@ -12,7 +17,12 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Danger", "ancestors", "danger_above", "foreign_link", "replaceable_parent", "user_name"]
+from fxpool import config
+
+__all__ = ["Danger", "ancestors", "danger_above", "make_private", "others_can_write", "trusted_owners", "user_name"]
+
+_MAX_LINKS = 40  # as the kernel has it
+_ACL = "system.posix_acl_access"
 
 
 @dataclass(frozen=True)
@@ -24,35 +34,61 @@ class Danger:
     mend: str
 
 
+def trusted_owners() -> frozenset[int]:
+    """Return the uids whose directories and links are trusted: this user's, root's and those of `trusted_owners`."""
+    return frozenset((os.geteuid(), 0, *config.current().trusted_owners))
+
+
 def danger_above(path: str) -> Danger | None:
-    """Return a part of the path that lets other users replace `path`, or None. Missing parts are safe."""
-    return foreign_link(path) or replaceable_parent(path)
+    """Return a part of the path that lets other users replace what `path` leads to, or None.
 
-
-def foreign_link(path: str) -> Danger | None:
-    """Return a symbolic link in `path`, including `path` itself, owned by neither this user nor root; or None."""
-    for link in ancestors(os.path.abspath(path)):
-        try:
-            status = os.lstat(link)
-        except OSError:
-            continue
-        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
-            return Danger(link, f"is a symbolic link owned by {user_name(status.st_uid)}", "remove the link")
+    Looks at every directory and symbolic link that the kernel goes through, except at the directory or file at the end.
+    Missing parts are safe: only users who may write to an existing directory can create them.
+    """
+    trusted = trusted_owners()
+    steps = list(_steps(path))
+    end = len(steps) - os.path.exists(path)  # a part that is missing would be created in the last directory
+    for index, (step, status) in enumerate(steps):
+        if stat.S_ISLNK(status.st_mode):
+            if status.st_uid not in trusted and not _is_outside(status.st_uid):
+                return Danger(step, f"is a symbolic link owned by {user_name(status.st_uid)}", "remove the link")
+        elif index < end and (danger := _danger_of(step, status, trusted)) is not None:
+            return danger
     return None
 
 
-def replaceable_parent(path: str) -> Danger | None:
-    """Return a parent of the real `path` in which others may rename: writable for them, not sticky; or None."""
-    for parent in ancestors(os.path.dirname(os.path.realpath(path))):
-        try:
-            status = os.stat(parent)
-        except OSError:
-            continue
-        if not status.st_mode & stat.S_ISVTX and _others_can_write(status):
-            mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            what = f"belongs to {user_name(status.st_uid)} and has mode {mode}"
-            return Danger(parent, what, f"chmod go-w {parent} (or chmod +t)")
+def _danger_of(path: str, status: os.stat_result, trusted: frozenset[int]) -> Danger | None:
+    whose = f"belongs to {user_name(status.st_uid)}"
+    if status.st_uid not in trusted and not _is_outside(status.st_uid):
+        return Danger(path, whose, f"set FXPOOL_TRUSTED_OWNERS={_plain_name(status.st_uid)} if you trust this user")
+    if not status.st_mode & stat.S_ISVTX and others_can_write(path, status):
+        what = f"{whose} and has mode {stat.S_IMODE(status.st_mode):04o}"
+        return Danger(path, what, f"chmod go-w {path} (or chmod +t)")
     return None
+
+
+def others_can_write(path: str, status: os.stat_result) -> bool:
+    """Return whether users besides the owner may write to a directory with this status.
+
+    With an access control list, the group's bits are the list's mask: users named in the list may be able to write.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not (_is_private_group(status.st_gid) and not _has_acl(path))
+
+
+def make_private(path: str) -> None:
+    """Create `path` and missing parents, mode 0700 each whatever the umask. Raises OSError."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        make_private(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 def ancestors(path: str) -> Iterator[str]:
@@ -67,24 +103,81 @@ def ancestors(path: str) -> Iterator[str]:
 
 def user_name(uid: int) -> str:
     """Return a user's name and uid, for messages."""
+    name = _plain_name(uid)
+    return f"uid {uid}" if name == str(uid) else f"{name} (uid {uid})"
+
+
+def _plain_name(uid: int) -> str:
     try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid {uid}"
+        return str(uid)
 
 
-def _others_can_write(status: os.stat_result) -> bool:
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
+def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory and link that the kernel goes through on the way to `path`, with its own status."""
+    here, links = "/", 0
+    waiting = os.path.abspath(path).split("/")[::-1]
+    yield here, os.lstat(here)
+    while waiting:
+        name = waiting.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":  # of a link's target
+            here = os.path.dirname(here)
+            continue
+        step = os.path.join(here, name)
+        try:
+            status = os.lstat(step)
+            target = os.readlink(step) if stat.S_ISLNK(status.st_mode) else None
+        except OSError:
+            return
+        yield step, status
+        if target is None:
+            here = step
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return
+        waiting += target.split("/")[::-1]
+        if target.startswith("/"):
+            here = "/"
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group has no members but this user and root, as with umask 002 and one group per user."""
-    if gid == 0:
-        return True
+    """Return whether this user is a group's one member, as with umask 002 and one group per user."""
     try:
-        group, name = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+        own = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(gid)
     except KeyError:
         return False
-    return gid == os.getegid() and group.gr_name == name and set(group.gr_mem) <= {name}
+    if gid != own.pw_gid or group.gr_name != own.pw_name or not set(group.gr_mem) <= {own.pw_name}:
+        return False
+    return all(user.pw_uid == own.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)
+
+
+def _has_acl(path: str) -> bool:
+    try:
+        return bool(os.getxattr(path, _ACL, follow_symlinks=False))
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+
+
+@functools.cache
+def _outside() -> int | None:
+    """Return the uid that stands for all users outside this process's user namespace, or None.
+
+    In a container without root, directories of the host's root belong to this uid. No process in the namespace has it.
+    """
+    try:
+        with open("/proc/self/uid_map") as file:
+            ranges = [(int(first), int(count)) for first, _, count in map(str.split, file)]
+        with open("/proc/sys/kernel/overflowuid") as file:
+            overflow = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return None if any(first <= overflow < first + count for first, count in ranges) else overflow
+
+
+def _is_outside(uid: int) -> bool:
+    return uid == _outside()

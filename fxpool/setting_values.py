@@ -8,6 +8,7 @@ json is imported inside functions: few settings are lists.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ __all__ = [
     "as_seconds",
     "as_seconds_or_none",
     "as_stages",
+    "as_users",
     "as_workers",
 ]  # fmt: skip
 
@@ -251,6 +253,19 @@ def as_address(value: object) -> str:
     if not _ADDRESS.fullmatch(text):
         raise BadValue("an address such as redis://host:6379/0, rediss://..., unix:///path or s3://bucket/prefix")
     return text
+
+
+def as_users(value: object) -> tuple[int, ...]:
+    """Parse names and numbers of users, in a list or with commas between them; return their uids."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    found = []
+    for part in parts:
+        name = str(part).strip()
+        try:
+            found.append(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
+        except (KeyError, ValueError):
+            raise BadValue("a list of users, by name or number, with commas between them") from None
+    return tuple(found)
 
 
 def as_remote_use(value: object) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.errors import StoreError
 
 Identity = tuple["str | int", ...]
@@ -33,7 +33,7 @@ def read(root: str | None, question: Sequence[str], identity: Identity) -> dict[
         return None
     try:
         check_directory(root)
-        answer = json.loads(read_private(_place(root, question, identity))[0])
+        answer = json.loads(read_stored(_place(root, question, identity))[0])
     except (OSError, StoreError, ValueError):
         return None
     sound = isinstance(answer, dict) and all(isinstance(value, str) for value in answer.values())

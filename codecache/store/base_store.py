@@ -1,8 +1,9 @@
 """A read-only store below the user's own, filled in advance.
 
 For container images: root fills the cache when the image is built, and users run on top of it. Its contents run as
-code, so the directory must belong to root or to the user, and no other user may be able to write to it or to replace
-it. The user may lack permission to write to it, so damaged files are not moved aside and hits are not recorded.
+code, so the directory must belong to root, to the user or to a trusted owner, and no other user may be able to write to
+it or to replace it. The user may lack permission to write to it, so damaged files are not moved aside and hits are not
+recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from fxpool import directories
 from fxpool.codecache.store.blobs import BlobRef, check_directory
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
@@ -21,18 +23,18 @@ _SETTING = "FXPOOL_CACHE_BASE"
 
 
 class BaseStore(LocalStore):
-    """A read-only cache directory that belongs to root or to us. Methods that write raise StoreError or do nothing."""
+    """A read-only cache directory of root's, ours or a trusted owner's. Writing raises StoreError, or does nothing."""
 
     def __init__(self, root: str) -> None:
         """Raises UnsafeDirectoryError if others could have written to `root`, StoreError if it can't be read."""
-        self.owners = tuple(dict.fromkeys((os.geteuid(), 0)))
+        self.owners = tuple(sorted(directories.trusted_owners()))
         super().__init__(root)
         unreadable = _unreadable(self.root)
         if unreadable is not None:
             raise StoreError(f"cannot use the cache base {self.root}: {unreadable}", remedy=_remedy(self.root))
 
     def check(self) -> None:
-        """Raise UnsafeDirectoryError if anyone but root and the user could have written to the directory."""
+        """Raise UnsafeDirectoryError if others than root, the user and trusted owners could have written to it."""
         check_directory(self.root, self.owners, "cache base", _SETTING)
 
     def publish(self, entry: Entry, blobs: Mapping[str, bytes]) -> Entry:

@@ -1,10 +1,12 @@
 """Private files, which no other user could have written, and the immutable blobs stored in them.
 
 The store writes with `write_private` (temporary name in the destination's directory, fsync, rename). It reads with
-`read_private`, which refuses a file that another user owns or can write to, because entries and blobs run as code.
+`read_stored`, which refuses a file that another user owns or can write to or exchange, because entries and blobs run as
+code.
 
     write_private(path, data) ──▶ .tmp-<host>-<pid>-<random> ──fsync──rename──▶ path, fsync of the directory
-    read_private(path)        ◀── O_NOFOLLOW, regular file, our uid, no write bit for others
+    read_stored(path)         ◀── O_NOFOLLOW, regular file, our uid, no write bit for others; its directory alike
+    open_blob_file(path)      ◀── likewise; the digest is verified through the descriptor that is loaded
 
 This module imports neither torch nor any other slow package, because the command line reads the cache with it.
 """
@@ -31,6 +33,8 @@ TEMPORARY_PREFIX = ".tmp-"
 TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
+# Directories in a cache directory whose content is run, or says what is: see `contents.py`. Others may be the user's.
+_PARTS = ("entries", "blobs", "toolchain", "lowered", "failed", "slower", "quarantine", "pending")
 # Errors of a directory that a concurrent clear has removed: worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
@@ -105,20 +109,6 @@ def _host_tag() -> str:
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:10]
 
 
-def make_private_directory(path: str) -> None:
-    """Create `path` and missing parents, mode 0700 each whatever the umask. Raises OSError."""
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    if parent != path:
-        make_private_directory(parent)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
-
-
 def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
     """Write `data` to `path` atomically, readable and writable by us alone.
 
@@ -129,7 +119,7 @@ def write_private(path: str, data: bytes, *, make_parents: bool = True) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             if make_parents:
-                make_private_directory(directory)
+                directories.make_private(directory)
             _write_once(directory, path, data)
             return
         except OSError as error:
@@ -178,14 +168,18 @@ def is_private(status: os.stat_result, owners: Collection[int] = ()) -> bool:
     return status.st_uid in (owners or (os.geteuid(),)) and not status.st_mode & 0o022
 
 
-def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_result]:
+def open_private(
+    path: str, owners: Collection[int] = (), *, directory: int | None = None
+) -> tuple[int, os.stat_result]:
     """Open a private regular file of ours (or of one of `owners`); return its read-only descriptor and status.
 
-    Raises UnsafeFileError if it is a link, not a regular file, or others could have written to it; OSError.
+    `directory`: the descriptor of the file's directory, in which its name is looked up. Raises UnsafeFileError if it is
+    a link, not a regular file, or others could have written to it; OSError.
     """
+    name = path if directory is None else os.path.basename(path)
     try:
         # O_NONBLOCK: opening a FIFO that another user created must not hang.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UnsafeFileError(f"{path} is a symbolic link") from error
@@ -194,30 +188,51 @@ def open_private(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFileError(f"{path} is not a regular file")
-        if not is_private(status, owners):
-            raise UnsafeFileError(f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}")
+        _require_private(path, status, owners)
     except BaseException:
         os.close(fd)
         raise
     return fd, status
 
 
-def read_private(path: str, *, size: int | None = None, owners: Collection[int] = ()) -> tuple[bytes, os.stat_result]:
-    """Return content and status of a private file of ours, or of one of `owners`.
-
-    With `size` (bytes), a file of any other size is not read. Raises UnsafeFileError, CorruptEntryError (wrong size),
-    OSError.
-    """
-    fd, status = open_private(path, owners)
+def open_stored(path: str, owners: Collection[int] = ()) -> tuple[int, os.stat_result]:
+    """Like `open_private`, for an entry or a blob, whose directory has to be private as well."""
+    above = os.path.dirname(path)
+    directory = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if size is not None and status.st_size != size:
-            raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {size}")
-        chunks = []
-        while chunk := os.read(fd, 1 << 24):
-            chunks.append(chunk)
+        _require_private(above, os.fstat(directory), owners)
+        return open_private(path, owners, directory=directory)
+    finally:
+        os.close(directory)
+
+
+def _require_private(path: str, status: os.stat_result, owners: Collection[int]) -> None:
+    if not is_private(status, owners):
+        raise UnsafeFileError(f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}")
+
+
+def read_private(path: str) -> tuple[bytes, os.stat_result]:
+    """Return content and status of a private file of ours. Raises UnsafeFileError, OSError."""
+    return _read_and_close(*open_private(path))
+
+
+def read_stored(path: str, owners: Collection[int] = ()) -> tuple[bytes, os.stat_result]:
+    """Like `read_private`, for an entry of ours or of one of `owners`, in a private directory."""
+    return _read_and_close(*open_stored(path, owners))
+
+
+def _read_and_close(fd: int, status: os.stat_result) -> tuple[bytes, os.stat_result]:
+    try:
+        return _content(fd), status
     finally:
         os.close(fd)
-    return b"".join(chunks), status
+
+
+def _content(fd: int) -> bytes:
+    chunks = []
+    while chunk := os.read(fd, 1 << 24):
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def check_directory(
@@ -225,43 +240,50 @@ def check_directory(
 ) -> None:
     """Refuse a cache directory that other users could have written to, because its contents run as code.
 
-    The directory must belong to us (or to one of `owners`) and not be writable by group or others. A symbolic link to
-    it must belong to us or root. No directory above may let others rename its contents (writable without the sticky
-    bit). A missing directory passes if the existing directories above it do. The message uses `what` and `setting`.
-    Raises UnsafeDirectoryError.
+    It and fxpool's directories in it must belong to us (or to one of `owners`) and not be writable by group or others.
+    No other user may be able to replace it: see `directories.danger_above`. A missing directory passes if the existing
+    directories above it do. The message uses `what` and `setting`. Raises UnsafeDirectoryError.
     """
-    users = owners or (os.geteuid(),)
     path = os.path.abspath(path)
-    link = directories.foreign_link(path)
-    if link is not None:
+    danger = directories.danger_above(path)
+    if danger is not None:
         raise UnsafeDirectoryError(
-            f"{link.path}, in the path of the {what} {path}, {link.what}",
-            remedy=f"{link.mend}, or set {setting} to a directory that you own",
+            f"{danger.path}, in the path of the {what} {path}, {danger.what}: other users could replace the directory",
+            remedy=f"{danger.mend}, or set {setting} to another directory",
         )
     real = os.path.realpath(path)
     try:
         status = os.stat(real)
     except OSError:
-        pass  # the first publication creates it
-    else:
-        mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        if not stat.S_ISDIR(status.st_mode):
-            raise UnsafeDirectoryError(f"the {what} {path} is not a directory", remedy=f"set {setting} to a directory")
-        if not is_private(status, owners):
-            owner = directories.user_name(status.st_uid)
-            whose = "you own" if len(users) == 1 else "you or root own"
-            allowed = " or ".join(directories.user_name(user) for user in users)
+        return  # the first publication creates it
+    if not stat.S_ISDIR(status.st_mode):
+        raise UnsafeDirectoryError(f"the {what} {path} is not a directory", remedy=f"set {setting} to a directory")
+    _check_owner(real, status, owners, f"the {what} {path}", setting)
+    for name in _PARTS:
+        part = os.path.join(real, name)
+        try:
+            status = os.stat(part)
+        except OSError:
+            continue
+        _check_owner(part, status, owners, f"{part}, in the {what},", setting)
+        if os.path.islink(part) and (danger := directories.danger_above(part)) is not None:
             raise UnsafeDirectoryError(
-                f"the {what} {path} belongs to {owner} and has mode {mode}; its entries run as code, "
-                f"so it must belong to {allowed} and not be writable by other users",
-                remedy=f"chmod go-w {real}" if status.st_uid in users else f"set {setting} to a directory that {whose}",
+                f"{danger.path}, in the path of {part}, {danger.what}: other users could replace the directory",
+                remedy=f"{danger.mend}, or set {setting} to another directory",
             )
-    parent = directories.replaceable_parent(real)
-    if parent is not None:
-        raise UnsafeDirectoryError(
-            f"{parent.path}, above the {what} {path}, {parent.what}: other users could replace the directory",
-            remedy=f"{parent.mend}, or set {setting} to another directory",
-        )
+
+
+def _check_owner(path: str, status: os.stat_result, owners: Collection[int], shown: str, setting: str) -> None:
+    if is_private(status, owners):
+        return
+    users = owners or (os.geteuid(),)
+    allowed = " or ".join(directories.user_name(user) for user in users)
+    whose = "you own" if len(users) == 1 else "you or root own"
+    raise UnsafeDirectoryError(
+        f"{shown} belongs to {directories.user_name(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}; "
+        f"entries run as code, so it must belong to {allowed} and not be writable by other users",
+        remedy=f"chmod go-w {path}" if status.st_uid in users else f"set {setting} to a directory that {whose}",
+    )
 
 
 # (device, inode, size, mtime, ctime) of blobs whose digest this process has verified. ctime is included because the
@@ -276,24 +298,45 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:
 
 def read_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> bytes:
     """Return a blob's content. Raises CorruptEntryError if size or digest is wrong, UnsafeFileError, OSError."""
-    data, status = read_private(path, size=ref.size, owners=owners)
+    fd, status = open_stored(path, owners)
+    try:
+        return _verified_content(fd, status, path, ref)
+    finally:
+        os.close(fd)
+
+
+def open_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> int:
+    """Open and verify a blob, and return its descriptor. A file is read once per process unless it has changed.
+
+    Errors as `read_blob_file`.
+    """
+    fd, status = open_stored(path, owners)
+    try:
+        with _verified_lock:
+            known = _verified.get(_identity(status)) == ref.digest and status.st_size == ref.size
+        if not known:
+            _verified_content(fd, status, path, ref)
+            os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> None:
+    """Verify a blob as `open_blob_file` does."""
+    os.close(open_blob_file(path, ref, owners))
+
+
+def _verified_content(fd: int, status: os.stat_result, path: str, ref: BlobRef) -> bytes:
+    if status.st_size != ref.size:
+        raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {ref.size}")
+    data = _content(fd)
     if hashlib.sha256(data).hexdigest() != ref.digest:
         raise CorruptEntryError(f"the digest of {path} is wrong")
     with _verified_lock:
         _verified[_identity(status)] = ref.digest
     return data
-
-
-def verify_blob_file(path: str, ref: BlobRef, owners: Collection[int] = ()) -> None:
-    """Verify a blob like `read_blob_file`, but read a file only once per process unless it has changed."""
-    fd, status = open_private(path, owners)
-    os.close(fd)
-    if status.st_size != ref.size:
-        raise CorruptEntryError(f"{path} has {status.st_size} bytes instead of {ref.size}")
-    with _verified_lock:
-        if _verified.get(_identity(status)) == ref.digest:
-            return
-    read_blob_file(path, ref, owners)
 
 
 def sweep_temporaries(directory: str, *, now: float | None = None) -> int:

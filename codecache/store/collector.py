@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 
 from fxpool import notices
 from fxpool.codecache.store import contents, eviction, layout
-from fxpool.codecache.store.blobs import BlobRef, check_directory, read_private, write_error
+from fxpool.codecache.store.blobs import BlobRef, check_directory, read_stored, write_error
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.entry import Entry, decode_entry
 from fxpool.codecache.store.eviction import KeptBlob, KeptEntry, OtherFiles, Plan, Size
@@ -317,7 +317,7 @@ def _scan_entries(root: str, name: str, known: Mapping[str, EntryFacts], scan: _
 
 def _read_facts(path: str, state: tuple[int, int, int, int]) -> EntryFacts:
     try:
-        entry = decode_entry(read_private(path)[0])
+        entry = decode_entry(read_stored(path)[0])
     except (OSError, StoreError):  # damaged, of another version, or removed
         return EntryFacts(state)
     return EntryFacts(state, entry.metadata.compile_seconds, tuple(sorted({ref.name for ref in entry.blobs.values()})))

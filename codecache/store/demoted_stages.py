@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.errors import StoreError
 
@@ -25,7 +25,7 @@ def find(root: str, key: str) -> str | None:
         return None
     try:
         check_directory(root)
-        text = read_private(path)[0].decode("ascii")
+        text = read_stored(path)[0].decode("ascii")
     except (OSError, StoreError, UnicodeDecodeError):
         return None
     return text if is_hex_digest(text) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.errors import StoreError
 
@@ -30,7 +30,7 @@ def find(root: str, key: str) -> str:
     try:
         modified = os.stat(path).st_mtime  # usually missing: checked before anything that costs more
         check_directory(root)
-        reason = read_private(path)[0].decode("utf-8")
+        reason = read_stored(path)[0].decode("utf-8")
     except (OSError, StoreError, UnicodeDecodeError):
         return ""
     return "" if reason.startswith(COMPILE_ERROR) and time.time() - modified > _BELIEVED else reason

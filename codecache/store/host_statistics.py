@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from fxpool.codecache.store.blobs import UnsafeFileError, make_private_directory, read_private, write_private
+from fxpool import directories
+from fxpool.codecache.store.blobs import UnsafeFileError, read_stored, write_private
 from fxpool.errors import StoreError
 
 __all__ = ["KEPT_DAYS", "NUMBERS", "TABLES", "Totals", "add", "added", "read"]
@@ -124,7 +125,7 @@ def add(root: str, totals: Totals, now: float | None = None) -> bool:
     directory = os.path.join(root, _DIRECTORY)
     path = os.path.join(directory, f"{_day(now)}.lines")
     try:
-        make_private_directory(directory)
+        directories.make_private(directory)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
@@ -178,7 +179,7 @@ def _files(directory: str) -> dict[str, list[str]]:
 
 def _lines(directory: str, name: str) -> Iterator[Totals]:
     try:
-        data, _ = read_private(os.path.join(directory, name))
+        data, _ = read_stored(os.path.join(directory, name))
     except (OSError, UnsafeFileError):
         return
     for line in data.splitlines():
@@ -188,7 +189,7 @@ def _lines(directory: str, name: str) -> Iterator[Totals]:
 
 def _total_of(directory: str, day: str) -> _Summed:
     try:
-        data, _ = read_private(os.path.join(directory, f"{day}.total"))
+        data, _ = read_stored(os.path.join(directory, f"{day}.total"))
         return msgspec.json.decode(data, type=_Summed)
     except (OSError, UnsafeFileError, msgspec.DecodeError):
         return _Summed()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fxpool.codecache.store.blobs import UnsafeFileError, read_private
+from fxpool.codecache.store.blobs import UnsafeFileError, read_stored
 from fxpool.codecache.store.entry import Component, Entry, OtherVersionError, decode_entry, is_hex_digest
 from fxpool.errors import CorruptEntryError
 
@@ -137,7 +137,7 @@ def load(root: str, key: str, name: str) -> Entry | None:
     if not is_hex_digest(key) or not is_hex_digest(name):
         raise ValueError("keys and names of entries must be lower-case sha256")
     try:
-        entry = decode_entry(read_private(os.path.join(root, "entries", key[:2], key, name + _SUFFIX))[0])
+        entry = decode_entry(read_stored(os.path.join(root, "entries", key[:2], key, name + _SUFFIX))[0])
     except (OSError, CorruptEntryError, UnsafeFileError, OtherVersionError):
         return None
     return entry if (entry.key, entry.name) == (key, name) else None
@@ -164,7 +164,7 @@ def differing(one: Row, other: Row) -> list[str]:
 
 def _read(key: str, name: str, path: str, status: os.stat_result) -> Row:
     try:
-        entry = decode_entry(read_private(path)[0])
+        entry = decode_entry(read_stored(path)[0])
     except (OSError, CorruptEntryError, UnsafeFileError, OtherVersionError):
         entry = None
     if entry is not None and (entry.key, entry.name) == (key, name):

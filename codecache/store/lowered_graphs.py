@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.codecache.store.entry import Entry, is_hex_digest
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
@@ -27,7 +27,7 @@ def find(store: LocalStore, digest: str) -> Entry | None:
         return None
     try:
         check_directory(store.root)
-        key, _, name = read_private(path)[0].decode("ascii").partition(" ")
+        key, _, name = read_stored(path)[0].decode("ascii").partition(" ")
     except (OSError, StoreError, UnicodeDecodeError):
         return None
     if not is_hex_digest(key):

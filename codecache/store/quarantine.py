@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fxpool.codecache.store.blobs import check_directory, read_private, write_private
+from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.errors import StoreError
 
@@ -55,7 +55,7 @@ def find(root: str, key: str) -> Record | None:
         return None
     try:
         check_directory(root)
-        return msgspec.json.decode(read_private(path)[0], type=Record)
+        return msgspec.json.decode(read_stored(path)[0], type=Record)
     except (OSError, StoreError, msgspec.MsgspecError):
         return None
 

@@ -12,7 +12,7 @@ checked before the content is used. A file that fails verification is a miss; it
 write raises `StoreError`, which callers count and tolerate.
 
 A store with `bounds` evicts down to them after each publication: see `collector.py`. An entry that is evicted between
-`entries` and `blob_path` is a miss, as is an entry that another process clears.
+`entries` and `open_blob` is a miss, as is an entry that another process clears.
 
 The store neither fetches entries from a remote nor evaluates guards.
 """
@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fxpool import forks, notices
+from fxpool import directories, forks, notices
 from fxpool.codecache.store import layout
 from fxpool.codecache.store.blobs import (
     BlobRef,
     StoreWriteError,
     UnsafeFileError,
     check_directory,
-    make_private_directory,
+    open_blob_file,
     read_blob_file,
-    read_private,
+    read_stored,
     sweep_temporaries,
     verify_blob_file,
     write_error,
@@ -201,7 +201,7 @@ class LocalStore:
         """Return (time of last use, entry), None if the file can't be used. Counts failures, moves damaged files."""
 
         def read() -> tuple[int, Entry]:
-            data, status = read_private(path, owners=self.owners)
+            data, status = read_stored(path, self.owners)
             entry = decode_entry(data)
             if entry.key != key or entry.name + ENTRY_SUFFIX != os.path.basename(path):
                 raise CorruptEntryError(f"{path} holds an entry of another key or with other guards")
@@ -223,8 +223,8 @@ class LocalStore:
             return None
         return self._guarded(path, lambda: read_blob_file(path, ref, self.owners))
 
-    def blob_path(self, ref: BlobRef) -> str | None:
-        """Return a blob's path, for `dlopen`; None if it is missing or damaged.
+    def open_blob(self, ref: BlobRef) -> int | None:
+        """Open a blob to be loaded, and return its descriptor; None if it is missing or damaged.
 
         Verifies its digest once per process and version of the file.
         """
@@ -234,16 +234,19 @@ class LocalStore:
             return None
         if not self._root_is_safe():
             return None
+        return self._guarded(path, lambda: open_blob_file(path, ref, self.owners))
 
-        def verify() -> str:
-            verify_blob_file(path, ref, self.owners)
-            return path
-
-        return self._guarded(path, verify)
+    def has_blob(self, ref: BlobRef) -> bool:
+        """Return whether a blob exists and is undamaged."""
+        descriptor = self.open_blob(ref)
+        if descriptor is None:
+            return False
+        os.close(descriptor)
+        return True
 
     def complete(self, entry: Entry) -> bool:
         """Return whether all blobs of an entry exist and are undamaged; an incomplete entry is a miss."""
-        return all(self.blob_path(ref) is not None for ref in entry.blobs.values())
+        return all(map(self.has_blob, entry.blobs.values()))
 
     def _guarded(self, path: str, read: Callable[[], Any]) -> Any:
         """Return the result of `read`, or None for a file that is missing, damaged, unsafe or unreadable."""
@@ -264,7 +267,7 @@ class LocalStore:
         """Move a damaged file to `aside`; delete it if that fails. Never raises."""
         aside = os.path.join(self.root, "aside")
         try:
-            make_private_directory(aside)
+            directories.make_private(aside)
             if len(os.listdir(aside)) < _MAX_ASIDE:
                 os.rename(path, os.path.join(aside, f"{os.path.basename(path)}.{secrets.token_hex(4)}"))
                 return
@@ -309,7 +312,7 @@ class LocalStore:
             name = os.path.basename(path)[: -len(ENTRY_SUFFIX)]
             entry: Entry | None = None
             try:
-                data, status = read_private(path)
+                data, status = read_stored(path)
                 entry = decode_entry(data)
                 if entry.key != key or entry.name != name:
                     entry = None
@@ -406,7 +409,7 @@ class LocalStore:
         if self.is_over():
             raise StoreError(f"{self.root} is in a scratch directory that was removed")
         try:
-            make_private_directory(self.root)
+            directories.make_private(self.root)
         except OSError as error:
             raise write_error(f"cannot create {self.root}", error) from error
         self._check_root()

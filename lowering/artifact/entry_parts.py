@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -202,14 +203,18 @@ def parts_of_entry(entry: Entry, store: LocalStore) -> Parts:
             seconds=entry.metadata.compile_seconds,
         )
 
-    def file_of(blob: BlobRef) -> contextlib.AbstractContextManager[str]:
-        path = store.blob_path(blob)
-        if path is None:
+    @contextlib.contextmanager
+    def opened(blob: BlobRef) -> Iterator[int]:
+        descriptor = store.open_blob(blob)
+        if descriptor is None:
             raise CorruptEntryError(f"a library of entry {entry.key[:12]} is missing or damaged")
-        return contextlib.nullcontext(path)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def file(blob: BlobRef) -> LibraryFile:
-        return lambda: file_of(blob)
+        return lambda: opened(blob)
 
     def triton() -> TritonLibrary:
         return _triton_library(read(TRITON), content.choices, lambda made: _keep_choices(entry, store, made))
@@ -268,15 +273,15 @@ def generated_code(entry: Entry, store: LocalStore) -> list[tuple[str, str]]:
 
 
 def parts_of_artifact(artifact: Artifact) -> Parts:
-    """Return the parts of an inline artifact; its library is written to a temporary file to be loaded."""
+    """Return the parts of an inline artifact; its library is written to an unnamed file to be loaded."""
     data = artifact.library
 
     @contextlib.contextmanager
-    def written(library: bytes) -> Iterator[str]:
-        with tempfile.NamedTemporaryFile(prefix="fxpool-kernels-", suffix=".so") as file:
+    def written(library: bytes) -> Iterator[int]:
+        with tempfile.TemporaryFile() as file:
             file.write(library)
             file.flush()
-            yield file.name
+            yield file.fileno()
 
     def of(library: bytes) -> tuple[str, LibraryFile]:
         return hashlib.sha256(library).hexdigest(), lambda: written(library)

@@ -97,7 +97,7 @@ class CpuTimes:
         if self._tools is None:
             return {}
         try:
-            return msgspec.msgpack.decode(blobs.read_private(self._path(asked))[0], type=dict[str, float])
+            return msgspec.msgpack.decode(blobs.read_stored(self._path(asked))[0], type=dict[str, float])
         except (OSError, StoreError, msgspec.DecodeError):
             return {}
 

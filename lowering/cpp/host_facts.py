@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import filelock
 
-from fxpool import notices
+from fxpool import directories, notices
 from fxpool.codecache.key import system, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import FxpoolError, StoreError
@@ -94,7 +94,7 @@ def _alone(toolchain_dir: str | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if toolchain_dir is not None:
             try:
-                os.makedirs(toolchain_dir, mode=0o700, exist_ok=True)
+                directories.make_private(toolchain_dir)
                 stack.enter_context(
                     filelock.FileLock(os.path.join(toolchain_dir, "probe.lock"), timeout=_PATIENCE, mode=0o600)
                 )
@@ -118,7 +118,7 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
                     [source], os.path.join(directory, "probe")
                 )
             subprocess.run(command, cwd=directory, check=True, capture_output=True)
-            with executable.loadable(library) as path:
+            with executable.loadable_file(library) as path:
                 ctypes.CDLL(path)
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:
             log.info("building a probe of all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
@@ -139,7 +139,7 @@ def _kept(path: str | None) -> list[InstructionSet] | None:
     if path is None:
         return None
     try:
-        rows = json.loads(blobs.read_private(path)[0])
+        rows = json.loads(blobs.read_stored(path)[0])
         return [(str(name), {str(k): bool(v) for k, v in extra.items()}) for name, extra in rows]
     except (OSError, StoreError, ValueError, TypeError, AttributeError):
         return None

@@ -162,7 +162,11 @@ class Linking:
         arguments, made = self._command.compile(f"{placeholder}/{MODULE}.cpp", MODULE)
         unit = Unit(
             source=unit_source(group, own_namespaces=own_namespaces),
-            command=[argument.replace(placeholder, "{directory}") for argument in arguments],
+            # With the last one, debug information doesn't name a folder that is gone by then.
+            command=[
+                *(argument.replace(placeholder, "{directory}") for argument in arguments),
+                "-ffile-prefix-map={directory}=/fxpool",
+            ],
             source_name=f"{MODULE}.cpp",
             object_name=os.path.basename(made),
         )
@@ -232,7 +236,7 @@ def link(objects: Sequence[bytes], command: commands.Command) -> bytes:
             _run(arguments, directory, stand_in)
             arguments, library = command.link_lightly(paths, os.path.join(directory, MODULE), stand_in)
             made = _run(arguments, directory, library)
-            with executable.loadable(library) as path:
+            with executable.loadable_file(library) as path:
                 ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_LOCAL)
             return made
         with contextlib.suppress(FileNotFoundError):

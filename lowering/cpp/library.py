@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -30,8 +31,8 @@ class _Loaded:
         pass  # a library cannot be unloaded
 
 
-#: Opens a library's file while it is loaded, and yields its path.
-LibraryFile = Callable[[], AbstractContextManager[str]]
+#: Opens and verifies a library's file, and yields its descriptor.
+LibraryFile = Callable[[], AbstractContextManager[int]]
 
 
 class LoadedOnce:
@@ -55,13 +56,13 @@ class LoadedOnce:
         with loaded.loading:
             module = loaded.modules.get(self._digest)
             if module is None:
-                with self._file() as lies, executable.loadable(lies) as path:
+                with self._file() as file, executable.loadable(file) as path:
                     try:
                         instruction_sets.enable_tiles()
                         module = self._open(path, f"fxpool_{self._digest}")
                     except ImportError as error:
-                        if executable.is_forbidden(lies):
-                            raise NotExecutableError(lies, str(error)) from error
+                        if executable.is_forbidden(file):
+                            raise NotExecutableError(os.readlink(f"/proc/self/fd/{file}"), str(error)) from error
                         raise
                 loaded.modules[self._digest] = module
             return module

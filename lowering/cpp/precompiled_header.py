@@ -26,7 +26,7 @@ import time
 
 import filelock
 
-from fxpool import notices
+from fxpool import directories, notices
 from fxpool.codecache.key import cacheable, headers, toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import StoreError
@@ -99,7 +99,7 @@ def _find_or_build(toolchain_dir: str, wanted: commands.Command, build: bool) ->
         return None
     directory = os.path.dirname(header)
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        directories.make_private(directory)
         with filelock.FileLock(f"{header[:-2]}.lock", timeout=_PATIENCE, mode=0o600):
             if not _is_current(header, listed) and not _has_failed(header):
                 _sweep(directory, os.path.basename(header)[:-2])
@@ -129,7 +129,7 @@ def _has_failed(header: str) -> bool:
 def _is_current(header: str, listed: str) -> bool:
     record = f"{header[:-2]}.json"
     try:
-        read = json.loads(blobs.read_private(record)[0])
+        read = json.loads(blobs.read_stored(record)[0])
         current = read.pop(headers.KERNELS) == listed and all(_state(path) == state for path, state in read.items())
     except (OSError, StoreError, ValueError, AttributeError, KeyError, TypeError):
         return False

@@ -138,7 +138,7 @@ def kept(toolchain_dir: str | None, facts: DeviceFacts, asked: Any) -> bytes | N
     if toolchain_dir is None:
         return None
     try:
-        return blobs.read_private(_path(toolchain_dir, facts, asked))[0]
+        return blobs.read_stored(_path(toolchain_dir, facts, asked))[0]
     except (OSError, StoreError):
         return None
 

@@ -24,7 +24,7 @@ from typing import Any
 import filelock
 import torch
 
-from fxpool import forks, notices
+from fxpool import directories, forks, notices
 from fxpool.codecache.key import toolchain
 from fxpool.codecache.store import blobs
 from fxpool.errors import StoreError
@@ -97,7 +97,7 @@ def _library(toolchain_dir: str | None, begun: Begun | None = None) -> str:
     if toolchain_dir is not None:
         directory = os.path.join(toolchain_dir, "devices")
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            directories.make_private(directory)
             with filelock.FileLock(os.path.join(directory, f"{name}.lock"), timeout=_PATIENCE, mode=0o600):
                 return _kept(directory, name) or _made(directory, name, begun)
         except (OSError, StoreError) as error:  # full, read-only, or another process never finishes it
@@ -150,8 +150,8 @@ def library_ahead(toolchain_dir: str | None) -> None:
 def _kept(directory: str, name: str) -> str | None:
     path = os.path.join(directory, f"{name}.so")
     try:
-        digest = blobs.read_private(os.path.join(directory, f"{name}.sha256"))[0].decode()
-        held = hashlib.sha256(blobs.read_private(path)[0]).hexdigest()
+        digest = blobs.read_stored(os.path.join(directory, f"{name}.sha256"))[0].decode()
+        held = hashlib.sha256(blobs.read_stored(path)[0]).hexdigest()
     except (OSError, StoreError, ValueError):
         return None
     return path if digest == held else None

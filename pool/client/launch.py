@@ -30,7 +30,7 @@ from fxpool import forks
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.host import inherited, marks, runtime_dir
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.config import CONFIG, PoolConfig, ServerConfig
+from fxpool.pool.wire.config import PoolConfig, ServerConfig
 from fxpool.pool.wire.protocol import PROTOCOL_VERSION, check_peer, encode
 from fxpool.version import __version__
 
@@ -198,7 +198,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         predecessor=str(before) if before is not None else "",
         client=os.getpid(),
     )
-    (directory / CONFIG).write_bytes(msgspec.json.encode(facts))
+    runtime_dir.write_config(directory, msgspec.json.encode(facts))
     path = str(directory / runtime_dir.SOCKET)
     # Listen and connect before starting the server: then this process need not poll for the server, and if it dies from
     # now on, the server sees a closed connection.

@@ -33,9 +33,11 @@ __all__ = [
     "holder",
     "link_of",
     "make_private",
+    "read_config",
     "remove",
     "runtime_root",
     "sweep",
+    "write_config",
 ]
 
 SOCKET = "socket"
@@ -180,11 +182,37 @@ def sweep(root: Path, *, older_than: float = 60.0) -> list[Path]:
     return removed
 
 
+def write_config(directory: Path, data: bytes) -> None:
+    """Write a server's configuration into its private directory. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(directory / CONFIG, flags, 0o600), "wb") as file:
+        file.write(data)
+
+
+def read_config(directory: Path) -> bytes:
+    """Read a server's configuration. Raises OSError, UnsafeRuntimeDirectoryError if others could have written it."""
+    above = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        config = os.open(CONFIG, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+        with os.fdopen(config, "rb") as file:
+            for opened in (above, config):
+                status = os.fstat(opened)
+                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                    raise UnsafeRuntimeDirectoryError(
+                        f"other users could have written {directory / CONFIG} (owner {status.st_uid}, mode "
+                        f"{stat.S_IMODE(status.st_mode):o})",
+                        remedy=f"remove {directory}",
+                    )
+            return file.read()
+    finally:
+        os.close(above)
+
+
 def _start_allowed(directory: Path) -> float:
     """Return the seconds that a directory's server may take to start; 0.0 if its configuration can't be read."""
     try:
-        return msgspec.json.decode((directory / CONFIG).read_bytes(), type=_Start).start_timeout
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_config(directory), type=_Start).start_timeout
+    except (OSError, msgspec.MsgspecError, UnsafeRuntimeDirectoryError):
         return 0.0
 
 
@@ -212,12 +240,8 @@ def _is_ours(path: str) -> bool:
 
 def _secure(root: Path, *, private: bool) -> Path:
     try:
-        try:
-            os.mkdir(root, 0o700)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            os.makedirs(root, 0o700, exist_ok=True)
+        if not os.path.lexists(root):
+            directories.make_private(str(root))
         facts = os.lstat(root)
     except OSError as error:
         raise PoolUnavailableError(f"cannot create the runtime directory {root}: {error}") from error

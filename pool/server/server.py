@@ -35,7 +35,7 @@ from fxpool.pool.server.pauses import Pauses
 from fxpool.pool.server.watch import Limits
 from fxpool.pool.server.zygote_link import ZygoteLink
 from fxpool.pool.wire import messages as m
-from fxpool.pool.wire.config import CONFIG, ServerConfig
+from fxpool.pool.wire.config import ServerConfig
 from fxpool.pool.wire.connection import Connection
 from fxpool.pool.wire.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
 from fxpool.version import __version__
@@ -513,7 +513,7 @@ def main(arguments: list[str]) -> None:
     processes.name_process("fxpool server")
     listener = socket.socket(fileno=options.listen)
     os.set_inheritable(options.listen, False)
-    config = msgspec.json.decode((options.directory / CONFIG).read_bytes(), type=ServerConfig)
+    config = msgspec.json.decode(runtime_dir.read_config(options.directory), type=ServerConfig)
     if config.link and os.fork():
         os._exit(0)  # so that the server is not a child of the client that started it
     lock = runtime_dir.hold(options.directory)

@@ -97,10 +97,10 @@ def test_publishing_evicts_the_least_recently_used(store: LocalStore) -> None:
         assert not os.path.exists(layout.key_directory(store.root, entry.key))
 
 
-@pytest.mark.parametrize("what", ["files", "bytes"])
-def test_the_size_after_each_publication_is_within_the_bounds(tmp_path: Path, what: str) -> None:
-    measure = files if what == "files" else size
-    bounds = Bounds(max_files=60, grace=0) if what == "files" else Bounds(max_bytes=500_000, grace=0)
+@pytest.mark.parametrize("limited", ["files", "bytes"])
+def test_the_size_after_each_publication_is_within_the_bounds(tmp_path: Path, limited: str) -> None:
+    measure = files if limited == "files" else size
+    bounds = Bounds(max_files=60, grace=0) if limited == "files" else Bounds(max_bytes=500_000, grace=0)
     limit = bounds.max_files or bounds.max_bytes or 0
     store = LocalStore(str(tmp_path / "cache"), bounds)
     largest = 0
@@ -108,7 +108,7 @@ def test_the_size_after_each_publication_is_within_the_bounds(tmp_path: Path, wh
         publish(store, n, age=0)
         largest = max(largest, measure(store.root))
         # The index is written after it was measured.
-        assert measure(store.root) <= limit + (16_384 if what == "bytes" else 0)
+        assert measure(store.root) <= limit + (16_384 if limited == "bytes" else 0)
     assert largest > limit * 0.9, "it was full"
     assert max(kept(store)) == 89
 
@@ -261,7 +261,7 @@ def test_an_entry_evicted_between_finding_and_loading_is_a_miss(store: LocalStor
     )
     subprocess.run([sys.executable, "-c", program, store.root], check=True, timeout=60)
     ref = entry.blobs["so"]
-    assert store.blob_path(ref) is None and store.read_blob(ref) is None and not store.complete(entry)
+    assert not store.has_blob(ref) and store.read_blob(ref) is None and not store.complete(entry)
     store.mark_used(entry)
     assert store.entries(key(0)) == []
     counters = store.counters()
@@ -270,8 +270,7 @@ def test_an_entry_evicted_between_finding_and_loading_is_a_miss(store: LocalStor
 
 def test_an_open_file_outlives_its_eviction(store: LocalStore) -> None:
     entry = publish(store, 0)
-    path = store.blob_path(entry.blobs["so"])
-    assert path is not None
+    path = layout.blob_path(store.root, entry.blobs["so"])
     with open(path, "rb") as file:
         assert collector.collect(store.root, Bounds(max_files=0)).blobs == 1
         assert BlobRef.of(file.read()) == entry.blobs["so"]
@@ -339,10 +338,10 @@ def test_entries_of_another_version_keep_their_blobs(store: LocalStore) -> None:
     Path(path).write_bytes(magic + hashlib.sha256(magic + rest).digest() + rest)
     publish(store, 1)
     collector.collect(store.root, Bounds())
-    assert store.blob_path(theirs.blobs["so"]) is not None
+    assert store.has_blob(theirs.blobs["so"])
     os.utime(path, (time.time() - LONG_AGO * 3,) * 2)
     collector.collect(store.root, Bounds(max_files=0))
-    assert not os.path.exists(path) and store.blob_path(theirs.blobs["so"]) is None
+    assert not os.path.exists(path) and not store.has_blob(theirs.blobs["so"])
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(store: LocalStore) -> None:

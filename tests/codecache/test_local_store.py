@@ -60,6 +60,15 @@ def blob_file(store: LocalStore, ref: BlobRef) -> str:
     return os.path.join(store.root, "blobs", ref.digest[:2], f"{ref.digest}-{ref.size}")
 
 
+def opened_content(store: LocalStore, ref: BlobRef) -> bytes | None:
+    """Return the bytes that the loader would map."""
+    descriptor = store.open_blob(ref)
+    if descriptor is None:
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
 # ---------------------------------------------------------------- there and back
 
 
@@ -73,10 +82,7 @@ def test_round_trip(store: LocalStore) -> None:
         assert reader.complete(entry)
         for role, content in contents.items():
             assert reader.read_blob(entry.blobs[role]) == content
-            path = reader.blob_path(entry.blobs[role])
-            assert path is not None
-            with open(path, "rb") as file:
-                assert file.read() == content
+            assert opened_content(reader, entry.blobs[role]) == content
     assert store.entries(OTHER_KEY) == []
     assert store.counters()["published"] == 1
     assert store.counters()["write_failed"] == {}
@@ -149,15 +155,14 @@ def test_a_copied_directory_works(store: LocalStore, tmp_path: Path) -> None:
     copy = LocalStore(str(tmp_path / "copy"))
     shutil.rmtree(store.root)
     assert copy.entries(KEY) == [entry] and copy.complete(entry)
-    path = copy.blob_path(entry.blobs["so"])
-    assert path is not None and path.startswith(copy.root)
+    assert opened_content(copy, entry.blobs["so"]) == b"x" * 5000
 
 
 def test_missing_blobs_make_an_entry_incomplete(store: LocalStore) -> None:
     entry = store.publish(make_entry(), {"so": b"x", "module": b"y"})
     os.unlink(blob_file(store, entry.blobs["so"]))
     assert not store.complete(entry)
-    assert store.read_blob(entry.blobs["so"]) is None and store.blob_path(entry.blobs["so"]) is None
+    assert store.read_blob(entry.blobs["so"]) is None and not store.has_blob(entry.blobs["so"])
     assert store.counters()["corrupt"] == 0
 
 
@@ -182,7 +187,7 @@ def test_what_is_no_key_is_refused(store: LocalStore, key: str) -> None:
 @pytest.mark.parametrize("digest", ["../../../etc/passwd", "ab", "AB" * 32, "ab" * 32 + "\n"])
 def test_a_reference_names_no_other_place(store: LocalStore, digest: str) -> None:
     ref = BlobRef(digest, 3)
-    assert store.read_blob(ref) is None and store.blob_path(ref) is None
+    assert store.read_blob(ref) is None and store.open_blob(ref) is None
     with pytest.raises(CorruptEntryError):
         decode_entry(encode_entry(make_entry(blobs={"so": ref})))
 
@@ -271,27 +276,27 @@ def test_damaged_blobs_are_set_aside_and_counted(store: LocalStore) -> None:
         ref = store.put_blob(content)
         with open(blob_file(store, ref), "wb") as file:
             file.write(bad)
-        assert (store.read_blob if number % 2 else store.blob_path)(ref) is None
+        assert (store.read_blob if number % 2 else store.open_blob)(ref) is None
         assert store.counters()["corrupt"] == number
         assert not os.path.exists(blob_file(store, ref))
 
 
 def test_a_blob_changed_after_it_was_verified_is_noticed(store: LocalStore) -> None:
     ref = store.put_blob(b"abcdef")
-    path = store.blob_path(ref)
-    assert path is not None
+    path = blob_file(store, ref)
+    assert store.has_blob(ref)
     status = os.stat(path)
     with open(path, "r+b") as file:
         file.write(b"X")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
-    assert store.blob_path(ref) is None
+    assert not store.has_blob(ref)
 
 
 def test_a_blob_is_read_once_for_dlopen(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = store.put_blob(b"abcdef")
-    assert store.blob_path(ref)
-    monkeypatch.setattr(blob_files, "read_blob_file", lambda *args: pytest.fail("read again"))
-    assert store.blob_path(ref) and store.complete(make_entry(blobs={"so": ref}))
+    assert store.has_blob(ref)
+    monkeypatch.setattr(blob_files, "_content", lambda *args: pytest.fail("read again"))
+    assert store.has_blob(ref) and store.complete(make_entry(blobs={"so": ref}))
 
 
 def test_the_pile_of_damaged_files_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +310,56 @@ def test_the_pile_of_damaged_files_is_bounded(store: LocalStore, monkeypatch: py
 
 
 # ---------------------------------------------------------------- others
+
+
+@pytest.mark.parametrize("part", ["entries", "blobs", "toolchain", "lowered"])
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_in_it_that_others_can_write_to_is_refused(store: LocalStore, part: str, mode: int) -> None:
+    entry = store.publish(make_entry(), {"so": b"x"})
+    os.makedirs(os.path.join(store.root, part), exist_ok=True)
+    os.chmod(os.path.join(store.root, part), mode)
+    with pytest.raises(UnsafeDirectoryError, match=f"{part}, in the cache directory, belongs to") as caught:
+        LocalStore(store.root)
+    assert f"chmod go-w {store.root}/{part}" in caught.value.remedy
+    os.chmod(os.path.join(store.root, part), 0o700)
+    assert LocalStore(store.root).entries(KEY) == [entry]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("part", ["entries", "blobs"])
+def test_a_link_in_it_leads_to_nobody_elses_directory(store: LocalStore, part: str, tmp_path: Path) -> None:
+    store.publish(make_entry(), {"so": b"x"})
+    (tmp_path / "disk").mkdir(mode=0o755)
+    os.rename(os.path.join(store.root, part), tmp_path / "disk" / part)
+    os.symlink(tmp_path / "disk" / part, os.path.join(store.root, part))
+    (entry,) = LocalStore(store.root).entries(KEY)
+    assert LocalStore(store.root).complete(entry)
+    os.chown(tmp_path / "disk", 12345, 12345)
+    with pytest.raises(UnsafeDirectoryError, match="other users could replace"):
+        LocalStore(store.root)
+
+
+@pytest.mark.parametrize("kind", ["entry", "blob"])
+def test_files_in_a_directory_that_others_can_write_to_are_not_served(store: LocalStore, kind: str) -> None:
+    entry = store.publish(make_entry(), {"so": b"x"})
+    path = entry_file(store, entry) if kind == "entry" else blob_file(store, entry.blobs["so"])
+    os.chmod(os.path.dirname(path), 0o777)
+    assert store.entries(KEY) == [] if kind == "entry" else not store.complete(entry)
+    assert store.counters()["unsafe"] == 1
+
+
+def test_the_verified_file_is_loaded(store: LocalStore) -> None:
+    """Another file has its name by the time the loader maps it."""
+    ref = store.put_blob(b"verified")
+    descriptor = store.open_blob(ref)
+    assert descriptor is not None
+    path = blob_file(store, ref)
+    with open(path + ".other", "wb") as file:
+        file.write(b"another!")
+    os.rename(path + ".other", path)
+    with open(descriptor, "rb") as file:
+        assert file.read() == b"verified"
+    assert not store.has_blob(ref)
 
 
 @pytest.mark.parametrize("what", ["entry", "blob"])

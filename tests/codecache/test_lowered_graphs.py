@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpool.codecache.store import lowered_graphs
+from fxpool.codecache.store import layout, lowered_graphs
 from fxpool.codecache.store.entry import Entry
 from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import StoreError
@@ -42,7 +42,7 @@ def test_an_entry_is_known_until_it_is_removed(store: LocalStore) -> None:
 def test_an_entry_without_its_code_is_not_returned(store: LocalStore) -> None:
     entry = published(store)
     lowered_graphs.add(store, GRAPH, entry)
-    path = store.blob_path(entry.blobs["result"])
+    path = layout.blob_path(store.root, entry.blobs["result"])
     assert path is not None
     os.unlink(path)
     assert lowered_graphs.find(store, GRAPH) is None

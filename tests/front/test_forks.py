@@ -156,6 +156,7 @@ def _verify_blob(directory: Path) -> Case:
     from fxpool.codecache.store import blobs
 
     content = b"content"
+    directory.chmod(0o700)
     path = directory / "blob"
     path.write_bytes(content)
     path.chmod(0o600)

@@ -104,6 +104,24 @@ def test_sweep_spares_who_may_still_start(place: Place) -> None:
     assert runtime_dir.sweep(place.runtime) == [slow]
 
 
+@pytest.mark.parametrize("opened", ["directory", "file"])
+@pytest.mark.parametrize("mode", [0o722, 0o777, 0o720])
+def test_a_configuration_that_others_could_have_written_is_refused(place: Place, opened: str, mode: int) -> None:
+    directory = runtime_dir.make_private(place.runtime)
+    runtime_dir.write_config(directory, b"{}")
+    assert stat.S_IMODE((directory / "config.json").stat().st_mode) == 0o600
+    assert runtime_dir.read_config(directory) == b"{}"
+    (directory if opened == "directory" else directory / "config.json").chmod(mode)
+    with pytest.raises(PoolUnavailableError, match="other users could have written"):
+        runtime_dir.read_config(directory)
+    directory.chmod(0o700)
+    (directory / "config.json").rename(directory / "other.json")
+    (directory / "config.json").symlink_to("other.json")
+    with pytest.raises(OSError, match="symbolic"):
+        runtime_dir.read_config(directory)
+    runtime_dir.remove(directory)
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_a_directory_in_which_others_can_rename_is_refused_unless_sticky(
     place: Place, monkeypatch: pytest.MonkeyPatch, mode: int

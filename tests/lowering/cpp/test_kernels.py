@@ -43,7 +43,8 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
         assert data is not None
         digest = hashlib.sha256(data).hexdigest()
         (tmp_path / digest).write_bytes(data)
-        module = Library(digest, lambda: contextlib.nullcontext(str(tmp_path / digest))).load()
+        with open(tmp_path / digest, "rb") as file:
+            module = Library(digest, lambda: contextlib.nullcontext(file.fileno())).load()
         return [getattr(module, name) for name in linking.names.values()]
 
     yield run

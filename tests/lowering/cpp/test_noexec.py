@@ -9,7 +9,7 @@ import os
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,12 @@ def library(path: Path, number: int) -> Path:
 
 
 def loaded(path: Path) -> Any:
-    return Library(hashlib.sha256(path.read_bytes()).hexdigest(), lambda: nullcontext(str(path))).load()
+    @contextmanager
+    def opened() -> Iterator[int]:
+        with open(path, "rb") as file:
+            yield file.fileno()
+
+    return Library(hashlib.sha256(path.read_bytes()).hexdigest(), opened).load()
 
 
 def test_each_library_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +100,22 @@ def test_each_library_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(executable, "is_forbidden", lambda path: True)
     assert [loaded(path).number() for path in paths] == [0, 1, 2]
     before = len(os.listdir("/proc/self/fd"))
-    with executable.loadable(str(paths[0])) as place:
+    with executable.loadable_file(str(paths[0])) as place:
         ctypes.CDLL(place)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_library_is_loaded_through_its_descriptor(tmp_path: Path) -> None:
+    """Another file of the same name, put there after it was opened, is not run."""
+    first, second = (library(tmp_path / f"{number}.so", number) for number in (1, 2))
+
+    @contextmanager
+    def exchanged() -> Iterator[int]:
+        with open(first, "rb") as file:
+            os.rename(second, first)
+            yield file.fileno()
+
+    assert Library(hashlib.sha256(first.read_bytes()).hexdigest(), exchanged).load().number() == 1
 
 
 def test_where_memory_may_not_be_executed_either_the_remedy_is_said(

@@ -5,8 +5,9 @@ Each kind is built once, by what collects it, and comes back as bytes that anoth
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,17 @@ def loaded(linking: BuiltLinking, tmp_path: Path) -> BuiltLibraries:
         path = tmp_path / f"{number}.so"
         path.write_bytes(data)
         path.chmod(0o755)
-        files.append((f"{tmp_path.name}{number}", _File(str(path))))
-    return BuiltLibraries(files)  # type: ignore[arg-type]
+        files.append((f"{tmp_path.name}{number}", _opened(str(path))))
+    return BuiltLibraries(files)
 
 
-class _File:
-    def __init__(self, path: str) -> None:
-        self._path = path
+def _opened(path: str) -> Callable[[], contextlib.AbstractContextManager[int]]:
+    @contextlib.contextmanager
+    def opened() -> Iterator[int]:
+        with open(path, "rb") as file:
+            yield file.fileno()
 
-    def __call__(self) -> _File:
-        return self
-
-    def __enter__(self) -> str:
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    return opened
 
 
 @pytest.mark.usefixtures("nothing_is_loaded_by_torch")
@@ -91,7 +87,7 @@ def test_kernels_with_python_bindings(tmp_path: Path) -> None:
         assert data is not None
         path = tmp_path / "kernels.so"
         path.write_bytes(data)
-        module = Library(tmp_path.name, _File(str(path))).load()
+        module = Library(tmp_path.name, _opened(str(path))).load()
         (name,) = linking.names.values()
         values = torch.zeros(1)
         getattr(module, name)(values)
