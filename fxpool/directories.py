@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxpool import config
+from fxpool.errors import FxpoolError
 
 __all__ = ["Danger", "ancestors", "danger_above", "make_private", "others_can_write", "trusted_owners", "user_name"]
 
@@ -36,7 +37,11 @@ class Danger:
 
 def trusted_owners() -> frozenset[int]:
     """Return the uids whose directories and links are trusted: this user's, root's and those of `trusted_owners`."""
-    return frozenset((os.geteuid(), 0, *config.current().trusted_owners))
+    try:
+        named = config.current().trusted_owners
+    except FxpoolError:
+        named = ()  # the error is reported where the settings are used
+    return frozenset((os.geteuid(), 0, *named))
 
 
 def danger_above(path: str) -> Danger | None:

@@ -6,7 +6,7 @@ import math
 import re
 import time
 
-__all__ = ["DURATION_EXPECTED", "ago", "counted", "moment", "parse_duration", "size", "span"]
+__all__ = ["DURATION_EXPECTED", "ago", "counted", "moment", "one_line", "parse_duration", "size", "span"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|sec|m|min|h|d)(?![a-z])\s*", re.ASCII)
@@ -72,3 +72,10 @@ def ago(when: float) -> str:
 def moment(when: float) -> str:
     """Format a Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def one_line(text: str) -> str:
+    """Return a name from elsewhere for a terminal: line breaks as spaces, other control characters as escapes."""
+    return "".join(
+        one if one.isprintable() else " " if one.isspace() else one.encode("unicode_escape").decode() for one in text
+    )

@@ -144,7 +144,7 @@ def _parts(one: StoredEntry) -> list[str]:
     parts += [quantities.counted(summary["guards"], "guard") if summary["guards"] else ""]
     parts += [f"{quantities.moment(meta.created)}, in {meta.compile_seconds:.1f} s", f"torch {meta.torch_version}"]
     parts += [quantities.size(summary["bytes"]), f"used {quantities.ago(one.used)}"]
-    return [part for part in parts if part]
+    return [quantities.one_line(part) for part in parts if part]
 
 
 def _inputs(entry: Entry) -> str:
@@ -188,7 +188,7 @@ def cache_show(key: str, as_json: bool, code: bool) -> None:
 
 
 def _row(label: str, text: str) -> None:
-    click.echo(wrapped(f"{label:<{_LABEL}}", text, width()))
+    click.echo(wrapped(f"{label:<{_LABEL}}", quantities.one_line(text), width()))
 
 
 def _show_entry(entry: Entry) -> None:
@@ -305,7 +305,7 @@ def cache_quarantine(key: str | None, release_all: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(record)))
             continue
-        what = f"{record.label}, {quantities.ago(record.when)}: {record.error}"
+        what = quantities.one_line(f"{record.label}, {quantities.ago(record.when)}: {record.error}")
         click.echo(wrapped(f"{record.key[:SHORT]}  ", what, width()))
         if record.log:
             click.echo(f"{'':{SHORT}}  output: {record.log}")  # not wrapped, so that the path can be copied

@@ -53,4 +53,4 @@ def verify_again(entries: Sequence[Entry], store: LocalStore, count: int, seed: 
 
 def _name(entry: Entry) -> str:
     origin = entry.metadata.origin
-    return (origin.name if origin is not None else "") or entry.metadata.label or "(no name)"
+    return quantities.one_line((origin.name if origin is not None else "") or entry.metadata.label or "(no name)")

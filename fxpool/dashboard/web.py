@@ -1,7 +1,8 @@
 """An HTTP server for a few readers on one event loop: GET only, one request per connection, all sizes limited.
 
 Each connection is a separate task with time limits for sending and reading, so a slow reader
-delays no other and is dropped.
+delays no other and is dropped. Any user of the machine can connect, so a connection that has not
+sent its request gives way to newer ones.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ __all__ = ["Answer", "WebServer", "refusal"]
 
 log = notices.logger(__name__)
 
-# Connections at a time.
+# Requests that are answered at a time, and connections that have sent no request yet.
 _MOST_AT_ONCE = 64
+_MOST_SILENT = 32
 # Seconds for a request to arrive, and for a reader to take a piece of an answer.
 _PATIENCE = 10.0
 _SILENCE = 15.0
@@ -50,6 +52,7 @@ class WebServer:
         self._respond = respond
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.port = 0
 
     async def start(self, address: str, port: int) -> None:
@@ -69,8 +72,11 @@ class WebServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._silent[task] = None
+        if len(self._silent) > _MOST_SILENT:
+            next(iter(self._silent)).cancel()
         try:
-            await self._serve(reader, writer)
+            await self._serve(task, reader, writer)
         except (OSError, asyncio.TimeoutError):
             pass  # the reader left, or is too slow
         except asyncio.CancelledError:
@@ -79,17 +85,21 @@ class WebServer:
             log.warning("a request to the dashboard failed: %r", error)
         finally:
             self._connections.discard(task)
+            self._silent.pop(task, None)
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) > _MOST_AT_ONCE:
-            return await _send(writer, refusal(503, "too many connections"))
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
         except asyncio.LimitOverrunError:
             return await _send(writer, refusal(431, f"requests are limited to {MOST} bytes"))
         except asyncio.IncompleteReadError:
             return
+        self._silent.pop(task, None)
+        if len(self._connections) - len(self._silent) > _MOST_AT_ONCE:
+            return await _send(writer, refusal(503, "too many connections"))
         request = parse(head[:-4])
         if isinstance(request, Refused):
             return await _send(writer, refusal(request.status, request.reason))

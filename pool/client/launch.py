@@ -216,7 +216,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         environment = dict(config.environment)
         if link is not None:
             environment.pop(marks.VARIABLE, None)  # the host's server outlives the process that starts it
-        with open(directory / runtime_dir.LOG, "wb") as output:
+        with open(directory / runtime_dir.LOG, "ab") as output:  # it is shortened while it is open
             process = subprocess.Popen(
                 [sys.executable, "-m", "fxpool.pool.server.server", *arguments],
                 stdin=subprocess.DEVNULL,

@@ -35,6 +35,7 @@ __all__ = [
     "make_private",
     "read_config",
     "remove",
+    "rotate_log",
     "runtime_root",
     "sweep",
     "write_config",
@@ -145,6 +146,14 @@ def holder(directory: Path) -> int | None:
         return None
     finally:
         os.close(lock)
+
+
+def rotate_log(directory: Path, most: int = 4 << 20) -> None:
+    """Move the content of a server's log that has more than `most` bytes to a second file. Raises OSError."""
+    log = directory / LOG
+    if log.stat().st_size > most:
+        shutil.copyfile(log, log.with_suffix(".log.1"))
+        os.truncate(log, 0)
 
 
 def remove(directory: Path) -> None:

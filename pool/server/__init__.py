@@ -13,6 +13,7 @@ records           forwards log records to clients
 job_events        reports the progress of jobs to the clients that watch them
 questions         callbacks: passes questions of workers to the callers of their jobs
 report            rows about jobs and memory for `fxpool status`
+descriptors       the limit of file descriptors, and the room that is left
 history           a history of jobs for the dashboard
 zygote_link       starts the zygote and exchanges messages with it
 """

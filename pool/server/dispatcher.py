@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fxpool import quantities
 from fxpool.errors import ProtocolError
 from fxpool.pool.host import processes
 from fxpool.pool.server import decisions as d
@@ -100,7 +101,7 @@ class Dispatcher:
             raise ProtocolError(f"job number {ask.job} is already in use")
         if ask.timeout is not None and not 0 < ask.timeout < _LONGEST:
             raise ProtocolError(f"invalid time limit: {ask.timeout} s")
-        ask.label = ask.label[:_SHOWN]
+        ask.label = quantities.one_line(ask.label[:_SHOWN])
         self.counters["jobs"] += 1
         self.watch.before_a_job()
         work = Work(self._number(), ask, payload, client, None)
@@ -414,7 +415,7 @@ class Dispatcher:
         if message.job in worker.keys:
             raise ProtocolError(f"sub-job number {message.job} is already in use")
         ask = outcomes.as_part(message, worker.work.ask)
-        ask.label = ask.label[:_SHOWN]
+        ask.label = quantities.one_line(ask.label[:_SHOWN])
         self.counters["sub_jobs"] += 1
         self._submit(Work(self._number(), ask, payload, None, worker), worker.keys)
 

@@ -28,7 +28,7 @@ import msgspec
 from fxpool.errors import ProtocolError
 from fxpool.pool.host import memory, predecessor, processes, runtime_dir, turns
 from fxpool.pool.host.limits import default_workers
-from fxpool.pool.server import report
+from fxpool.pool.server import descriptors, report
 from fxpool.pool.server.dispatcher import GRACE_SECONDS, Dispatcher
 from fxpool.pool.server.outcomes import Client
 from fxpool.pool.server.pauses import Pauses
@@ -51,6 +51,8 @@ _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
 # Seconds that a server without clients spends on its best-effort jobs, and between two checks that they are done.
 _SPARE_SECONDS, _LOOK_SECONDS = 600.0, 0.2
+# Seconds between two looks at the size of the log.
+_LOG_SECONDS = 10.0
 # Seconds that the start of the zygote waits for other processes' measurements.
 _OTHERS_MEASURE_SECONDS = 30.0
 
@@ -68,6 +70,7 @@ class Server:
             self.slots, self.rule = config.workers, "configured"
         self.listener = listener
         self.clients: dict[int, Client] = {}
+        self._soft_limit = descriptors.raise_limit()
         self.zygotes = 0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
@@ -105,6 +108,7 @@ class Server:
             self._start_zygote()
         (self.directory / runtime_dir.READY).touch(mode=0o600)
         self._spawn(self._sweep())
+        self._spawn(self._rotate_log())
         self._seen_off = self.loop.create_task(self._see_off())
         if self.config.link:
             self._spawn(self._watch_link())
@@ -184,6 +188,8 @@ class Server:
                 f"the client fxpool {message.fxpool} (protocol {message.protocol})"
             )
             raise ProtocolError(reason)
+        if descriptors.left() < descriptors.RESERVED:
+            raise ProtocolError(f"it has {len(self.clients)} clients and no file descriptors for more")
         client.greeted, client.visitor = True, message.visitor
         if not client.visitor:
             self._had_client = True
@@ -317,6 +323,7 @@ class Server:
         order = m.Prepare(preload=self.config.preload, sys_path=self.config.sys_path, idle=",".join(self._idle_calls))
         try:
             self.zygote = ZygoteLink(self, order)
+            descriptors.set_limit(self.zygote.pid, self._soft_limit)
         except OSError as error:
             self._zygote_refused(error)
             return
@@ -476,6 +483,12 @@ class Server:
         await asyncio.sleep(1.0)  # not during the start, for which a client waits
         for directory in runtime_dir.sweep(Path(self.config.runtime_root), older_than=self.config.start_timeout):
             log.info("removed %s of a server that ended", directory)
+
+    async def _rotate_log(self) -> None:
+        while True:
+            await asyncio.sleep(_LOG_SECONDS)
+            with contextlib.suppress(OSError):
+                runtime_dir.rotate_log(self.directory)
 
     def _spawn(self, coroutine: Any) -> None:
         task = self.loop.create_task(coroutine)

@@ -46,3 +46,10 @@ def test_counts_sizes_and_spans() -> None:
     assert quantities.counted(1, "blob") == "1 blob" and quantities.counted(3, "blob") == "3 blobs"
     assert [quantities.size(n) for n in (0, 1023, 1024, 155 << 20)] == ["0 B", "1023 B", "1.0 KB", "155.0 MB"]
     assert quantities.ago(time.time() - 7200) == "2 h ago" and quantities.ago(time.time() + 9) == "0 s ago"
+
+
+def test_a_name_from_elsewhere_is_one_line() -> None:
+    assert quantities.one_line("a model") == "a model"
+    assert quantities.one_line("one\nworker 7  two\r\t") == "one worker 7  two  "
+    assert quantities.one_line("\x1b[2J \u202ereversed\x00") == "\\x1b[2J \\u202ereversed\\x00"
+    assert quantities.one_line("Modèle 模型") == "Modèle 模型"

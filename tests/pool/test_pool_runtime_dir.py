@@ -215,3 +215,17 @@ def test_a_stand_in_that_somebody_made_is_not_used(place: Place, short: tuple[Pa
     with pytest.raises(PoolUnavailableError, match="can be used instead") as caught:
         runtime_dir.runtime_root(root)
     assert "FXPOOL_RUNTIME_DIR" in caught.value.remedy
+
+
+def test_a_log_is_bounded_while_it_is_written_to(tmp_path: Path) -> None:
+    directory = runtime_dir.make_private(tmp_path)
+    with open(directory / "server.log", "ab", buffering=0) as log:
+        log.write(b"first " * 10)
+        runtime_dir.rotate_log(directory, most=100)
+        assert (directory / "server.log").read_bytes() == b"first " * 10
+        log.write(b"more " * 10)
+        runtime_dir.rotate_log(directory, most=100)
+        log.write(b"last")
+    assert (directory / "server.log").read_bytes() == b"last"
+    assert (directory / "server.log.1").read_bytes() == b"first " * 10 + b"more " * 10
+    runtime_dir.remove(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,3 +163,41 @@ def test_unknown_numbers_are_ignored(client: PoolClient, address: str) -> None:
             if isinstance(frame[0], m.Status):
                 break
     assert alive(client)
+
+
+def _soft_limit(pid: int) -> int:
+    return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+
+
+def test_a_server_may_open_as_many_files_as_it_can_and_its_workers_as_before(client: PoolClient) -> None:
+    client.start(wait=True)
+    status = client.status()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert _soft_limit(status["server_pid"]) >= min(hard, 65536)
+    assert _soft_limit(status["zygote"]["pid"]) == soft
+
+
+def test_clients_beyond_the_limit_are_refused_with_the_reason(client: PoolClient, address: str) -> None:
+    server = client.status()["server_pid"]
+    _, hard = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (128, hard))
+    channels: list[Channel[m.ToClient]] = []
+    sockets: list[socket.socket] = []
+    refused = ""
+    try:
+        while not refused and len(sockets) < 128:
+            sockets.append(connect(address))
+            channel: Channel[m.ToClient] = Channel(sockets[-1], m.ToClient)
+            channel.send(m.Hello(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid()))
+            frame = channel.receive()
+            assert frame is not None
+            refused = frame[0].reason if isinstance(frame[0], m.Refused) else ""
+            channels.append(channel)
+        assert 5 < len(channels) < 64 and "no file descriptors for more" in refused
+        assert alive(client), "those who are there are served"
+    finally:
+        for one in sockets:
+            one.close()
+    assert until(lambda: len(os.listdir(f"/proc/{server}/fd")) < 40)
+    with connect(address) as sock:
+        hello(sock)

@@ -67,6 +67,19 @@ def test_entries_can_be_told_apart(store: LocalStore) -> None:
     assert sum("graph 0 [0/0]" in line for line in lines) == 1, "an entry without more is known by its label"
 
 
+def test_names_of_an_entry_cannot_forge_lines(store: LocalStore) -> None:
+    """A bundle or a remote cache may bring any entry."""
+    forged = "step\nab12cd34ef56  forged\x1b[2K\r\u202e"
+    origin = Origin(function=forged, file=forged, line=1, inputs=[forged])
+    key = hashlib.sha256(b"forged").hexdigest()
+    store.publish(Entry(key=key, metadata=Metadata(forged, 1.7e9, 2.5, "2.13.0", {"a": forged}, origin)), {})
+    listed = run("cache", "ls", columns=1000).output
+    assert len(listed.splitlines()) == 4 and not any(line.startswith("ab12cd34ef56") for line in listed.splitlines())
+    for shown in (listed, run("cache", "show", key, columns=1000).output):
+        assert "forged\\x1b[2K" in shown
+        assert not {"\x1b", "\r", "\u202e"} & set(shown)
+
+
 def test_what_is_known_is_in_the_json_too(store: LocalStore) -> None:
     rows = [json.loads(line) for line in run("cache", "ls", "--json").output.splitlines()]
     assert sorted(row["origin"]["model"] for row in rows if row["origin"]) == ["", "GPT2LMHeadModel"]

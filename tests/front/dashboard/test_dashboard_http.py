@@ -163,6 +163,19 @@ def test_slow_clients_keep_nobody_waiting(address: str) -> None:
             sock.close()
 
 
+def test_silent_connections_give_way_to_requests(address: str) -> None:
+    """Any user of the machine can connect, without the secret."""
+    port, _ = parts(address)
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    try:
+        for _ in range(5):
+            assert get(address)[0] == 200
+    finally:
+        for one in silent:
+            one.close()
+    assert get(address)[0] == 200
+
+
 def test_no_server_is_said_and_the_store_is_there(address: str) -> None:
     message = told(address, lambda message: message["store"]["entries"] == 4)
     assert message["servers"] == [] and message["jobs"] == [] and message["first"] is True
