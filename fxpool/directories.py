@@ -149,6 +149,7 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
             here = "/"
 
 
+@functools.cache  # all users are listed for it, which may ask a directory service
 def _is_private_group(gid: int) -> bool:
     """Return whether this user is a group's one member, as with umask 002 and one group per user."""
     try:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import resource
 
-__all__ = ["RESERVED", "left", "raise_limit", "set_limit"]
+__all__ = ["are_short", "raise_limit", "set_limit"]
 
-#: Descriptors that clients leave free, for the zygote, workers, logs, and refusals.
-RESERVED = 64
+# Descriptors that clients leave free, for the zygote, workers, logs, and refusals; under a low limit a quarter of it.
+_RESERVED = 64
 # Far more than a host has processes of one user. Programs that close all descriptors of a higher limit take long.
 _MOST = 65536
 
@@ -33,7 +33,9 @@ def set_limit(pid: int, soft: int) -> None:
         pass  # it ended
 
 
-def left() -> int:
-    """Return how many more descriptors this process may open."""
+def are_short() -> bool:
+    """Return whether the descriptors that are left are reserved."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft - len(os.listdir("/proc/self/fd"))
+    if soft == resource.RLIM_INFINITY:
+        return False
+    return soft - len(os.listdir("/proc/self/fd")) < min(_RESERVED, soft // 4)

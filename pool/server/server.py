@@ -188,7 +188,7 @@ class Server:
                 f"the client fxpool {message.fxpool} (protocol {message.protocol})"
             )
             raise ProtocolError(reason)
-        if descriptors.left() < descriptors.RESERVED:
+        if descriptors.are_short():
             raise ProtocolError(f"it has {len(self.clients)} clients and no file descriptors for more")
         client.greeted, client.visitor = True, message.visitor
         if not client.visitor:

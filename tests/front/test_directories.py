@@ -19,7 +19,7 @@ import fxpool
 from fxpool import directories
 
 OTHER, GROUP = 12345, 12346
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a directory")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_so_is_one_that_only_a_link_leads_through(above: Path, danger: str, way:
 
 
 @AS_ROOT
-def test_somebody_else_s_link_is_a_danger(above: Path) -> None:
+def test_a_link_of_another_user_is_a_danger(above: Path) -> None:
     link = above / "link"
     link.symlink_to(above / "inner")
     os.lchown(link, OTHER, OTHER)
@@ -107,12 +107,12 @@ def test_somebody_else_s_link_is_a_danger(above: Path) -> None:
     assert danger is not None and danger.path == str(link) and "symbolic link" in danger.what
 
 
-def test_where_all_may_write_but_rename_only_their_own_nothing_is(above: Path) -> None:
+def test_a_sticky_directory_is_safe(above: Path) -> None:
     (above / "inner").chmod(0o1777)
     assert directories.danger_above(str(above / "inner" / "cache")) is None
 
 
-def test_links_in_a_circle_are_no_way_to_anywhere(above: Path) -> None:
+def test_a_loop_of_links_ends(above: Path) -> None:
     (above / "one").symlink_to("two")
     (above / "two").symlink_to("one")
     assert directories.danger_above(str(above / "one" / "cache")) is None
@@ -132,13 +132,21 @@ def test_owners_are_trusted_by_name_and_number(above: Path, monkeypatch: pytest.
     assert directories.danger_above(place) is not None, "an owner is trusted, and not everybody"
 
 
-@pytest.mark.parametrize("value", ["nobody of this name", "0x10", ",", "-1"])
-def test_a_trusted_owner_exists(value: str) -> None:
+@pytest.mark.parametrize("value", ["no-such-user", "0x10", ",", "-1"])
+def test_unknown_trusted_owners_are_refused(value: str) -> None:
     with pytest.raises(fxpool.errors.ConfigurationError, match="a list of users"):
         fxpool.configure(trusted_owners=value)
 
 
 # -------------------------------------------------------------------------------------- groups
+
+
+@pytest.fixture(autouse=True)
+def _groups_are_asked_for_again() -> Iterator[None]:
+    known = directories._is_private_group
+    known.cache_clear()
+    yield
+    known.cache_clear()
 
 
 def _users(monkeypatch: pytest.MonkeyPatch, group: Any, others: list[Any]) -> None:
@@ -187,10 +195,9 @@ def test_the_group_of_root_is_private_to_root_alone(monkeypatch: pytest.MonkeyPa
 # -------------------------------------------------------------------------- user namespaces
 
 
-def test_users_outside_the_namespace_are_trusted_as_root_is(above: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container without root, all directories of the host's have this owner."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a directory to somebody else")
+@AS_ROOT
+def test_users_outside_the_namespace_are_trusted_like_root(above: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container without root, every directory of the host has this owner."""
     _given(above / "inner", owner=OTHER)
     monkeypatch.setattr(directories, "_outside", lambda: OTHER)
     assert directories.danger_above(str(above / "inner" / "cache")) is None

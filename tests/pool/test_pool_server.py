@@ -177,6 +177,18 @@ def test_a_server_may_open_as_many_files_as_it_can_and_its_workers_as_before(cli
     assert _soft_limit(status["zygote"]["pid"]) == soft
 
 
+def test_under_a_low_limit_the_first_clients_are_served(client: PoolClient, address: str) -> None:
+    server = client.status()["server_pid"]
+    opened = len(os.listdir(f"/proc/{server}/fd"))
+    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (2 * opened, limits[1]))
+    try:
+        with connect(address) as sock:
+            hello(sock)
+    finally:
+        resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+
+
 def test_clients_beyond_the_limit_are_refused_with_the_reason(client: PoolClient, address: str) -> None:
     server = client.status()["server_pid"]
     _, hard = resource.prlimit(server, resource.RLIMIT_NOFILE)
