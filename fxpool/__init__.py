@@ -30,6 +30,7 @@ Private names of torch are used in `fxpool.torch_compat` only. Around these pack
     errors        the hierarchy of errors                demo        ``fxpool demo``: fxpool and stock Inductor compared
     installed     digests of torch, Triton and sympy     watch       events, progress display, traces
     notices       warnings and logs                      forks       locks and state that survive a fork
+    failures      kinds of failures, and what follows    interruptions   exceptions of signal handlers
     descriptors   closed standard streams                quantities  formats and parses times and sizes
     version       the version                            torch_release  is torch supported?
     torch_import  called by torch when torch is imported

@@ -21,6 +21,7 @@
     │   ├── CannotReturnError             the compiled graph cannot be sent back
     │   ├── NotKeptError                  the compiled graph cannot be cached, and the program is strict about it
     │   ├── NoCompilerError               no working C++ compiler
+    │   ├── ShortageError                 the host had no process, memory or disk space for a compiler
     │   └── NoHalideError                 Inductor is configured for Halide, which is not installed
     ├── MeasurementBusyError              other processes measured for longer than the caller's patience
     ├── MissingExtraError                 a package that a feature needs is not installed
@@ -332,6 +333,21 @@ class NoCompilerError(CompileError):
             f"no working C++ compiler (tried {', '.join(self.tried) or 'none, CXX is empty'})"
             + (f": {detail}" if detail else ""),
             remedy=_NO_ARGUMENTS if not arguments and any(map(_is_command_line, self.tried)) else _INSTALL_COMPILER,
+        )
+
+
+class ShortageError(CompileError):
+    """The host was short of something that `program` needs, at each of several tries.
+
+    `code` names the errno (``EAGAIN``), or the signal by which the program was ended (``SIGKILL``).
+    """
+
+    def __init__(self, program: str, code: str, said: str = "") -> None:
+        self.program, self.code, self.said = program, code, said
+        ended = code.startswith("SIG")
+        super().__init__(
+            f"{program} {'was ended' if ended else 'could not run'} ({code})" + (f": {said}" if said else ""),
+            remedy=_SHORTAGES.get("ENOMEM" if ended else code, ""),
         )
 
 

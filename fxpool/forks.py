@@ -12,6 +12,7 @@ go through Python are not handled. Imports no other fxpool module.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -68,7 +69,9 @@ def _kept(owner: object, name: str, make: Callable[[], Any], reset: Callable[[],
         _places[owner, name] = _Place(owner, name, make, reset)
     else:
         key = (id(owner), name)
-        _places[key] = _Place(weakref.ref(owner, lambda _: _places.pop(key, None)), name, make, reset)
+        # Not a Python function, which a signal handler could interrupt: Python drops exceptions of such a callback.
+        forget = functools.partial(_places.pop, key)
+        _places[key] = _Place(weakref.ref(owner, forget), name, make, reset)
     return make()
 
 

@@ -180,6 +180,12 @@ _POOL = {
         "Run fxpool doctor.",
         "pool.md",
     ),
+    "shortage:": Reason(
+        "a compile failed because the host was short of something (with the error's name: EAGAIN is processes, ENOMEM"
+        " memory, ENOSPC disk space), or because something ended the compiler (SIGKILL)",
+        "Set FXPOOL_WORKERS or FXPOOL_MEMORY_HIGH_WATERMARK to a smaller value, or raise the limit.",
+        "pool.md",
+    ),
     "torch_tables_unknown": Reason(
         "no worker could tell which entries of Inductor's tables are torch's, so only processes that import Inductor"
         " before fxpool find this process's graphs",

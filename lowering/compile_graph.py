@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxpool import counters
+from fxpool import counters, interruptions
 from fxpool.lowering.core import options as call_options
 from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
@@ -43,7 +43,7 @@ def compile_graph(
     configured.attach()
     attempt = Attempt(_label(), parsed)
     try:
-        with attempt.timed("total"), chain.options_in_force(parsed):
+        with interruptions.held_back(), attempt.timed("total"), chain.options_in_force(parsed):
             cutter = _in_pieces if parsed.regions != "off" else None
             gm, inputs, restored = forms.as_from_dynamo(gm, inputs)
             return restored(chain.compile_with_fallback(gm, inputs, attempt, in_pieces=cutter))

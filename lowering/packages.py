@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxpool import counters
+from fxpool import counters, interruptions
 from fxpool.codecache.graph.tensor_content import tensor_digest
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
@@ -51,7 +51,7 @@ def aot_compile(program: Any, path: str | os.PathLike[str], options: Mapping[str
         raise ValueError("AOTInductor needs an exported program with example inputs")
     attempt = Attempt(f"package {next(_numbers)}", call_options.parse(None, options), level=PACKAGE)
     try:
-        with attempt.timed("total"), chain.options_in_force(attempt.options):
+        with interruptions.held_back(), attempt.timed("total"), chain.options_in_force(attempt.options):
             _compile(program, path, attempt)
     finally:
         attempt.record()
@@ -79,7 +79,7 @@ def _compile(program: Any, path: str, attempt: Attempt) -> None:
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     toolchain_dir = runtime.toolchain_directory(attempt.store())
-    with toolchain.failures_explained(toolchain_dir):
+    with toolchain.failures_explained(toolchain_dir), interruptions.let_through():
         packages.build(program, path, {})
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from fxpool import forks
+from fxpool import forks, interruptions
 from fxpool.lowering.artifact import load, portable
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core import options as call_options
@@ -73,6 +73,7 @@ class StandaloneGraph:
                 chain.complete(captured)
                 self._captured = captured
         except Exception as error:
+            interruptions.pass_on(error)
             self._error = error
             return
         self._thread = threading.Thread(target=self._compile, name=f"fxpool {attempt.label}", daemon=True)
@@ -91,6 +92,7 @@ class StandaloneGraph:
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
         with (
+            interruptions.held_back(),
             chain.options_in_force(self._attempt.options),
             standalone.saveable(),
             tracing.reentered(self._context),
@@ -124,7 +126,7 @@ class StandaloneGraph:
         Raises what compiling in this process raises.
         """
         if self._thread is not None:
-            self._thread.join()
+            interruptions.join(self._thread)
         with self._finishing:
             if self._call is None:
                 try:

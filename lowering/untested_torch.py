@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxpool import config, counters, notices
+from fxpool import config, counters, interruptions, notices
 from fxpool.errors import ConfigurationError, NoCompilerError
 from fxpool.torch_compat.inductor import stock
 
@@ -35,6 +35,7 @@ def compile_graph(
     except (ConfigurationError, NoCompilerError):
         raise
     except Exception as error:
+        interruptions.pass_on(error)
         if (options or {}).get("strict", config.current().strict):
             raise
         _count(error)
@@ -48,6 +49,7 @@ def attempted(step: Callable[[], object]) -> bool:
     except ConfigurationError:
         raise
     except Exception as error:
+        interruptions.pass_on(error)
         _count(error)
         return False
     return True

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fxpool import forks
+from fxpool import forks, interruptions
 from fxpool.codecache.key import probe_cache
 from fxpool.torch_compat.cpp import included
 
@@ -177,7 +177,9 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
                 for command, source in included.listing_commands(kind, compiler, directory):
                     runs[source] = _started(command, source)
                 for source, run in runs.items():
-                    read, places = _said(source, run.wait(_TIMEOUT))
+                    with interruptions.let_through():
+                        status = run.wait(_TIMEOUT)
+                    read, places = _said(source, status)
                     found.update(dict.fromkeys(read))
                     searched.update(dict.fromkeys(places))
             finally:
@@ -191,6 +193,7 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
     except UnlistedError:
         raise
     except Exception as error:  # Inductor looks for the compiler again, and raises a different error in each place
+        interruptions.pass_on(error)
         raise UnlistedError(f"the compiler does not list headers: {error}") from error
     whole = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape"))
     return _Listing(whole.hexdigest(), stamp, files, places), changed

@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from fxpool import failures
 from fxpool.codecache.key import probe_cache
 
 __all__ = ["FRONTS", "Program", "identify", "is_script"]
@@ -280,15 +281,8 @@ def _own_libraries(compiler: str) -> list[str]:
 
 def _said(command: list[str]) -> str:
     try:
-        run = subprocess.run(
-            command,
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
-            check=True,
-        )
+        run = failures.run(command, timeout=_TIMEOUT)
+        run.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return ""
     return run.stdout.decode("utf-8", "surrogateescape")

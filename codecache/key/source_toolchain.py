@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from fxpool import failures
 from fxpool.codecache.key import cacheable, probe_cache, programs, toolchain
 from fxpool.errors import NoHalideError
 
@@ -97,19 +98,13 @@ def _run_by(path: str) -> list[str]:
 def _version(path: str, identity: probe_cache.Identity) -> str:
     """Return a compiler's full version text: the first line from nvcc has no version number."""
     try:
-        run = subprocess.run(
-            [path, "--version"],
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=True,
-        )
+        run = failures.run([path, "--version"], timeout=_TIMEOUT)
+        run.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     # Leave out paths: the text from clang contains its installation directory.
-    return "\n".join(line for line in run.stdout.strip().splitlines() if not line.startswith("InstalledDir"))
+    lines = run.stdout.decode("utf-8", "replace").strip().splitlines()
+    return "\n".join(line for line in lines if not line.startswith("InstalledDir"))
 
 
 @functools.lru_cache(maxsize=4)

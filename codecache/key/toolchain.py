@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fxpool import forks
+from fxpool import failures, forks, interruptions
 from fxpool.codecache.key import cacheable, probe_cache, programs
-from fxpool.errors import NoCompilerError
+from fxpool.errors import NoCompilerError, ShortageError
 
 if TYPE_CHECKING:
     from fxpool.torch_compat.cpp import included
@@ -143,20 +143,25 @@ def failures_explained(root: str | None = None) -> Iterator[None]:
     except NoCompilerError:
         raise
     except Exception as error:
-        if _wanted_a_compiler(error) and find_compiler(root) is None:
+        if _wanted_a_compiler(error) and failures.shortage(error) is None and find_compiler(root) is None:
             raise _no_compiler() from error
         raise
 
 
 def _wanted_a_compiler(error: BaseException) -> bool:
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        if isinstance(cause, OSError) or type(cause).__name__ == "InvalidCxxCompiler":
-            return True
-        seen.append(cause)
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
-    return False
+    return any(
+        isinstance(cause, OSError) or type(cause).__name__ == "InvalidCxxCompiler"
+        for cause in interruptions.with_causes(error)
+    )
+
+
+@contextlib.contextmanager
+def of_stock(root: str | None = None) -> Iterator[None]:
+    """Settle and explain failures (see above and below) in a ``with`` block that compiles as stock Inductor does."""
+    with failures_explained(root):
+        with contextlib.suppress(ShortageError):  # Inductor calls the compiler when it needs it
+            settle(root)
+        yield
 
 
 def settle(root: str | None = None) -> Compiler | None:
@@ -176,7 +181,7 @@ def settle(root: str | None = None) -> Compiler | None:
 
 
 def find_compiler(root: str | None = None) -> Compiler | None:
-    """Return the first of Inductor's compilers that exists and runs, or None."""
+    """Return the first of Inductor's compilers that exists and runs, or None. Raises ShortageError."""
     for first, *arguments in filter(None, map(_words, _candidates())):
         path = _found(first)
         if path is None:
@@ -259,18 +264,11 @@ def _read(root: str | None, name: str, identity: probe_cache.Identity) -> tuple[
 
 
 def _run(command: Sequence[str]) -> tuple[str, str] | None:
-    environment = {**os.environ, "LC_ALL": "C"}  # versions are translated otherwise
+    """Return a compiler's (version, target); None if it does not work. Raises ShortageError."""
 
     def output(argument: str) -> str:
-        run = subprocess.run(
-            [*command, argument],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
-            check=True,
-        )
+        run = failures.run([*command, argument], timeout=_TIMEOUT)
+        run.check_returncode()
         return run.stdout.decode("utf-8", "replace")
 
     try:

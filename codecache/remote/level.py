@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fxpool import counters, forks, notices
+from fxpool import counters, forks, interruptions, notices
 from fxpool.codecache.bundle.authentication import Keyring
 from fxpool.codecache.remote import values
 from fxpool.codecache.remote.breaker import Breaker
@@ -97,7 +97,8 @@ class RemoteLevel:
         if not look.start():
             counters.count("remote", "not_asked")
             return None
-        in_time = look.over.wait(allowance)
+        with interruptions.let_through():
+            in_time = look.over.wait(allowance)
         look.given_up = True  # its thread ends by itself, as all that it waits for has the same deadline
         found, error = (look.found, look.error) if in_time else (None, RemoteError("timeout"))
         self._settle(found, error, look, self._clock() - begun)

@@ -2,8 +2,8 @@
 
     <root>/failed/<key>    the reason
 
-Each level has a separate key. Keys include the versions of torch and fxpool, so a new version of either tries again. A
-compiler may fail for a temporary cause (a full disk, a killed process), so such a failure counts for a day only.
+Each level has a separate key. Keys include the versions of torch and fxpool, so a new version of either tries again.
+`failures.FOLLOWS` has the time for which a record counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 
+from fxpool import failures
 from fxpool.codecache.store.blobs import check_directory, read_stored, write_private
 from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.errors import StoreError
@@ -20,7 +21,6 @@ __all__ = ["COMPILE_ERROR", "add", "find"]
 #: Prefix of a reason that came from a compiler.
 COMPILE_ERROR = "compile_error:"
 _DIRECTORY = "failed"
-_BELIEVED = 24 * 3600.0
 _LONGEST = 200
 
 
@@ -33,7 +33,8 @@ def find(root: str, key: str) -> str:
         reason = read_stored(path)[0].decode("utf-8")
     except (OSError, StoreError, UnicodeDecodeError):
         return ""
-    return "" if reason.startswith(COMPILE_ERROR) and time.time() - modified > _BELIEVED else reason
+    kind = failures.Kind.GRAPH if reason.startswith(COMPILE_ERROR) else failures.Kind.RESULT
+    return reason if time.time() - modified <= failures.FOLLOWS[kind].remembered else ""
 
 
 def add(root: str, key: str, reason: str) -> None:

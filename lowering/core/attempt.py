@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxpool import counters, notices
+from fxpool import counters, failures, interruptions, notices
 from fxpool.codecache.store.bounds import Bounds
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import NoCompilerError, NoHalideError, NotKeptError
 from fxpool.lowering.core import host_report, torchs_tables
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.torch_compat.dynamo import frames
 from fxpool.watch import events
 
-__all__ = ["FINAL", "Attempt", "Destination", "Outcome"]
+__all__ = ["Attempt", "Destination", "Outcome"]
 
 # A logger of `notices`, as in all modules: an error in a handler fails no graph.
 log = notices.logger(__name__)
@@ -31,9 +30,6 @@ _CODE = frozenset(
     ("code_unknown", "code_differs", "code_not_importable", "torch_changed", "operator_in_main",
      "operator_of_unknown_source", "bypass:source", "bypass:custom_pass_without_uuid")
 )  # fmt: skip
-
-#: Errors that would be the same at every level: no fallback helps.
-FINAL = (NoCompilerError, NoHalideError, NotKeptError)
 
 
 class Outcome(enum.Enum):
@@ -100,12 +96,27 @@ class Attempt:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def step_down(self, reason: str, error: BaseException) -> None:
-        """Count a fallback to the next level. Raises `error` under ``strict``."""
+        """Count a fallback to the next level. Raises `error` under ``strict``, and an interruption as it was raised."""
+        interruptions.pass_on(error)
         if self.options.strict:
             raise error
         counters.count("fallbacks", reason)
         self._note(reason, str(error))
         log.info("%s: falling back to the next level (%s): %s", self.label, reason, error)
+
+    def failed(self, error: Exception, counted: str = "compile_error:{}") -> str:
+        """Count a failure as a fallback, and return where the graph goes: ``next`` or ``home`` (`failures.Follows`).
+
+        `counted` is the reason, completed by the error's class. Raises `error` if no level would help.
+        """
+        follows = failures.FOLLOWS[failures.of(error)]
+        if follows.then == "raised":
+            interruptions.pass_on(error)
+            raise error
+        code = failures.shortage(error)
+        reason = counted.format(type(error).__name__)
+        self.step_down(f"{'fx:' if counted.startswith('fx:') else ''}shortage:{code}" if code else reason, error)
+        return follows.then
 
     def store(self) -> LocalStore | None:
         """Return the store for its results; None if the options or the directory rule it out."""

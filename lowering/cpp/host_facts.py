@@ -19,10 +19,10 @@ from collections.abc import Iterator
 
 import filelock
 
-from fxpool import directories, notices
+from fxpool import directories, failures, notices
 from fxpool.codecache.key import system, toolchain
 from fxpool.codecache.store import blobs
-from fxpool.errors import FxpoolError, StoreError
+from fxpool.errors import FxpoolError, ShortageError, StoreError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.torch_compat.cpp import commands, instruction_sets
 from fxpool.torch_compat.cpp.instruction_sets import InstructionSet
@@ -117,9 +117,11 @@ def _probe(toolchain_dir: str | None) -> list[InstructionSet] | None:
                 command, library = precompiled_header.command(toolchain_dir).link(
                     [source], os.path.join(directory, "probe")
                 )
-            subprocess.run(command, cwd=directory, check=True, capture_output=True)
+            failures.run(command, directory=directory).check_returncode()
             with executable.loadable_file(library) as path:
                 ctypes.CDLL(path)
+        except ShortageError:
+            raise  # it says nothing about the processor
         except (OSError, subprocess.SubprocessError, FxpoolError) as error:
             log.info("building a probe of all of %s failed: %s", claimed[0], getattr(error, "stderr", None) or error)
             return None

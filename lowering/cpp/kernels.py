@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,12 +25,15 @@ from typing import Protocol
 
 import msgspec
 
+from fxpool import failures, notices
 from fxpool.codecache.key import toolchain
-from fxpool.errors import CompileError, NoCompilerError
+from fxpool.errors import CompileError, NoCompilerError, ShortageError
 from fxpool.lowering.cpp import executable, precompiled_header
 from fxpool.lowering.cpp.unit_source import MODULE, function_name, unit_source
 from fxpool.torch_compat.cpp import commands, included
 from fxpool.torch_compat.inductor import output_code
+
+log = notices.logger(__name__)
 
 COMPILE_UNIT = "fxpool.lowering.cpp.kernels:compile_unit"
 
@@ -179,14 +181,21 @@ class Linking:
         Raises:
             NoCompilerError: there is no compiler to call.
             CppCompileError: a kernel does not compile.
+            ShortageError: the host was short of something, also after the other units were done.
         """
         self._start()
         objects: list[bytes] = []
+        units: list[list[bytes]] = []
         for group, future in self._pending:
             try:
-                objects.append(future.result())
+                units.append([future.result()])
             except CppCompileError:
-                objects += self._one_by_one(group)
+                units.append(self._one_by_one(group))
+            except ShortageError as error:
+                log.info("compiling %d kernels again after the others: %s", len(group), error)
+                units.append([])
+        for (group, _), unit in zip(self._pending, units, strict=True):
+            objects += unit or [self._compile(group).result()]
         if not objects:
             return None
         assert self._command is not None
@@ -263,11 +272,11 @@ def compile_unit(payload: bytes) -> bytes:
 def _run(command: list[str], directory: str, made: str) -> bytes:
     """Call the compiler and read its output file."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
+        done = failures.run(command, directory=directory)
     except OSError as error:
         raise NoCompilerError([command[0]], str(error)) from None
     if done.returncode:
-        raise CppCompileError(command, (done.stderr or done.stdout)[-20_000:])
+        raise CppCompileError(command, (done.stderr or done.stdout).decode("utf-8", "replace")[-20_000:])
     with open(made, "rb") as file:
         return file.read()
 

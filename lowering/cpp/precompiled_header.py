@@ -26,10 +26,10 @@ import time
 
 import filelock
 
-from fxpool import directories, notices
+from fxpool import directories, failures, notices
 from fxpool.codecache.key import cacheable, headers, toolchain
 from fxpool.codecache.store import blobs
-from fxpool.errors import StoreError
+from fxpool.errors import ShortageError, StoreError
 from fxpool.torch_compat.cpp import commands, included
 
 log = notices.logger(__name__)
@@ -104,12 +104,12 @@ def _find_or_build(toolchain_dir: str, wanted: commands.Command, build: bool) ->
             if not _is_current(header, listed) and not _has_failed(header):
                 _sweep(directory, os.path.basename(header)[:-2])
                 _build(header, _content(), wanted, listed)
-    except (OSError, StoreError, filelock.Timeout, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or "")[-2000:]
+    except (OSError, StoreError, ShortageError, filelock.Timeout, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace")[-2000:]
         log.warning("compiling kernels without a precompiled header, which takes longer: %s\n%s", error, said)
         if isinstance(error, subprocess.CalledProcessError):
             with contextlib.suppress(OSError, StoreError):
-                blobs.write_private(_failure(header), said.encode(errors="replace"))
+                blobs.write_private(_failure(header), said.encode())
         return None
     return header if _is_current(header, listed) else None
 
@@ -156,7 +156,7 @@ def _build(header: str, content: str, wanted: commands.Command, listed: str) -> 
         arguments = [made if argument == output else argument for argument in arguments]
         started = time.time_ns()
         rule = ["-MD", "-MF", files, "-MT", headers.TARGET]
-        subprocess.run([*arguments, *rule], cwd=directory, check=True, capture_output=True, text=True)
+        failures.run([*arguments, *rule], directory=directory).check_returncode()
         with open(files, encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
             read = {path: _state(path) for path in headers.prerequisites(file.read())}
         if any(modified >= started for _, modified in read.values()):

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from fxpool import counters
+from fxpool import counters, interruptions
 from fxpool.codecache.key import toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, PoolError
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.core.attempt import FINAL, Attempt, Outcome
+from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import failed_levels
 from fxpool.lowering.fallback.eager import DEADLY, run_eagerly
@@ -41,10 +41,11 @@ def compile_each(
     frame = frames.current_frame()
 
     def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
-        with configs.patched(attempt.options.inductor):
+        with interruptions.held_back(), configs.patched(attempt.options.inductor):
             return _compile_one(graph, example_inputs, arguments, attempt, compile_captured, frame)
 
-    return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
+    with interruptions.let_through():
+        return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
 
 
 def _compile_one(
@@ -78,18 +79,14 @@ def _compile_one(
         switched_off.say_without_pool(error)
     except tracing.control_flow_errors():
         raise
-    except FINAL:
-        raise
     except Exception as error:  # Inductor's error, or this level's: compiling in this process decides
-        part.step_down(f"fx:compile_error:{type(error).__name__}", error)
+        part.failed(error, "fx:compile_error:{}")
         cause = error
     finally:
         part.seconds["total"] = time.perf_counter() - started
         part.record()
     counters.count("compiles", "in_process")
-    toolchain_dir = runtime.toolchain_directory(attempt.store())
-    with toolchain.failures_explained(toolchain_dir):
-        toolchain.settle(toolchain_dir)
+    with toolchain.of_stock(runtime.toolchain_directory(attempt.store())), interruptions.let_through():
         with configs.without_torchs_caches() if part.has_own_code else contextlib.nullcontext():
             compiled = inner.compile_as_torch_does(graph, inputs, arguments)
     if cause is not None:

@@ -19,13 +19,13 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fxpool import config, counters, notices
+from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.key import cacheable, toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
 from fxpool.lowering.artifact import load, lookup, sharing
 from fxpool.lowering.artifact.entry_parts import Load, Parts, parts_of_artifact
 from fxpool.lowering.core import switched_off
-from fxpool.lowering.core.attempt import FINAL, Attempt, Outcome
+from fxpool.lowering.core.attempt import Attempt, Outcome
 from fxpool.lowering.core.options import Options
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import eager, failed_levels
@@ -99,11 +99,10 @@ def compile_with_fallback(
         return _without_pool(gm, inputs, attempt, error)
     except tracing.control_flow_errors():
         raise
-    except FINAL:
-        raise
-    except Exception as error:  # AOTAutograd's or Inductor's error: the levels below decide if it is the user's
-        attempt.step_down(f"compile_error:{type(error).__name__}", error)
+    except Exception as error:  # if it is AOTAutograd's or Inductor's, the levels below decide if it is the user's
         cause = error
+        if attempt.failed(error) == "home":
+            return _in_process(gm, inputs, attempt, cause)
     if precompile.asked():  # AOTAutograd has to bundle Inductor's output in this process
         return _in_process(gm, inputs, attempt, cause)
     from fxpool.lowering.fallback import aot_graphs  # a hit saves 0.01 s
@@ -202,10 +201,8 @@ def _now(cut: CutGraph, attempt: Attempt) -> Call | None:
         return cut.now()
     except tracing.control_flow_errors():
         raise
-    except FINAL:
-        raise
     except Exception as error:
-        attempt.step_down(f"pieces:{type(error).__name__}", error)
+        attempt.failed(error, "pieces:{}")
         return None
 
 
@@ -361,7 +358,7 @@ def _through_bytes(captured: Captured, attempt: Attempt) -> Parts:
     from fxpool.lowering.worker import compiler
 
     request = CompileRequest.load(captured.request.dump())
-    with compiler.local_kernels() as kernels:
+    with interruptions.let_through(), compiler.local_kernels() as kernels:
         artifact = compiler.compile_request(request, kernels)
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
@@ -391,7 +388,7 @@ def _keeping(
     from fxpool.lowering.worker import compiler
 
     captured.complete()
-    with compiler.local_kernels() as kernels:
+    with interruptions.let_through(), compiler.local_kernels() as kernels:
         artifact = compiler.compile_live(captured, aot.copy_of(gm), inputs, kernels)
     counters.count("compiles", "in_process")
     attempt.outcome = Outcome.IN_PROCESS
@@ -406,9 +403,7 @@ def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attemp
     attempt.level, attempt.outcome = "in_process", Outcome.IN_PROCESS
     counters.count("compiles", "in_process")
     try:
-        toolchain_dir = runtime.toolchain_directory(attempt.store())
-        with toolchain.failures_explained(toolchain_dir):
-            toolchain.settle(toolchain_dir)
+        with toolchain.of_stock(runtime.toolchain_directory(attempt.store())), interruptions.let_through():
             with configs.without_torchs_caches() if attempt.has_own_code else contextlib.nullcontext():
                 compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:

@@ -6,19 +6,16 @@ is recorded under its key (`codecache.store.failed`), as is a result that could 
 
 from __future__ import annotations
 
-from fxpool import notices
+from fxpool import failures, notices
 from fxpool.codecache.store import failed
 from fxpool.codecache.store.store import LocalStore
-from fxpool.errors import CannotReturnError, PoolError, StoreError
+from fxpool.errors import CannotReturnError, StoreError
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.captured import Captured
 
 __all__ = ["refuse", "remember"]
 
 log = notices.logger(__name__)
-
-# Errors of the host, the cache or the moment, which the next process may not meet.
-_PASSING = (OSError, MemoryError, PoolError, StoreError)
 
 
 def refuse(captured: Captured, store: LocalStore | None) -> None:
@@ -32,7 +29,7 @@ def refuse(captured: Captured, store: LocalStore | None) -> None:
 def remember(attempt: Attempt, error: BaseException) -> None:
     """Record that the level of `attempt` failed with `error`, so that it is not tried again."""
     store = attempt.store()
-    if store is None or attempt.key is None or isinstance(error, _PASSING):
+    if store is None or attempt.key is None or not failures.FOLLOWS[failures.of(error)].remembered:
         return
     known = isinstance(error, CannotReturnError)
     reason = error.reason if known else f"{failed.COMPILE_ERROR}{type(error).__name__}"  # type: ignore[attr-defined]

@@ -13,11 +13,11 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxpool import config, counters, forks, notices
+from fxpool import config, counters, forks, interruptions, notices
 from fxpool.lowering.artifact import load
 from fxpool.lowering.artifact.entry_parts import Parts
 from fxpool.lowering.core.attempt import Attempt, Outcome
@@ -30,6 +30,9 @@ from fxpool.lowering.request import ambient, capture
 from fxpool.lowering.request.captured import Captured
 from fxpool.torch_compat.dynamo import tracing
 from fxpool.torch_compat.state import configs
+
+if TYPE_CHECKING:
+    from fxpool.pool import Job as PoolJob
 
 __all__ = ["InPieces"]
 
@@ -78,6 +81,10 @@ class InPieces:
             waiting = [None if here or job.look_up() else job.start(loading) for job in jobs]
             for job, wait in zip(jobs, waiting, strict=True):
                 job.finish(wait)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
         finally:
             self._sum_up()
         self._share_guards()
@@ -184,6 +191,7 @@ class _Job:
         self._context = context
         self._captured: Captured | None = None
         self._refused: Exception | None = None
+        self._submitted: list[PoolJob] = []
 
     def look_up(self) -> bool:
         """Capture the piece; return whether it is in the cache. An error counts as a miss, and `finish` handles it."""
@@ -193,6 +201,7 @@ class _Job:
             with tracing.reentered(self._context):
                 self.made = self._look_up()
         except Exception as error:
+            interruptions.pass_on(error)
             self._refused = error
         return self.made is not None
 
@@ -216,7 +225,14 @@ class _Job:
 
     def start(self, loading: _Loading, *, late: bool = False) -> _Waiting:
         """Start to compile the piece after a miss in `look_up`; return an object that waits for it."""
+        if self.attempt.submitted is None:
+            self.attempt.submitted = self._submitted.append
         return _Waiting(lambda: self._compile(loading, late), self.attempt.label)
+
+    def cancel(self) -> None:
+        """Withdraw the piece from the pool. No-op if it is compiled."""
+        for submitted in self._submitted:
+            submitted.cancel()
 
     def _compile(self, loading: _Loading, late: bool) -> Any:
         from fxpool.lowering.fallback import remote  # with the pool's client: only a miss needs it
@@ -281,7 +297,7 @@ class _Waiting:
             self._error = error
 
     def result(self) -> Any:
-        self._thread.join()
+        interruptions.join(self._thread)
         if self._error is not None:
             raise self._error
         return self._made

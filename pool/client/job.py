@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fxpool import forks, notices
+from fxpool import forks, interruptions, notices
 from fxpool.errors import JobCancelledError, PoolUnavailableError
 from fxpool.pool.wire import exceptions, logs
 from fxpool.pool.wire import messages as m
@@ -55,8 +55,8 @@ class Job:
     def result(self, timeout: float | None = None) -> bytes:
         """Return the result of the job's function, waiting at most `timeout` seconds for it.
 
-        This thread replays the worker's log records and warnings first. KeyboardInterrupt during the wait cancels the
-        job.
+        This thread replays the worker's log records and warnings first. An exception that a signal handler or another
+        thread raises during the wait cancels the job, and is raised as it is.
 
         Raises:
             WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was killed at a limit.
@@ -65,6 +65,10 @@ class Job:
             Exception: the exception of the job's function, with the worker's frames. If the job succeeded, but this
                 process's filters turn one of the worker's warnings into an error, that error, once.
         """
+        if self._pid != os.getpid():
+            raise PoolUnavailableError(
+                f"job {self.label!r} belongs to process {self._pid}, the parent of this forked process"
+            )
         try:
             over = self.done() or self._wait(timeout)
         except BaseException:
@@ -173,10 +177,6 @@ class Job:
         return True
 
     def _wait(self, timeout: float | None) -> bool:
-        if self._pid != os.getpid():
-            raise PoolUnavailableError(
-                f"job {self.label!r} belongs to process {self._pid}, the parent of this forked process"
-            )
         # Not threading.Event: a KeyboardInterrupt at the wrong place in its Python code leaves its lock held forever.
         waiter = threading.Lock()
         waiter.acquire()
@@ -184,7 +184,7 @@ class Job:
             if self.done():
                 return True
             self._waiters.append(waiter)
-        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        if not interruptions.acquire(waiter, timeout):
             with self._lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)

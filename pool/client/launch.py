@@ -4,9 +4,9 @@
     <root>/host-<digest>.socket        a link to the socket of the host's server for one environment
     <root>/host.lock                   held by the process that starts such a server
 
-Clients find the host's server by its link only. If its socket refuses connections, or the server is silent for a
-second, it is replaced: the client starts another server and points the link at that. The old server notices and leaves,
-or is killed (see `predecessor`).
+Clients find the host's server by its link only. If its socket refuses connections, or the server is silent for
+`PoolConfig.patience` seconds, it is replaced: the client starts another server and points the link at that. The old
+server notices and leaves, or is killed (see `predecessor`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from fxpool import forks
+from fxpool import forks, interruptions
 from fxpool.errors import PoolUnavailableError, ProtocolError
 from fxpool.pool.host import inherited, marks, runtime_dir
 from fxpool.pool.wire import messages as m
@@ -36,8 +36,6 @@ from fxpool.version import __version__
 
 __all__ = ["Found", "find_or_start", "start"]
 
-# Seconds of silence after which a server that has been ready once is taken to hang.
-_SILENCE = 1.0
 _ATTEMPTS = 5
 
 
@@ -90,23 +88,28 @@ def _find(link: Path, config: PoolConfig) -> Found | None:
     directory = _directory_of(link)
     if directory is None:
         return None
+    found: Found | None = None
     sock = inherited.unix_socket()
     try:
-        sock.settimeout(_SILENCE)  # the accept queue of a hung server may be full
+        sock.settimeout(config.patience)  # the accept queue of a hung server may be full
         # Not through the link, whose path may be too long for a socket address.
         sock.connect(str(directory / runtime_dir.SOCKET))
         check_peer(sock, os.getuid())
         _hello(sock)
         # A server that is still starting may be slow.
-        patience = _SILENCE if (directory / runtime_dir.READY).exists() else config.start_timeout
-        if select.select([sock], [], [], patience)[0] and sock.recv(1, socket.MSG_PEEK):
+        patience = config.patience if (directory / runtime_dir.READY).exists() else config.start_timeout
+        with interruptions.let_through():
+            answered = select.select([sock], [], [], patience)[0]
+        if answered and sock.recv(1, socket.MSG_PEEK):
             sock.setblocking(False)
             inherited.sockets.add(sock)
-            return Found(sock, directory, None, True)
-    except (OSError, ProtocolError):
-        pass
-    sock.close()
-    return None
+            found = Found(sock, directory, None, True)
+    except (OSError, ProtocolError) as error:
+        interruptions.pass_on(error)
+    finally:
+        if found is None:
+            sock.close()
+    return found
 
 
 def _directory_of(link: Path) -> Path | None:
@@ -148,7 +151,8 @@ def _alone(root: Path, config: PoolConfig) -> Iterator[None]:
                     f"another process has been starting this host's server for {config.start_timeout:g} s",
                     remedy=f"find the process that holds {path} (`fuser {path}`)",
                 )
-            time.sleep(0.01)
+            with interruptions.let_through():
+                time.sleep(0.01)
         yield
     finally:
         with forks.held_off():
@@ -192,6 +196,7 @@ def _spawn(config: PoolConfig, directory: Path, link: Path | None, before: Path 
         config.job_timeout,
         config.job_memory,
         config.memory_high_watermark,
+        config.patience,
         str(directory.parent),
         link=str(link) if link is not None else "",
         idle_timeout=config.idle_timeout,

@@ -34,9 +34,8 @@ __all__ = ["Session", "again"]
 log = notices.logger(__name__)
 
 _LOG_TAIL = 2000
-# Seconds of silence after which a server with jobs of this session is pinged, and within which it must answer.
+# Seconds of silence after which a server with jobs of this session is pinged.
 _PING_SECONDS = 1.0
-_SILENCE_SECONDS = 3.0
 
 
 class _State(enum.Enum):
@@ -268,7 +267,7 @@ class Session:
                 elif self._welcome is not None and not self.jobs:
                     self._asleep = True  # `submit` checks this after it has added to `jobs`
                 elif self._welcome is not None and self._is_silent():
-                    return PoolUnavailableError(f"the server has not answered for {_SILENCE_SECONDS:g} s")
+                    return PoolUnavailableError(f"the server has not answered for {self.config.patience:g} s")
                 for key, mask in ready:
                     if key.fd == self._wake:
                         os.eventfd_read(self._wake)
@@ -295,7 +294,7 @@ class Session:
         if self._pinged is None:
             self._pinged = time.monotonic()
             self.send(m.Ping())
-        return time.monotonic() - self._pinged > _SILENCE_SECONDS
+        return time.monotonic() - self._pinged > self.config.patience
 
     def _read(self) -> bool:
         while True:

@@ -22,6 +22,7 @@ __all__ = [
     "name_process",
     "reap_strays",
     "signal_group",
+    "start_time",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +67,19 @@ def is_stopped(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
         return False
+
+
+def start_time(pid: int) -> bytes | None:
+    """Return when a process started, in the kernel's clock ticks; None if it has ended. Raises OSError.
+
+    With the pid, it identifies the process: pids are used again.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else fields[19]
 
 
 def signal_group(leader: int, signum: signal.Signals) -> None:

@@ -1,6 +1,7 @@
 """The server: accepts clients, schedules jobs, owns the zygote. One asyncio process, which never imports torch.
 
-server            accepts clients, starts the zygote, shuts down
+server            serves clients, starts the zygote, shuts down
+clients           accepts and greets clients, and notices when they leave
 dispatcher        runs jobs in workers, as the scheduler decides
 scheduler         decides which job runs next: a state machine without I/O
 scheduler_state   the scheduler's records of jobs and workers
@@ -8,6 +9,7 @@ decisions         actions for the server to carry out, and outcomes for callers
 outcomes          the server's records of jobs and workers, and the message that reports a job's end
 bounds            time and memory limits of running jobs
 watch             compares the memory of jobs and host with the limits
+stops             notices suspended workers
 pauses            suspends jobs and zygote while clients measure
 records           forwards log records to clients
 job_events        reports the progress of jobs to the clients that watch them

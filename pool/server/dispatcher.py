@@ -29,6 +29,7 @@ from fxpool.pool.server.questions import Questions
 from fxpool.pool.server.records import Records
 from fxpool.pool.server.scheduler import Scheduler
 from fxpool.pool.server.scheduler_state import Wishes
+from fxpool.pool.server.stops import Stops
 from fxpool.pool.server.watch import Limits, Watch
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.connection import Connection
@@ -66,7 +67,7 @@ ToZygote = Callable[[m.ToZygote, socket.socket | None], None]
 class Dispatcher:
     """Runs jobs in workers, on one event loop."""
 
-    def __init__(self, directory: Path, slots: int, limits: Limits, to_zygote: ToZygote) -> None:
+    def __init__(self, directory: Path, slots: int, limits: Limits, patience: float, to_zygote: ToZygote) -> None:
         self.loop = asyncio.get_running_loop()
         self.slots = slots
         self.scheduler = Scheduler(slots)
@@ -79,6 +80,8 @@ class Dispatcher:
         self.history = History()
         bounds, took = self._bounds, self.history.took
         self.watch = Watch(limits, self.scheduler, self.do, bounds.trees, bounds.memory, self._exceeded, took)
+        self._patience = patience
+        self._stops = Stops(self._workers, patience, self._suspended)
         self._directory = directory
         self._to_zygote = to_zygote
         self._logs = JobLogs(directory / "logs")
@@ -247,6 +250,7 @@ class Dispatcher:
         self._watch_for_stall()
         self._watch_for_quiet()
         self.watch.go_on()
+        self._stops.go_on()
         self._hurry()
 
     def _hurry(self) -> None:
@@ -468,6 +472,12 @@ class Dispatcher:
         self._kill(worker)
         # The callers must not wait for a process that the kernel does not end (a disk hangs, say).
         worker.timers.append(self.loop.call_later(GRACE_SECONDS, self._give_up, worker, how))
+
+    def _suspended(self, worker: Worker) -> None:
+        """Kill a worker that something keeps suspended. Its job is retried, or fails with this reason."""
+        worker.broken = f"it was suspended for more than {self._patience:g} s (SIGSTOP, a debugger)"
+        log.warning("job %r in worker %s: %s", worker.work.ask.label, worker.pid, worker.broken)
+        self._kill(worker)
 
     def _give_up(self, worker: Worker, how: Exceeded) -> None:
         if not self._bounds.allowed_since(worker):

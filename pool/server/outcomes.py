@@ -54,7 +54,7 @@ class Client:
     greeted: bool = False
     visitor: bool = False
     timer: asyncio.TimerHandle | None = None
-    pidfd: int = -1
+    started: bytes | None = None  # when its process started, if the server can see that
     keys: dict[int, int] = field(default_factory=dict)  # job key by the client's number
 
 

@@ -23,7 +23,8 @@ Between `hold` and `go_on` no job starts and no slot is granted.
 it is next, it waits until no slot is held, and until it ends no other job starts and no slot is granted.
 
 A **spare** job is best effort. It has no owner, so it continues when its client leaves. It starts while most slots are
-free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs.
+free or, with few slots, when the server reports `quiet`: otherwise it would compete with its client's next jobs. If too
+many are queued, the oldest is cancelled.
 
 Order: workers that want their slot back, then sub-jobs, then jobs. So a blocked worker, which holds memory, is served
 before a new worker is started. Among equals, a higher priority comes first, then the owner with the fewest slots, then
@@ -61,6 +62,8 @@ __all__ = ["Scheduler"]
 
 # With fewer slots, a job and its sub-jobs use all of them, and a best-effort job would compete for their cores.
 _MANY = 4
+# Best-effort jobs that may be queued; each holds its payload, and outlasts its client.
+_MOST_SPARE = 64
 
 
 class Scheduler:
@@ -194,6 +197,9 @@ class Scheduler:
         self._asks[job] = job
         self._queue[job] = None
         self._dispatch(actions)
+        spare = [queued for queued in self._queue if self._jobs[queued].spare]
+        if len(spare) > _MOST_SPARE:
+            self._abort(spare[0], Cancelled(f"more than {_MOST_SPARE} best-effort jobs are queued"), actions)
         return actions
 
     def cancel(self, job: int, reason: str = "cancelled") -> list[Action]:

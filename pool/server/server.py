@@ -25,10 +25,12 @@ from typing import Any
 
 import msgspec
 
+from fxpool import failures
 from fxpool.errors import ProtocolError
 from fxpool.pool.host import memory, predecessor, processes, runtime_dir, turns
 from fxpool.pool.host.limits import default_workers
 from fxpool.pool.server import descriptors, report
+from fxpool.pool.server.clients import HANDSHAKE_SECONDS, Clients
 from fxpool.pool.server.dispatcher import GRACE_SECONDS, Dispatcher
 from fxpool.pool.server.outcomes import Client
 from fxpool.pool.server.pauses import Pauses
@@ -36,17 +38,12 @@ from fxpool.pool.server.watch import Limits
 from fxpool.pool.server.zygote_link import ZygoteLink
 from fxpool.pool.wire import messages as m
 from fxpool.pool.wire.config import ServerConfig
-from fxpool.pool.wire.connection import Connection
-from fxpool.pool.wire.protocol import HANDSHAKE_CAP, PAYLOAD_CAP, PROTOCOL_VERSION, check_peer
+from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 from fxpool.version import __version__
 
 __all__ = ["Server", "main"]
 
-HANDSHAKE_SECONDS = 10.0
-# Bytes that a client may leave unread. Above that, log records are dropped, and no frame of the client is read.
-_OUTBOX_CAP = 64 << 20
-# Temporary errors, and the seconds to wait between attempts to start a zygote.
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT)
+# Seconds to wait between attempts to start a zygote.
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)
 _MEASURE_SECONDS = 0.5
 # Seconds that a server without clients spends on its best-effort jobs, and between two checks that they are done.
@@ -69,13 +66,11 @@ class Server:
         if config.workers:
             self.slots, self.rule = config.workers, "configured"
         self.listener = listener
-        self.clients: dict[int, Client] = {}
         self._soft_limit = descriptors.raise_limit()
         self.zygotes = 0
         self.zygote: ZygoteLink | None = None
         self.zygote_facts: dict[str, Any] = {"state": "starting"}
         self._idle_calls = [name for name in config.idle.split(",") if name]
-        self._numbers = 0
         self._had_client = False
         self._failed_starts = 0  # consecutive failures to start a zygote
         self._killed_before = memory.Host.look().killed()
@@ -92,14 +87,14 @@ class Server:
         self._begun = self.loop.time()
         self.end = asyncio.Event()
         limits = Limits.of(self.config.job_timeout, self.config.job_memory, self.config.memory_high_watermark)
-        self.dispatcher = Dispatcher(self.directory, self.slots, limits, self._to_zygote)
+        self.dispatcher = Dispatcher(self.directory, self.slots, limits, self.config.patience, self._to_zygote)
         self.pauses = Pauses(self.dispatcher, self._to_zygote)
         self.loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
         processes.adopt_orphans()  # processes that are left when the zygote is killed
-        self.listener.setblocking(False)
-        self._listen()
+        self.clients = Clients(self.listener, self)
+        self.clients.listen()
         # End if the client that started this server never connects.
         self.loop.call_later(max(HANDSHAKE_SECONDS, self.config.start_timeout), self._leave_if_nobody_came)
         if measuring := turns.of_others(Path(self.config.runtime_root), self.config.client):
@@ -120,45 +115,8 @@ class Server:
 
     # ------------------------------------------------------------ clients
 
-    def _listen(self) -> None:
-        if not self._ending and not self._draining:
-            self.loop.add_reader(self.listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        try:
-            sock, _ = self.listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionError):
-            return
-        except OSError as error:
-            # Out of descriptors, say: the listener stays readable, so stop watching it for a moment.
-            log.error("cannot accept a connection: %s", error)
-            self.loop.remove_reader(self.listener.fileno())
-            self.loop.call_later(0.5, self._listen)
-            return
-        try:
-            pid = check_peer(sock, os.getuid())
-        except (ProtocolError, OSError) as error:
-            log.warning("refused a connection: %s", error)
-            sock.close()
-            return
-        number = self._next_number()
-        client: Client
-
-        def on_frame(message: m.ToServer, payload: memoryview) -> None:
-            self._from_client(client, message, payload)
-
-        def on_end(error: Exception | None) -> None:
-            self._client_left(client, error)
-
-        connection: Connection[m.ToServer]
-        connection = Connection(sock, m.ToServer, on_frame, on_end, cap=HANDSHAKE_CAP, outbox_cap=_OUTBOX_CAP)
-        client = Client(connection, number, pid)
-        self.clients[number] = client
-        client.timer = self.loop.call_later(HANDSHAKE_SECONDS, self._drop_client, client, "it did not send a Hello")
-
-    def _from_client(self, client: Client, message: m.ToServer, payload: memoryview) -> None:
-        if not client.greeted:
-            return self._greet(client, message)
+    def on_message(self, client: Client, message: m.ToServer, payload: memoryview) -> None:
+        """Carry out a client's request. Raises ProtocolError for an invalid one."""
         if isinstance(message, m.Submit):
             self.dispatcher.submit(client, message, payload)
         elif isinstance(message, m.Cancel):
@@ -178,54 +136,21 @@ class Server:
         else:
             raise ProtocolError("a second hello")
 
-    def _greet(self, client: Client, message: m.ToServer) -> None:
-        if not isinstance(message, m.Hello):
-            raise ProtocolError(f"a client's first message is Hello, not {type(message).__name__}")
-        ours = (PROTOCOL_VERSION, __version__)
-        if (message.protocol, message.fxpool) != ours:
-            reason = (
-                f"the server runs fxpool {ours[1]} (protocol {ours[0]}), "
-                f"the client fxpool {message.fxpool} (protocol {message.protocol})"
-            )
-            raise ProtocolError(reason)
-        if descriptors.are_short():
-            raise ProtocolError(f"it has {len(self.clients)} clients and no file descriptors for more")
-        client.greeted, client.visitor = True, message.visitor
+    def on_greeted(self, client: Client) -> None:
+        """Welcome a client."""
         if not client.visitor:
             self._had_client = True
             if self._idle is not None:
                 self._idle.cancel()
                 self._idle = None
-        assert client.timer is not None
-        client.timer.cancel()
-        client.connection.raise_cap(PAYLOAD_CAP)
         client.connection.send(
             m.Welcome(protocol=PROTOCOL_VERSION, fxpool=__version__, pid=os.getpid(), slots=self.slots)
         )
-        # A child that the client forked without Python's fork hooks keeps the socket open: watch the process too.
-        if client.pid > 0 and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                client.pidfd = os.pidfd_open(client.pid)
-                self.loop.add_reader(client.pidfd, self._drop_client, client, None)
         if self.zygote_facts["state"] in ("ready", "broken"):
             self._tell_zygote_state(client)
 
-    def _drop_client(self, client: Client, reason: str | None) -> None:
-        self._client_left(client, ProtocolError(reason) if reason else None)
-        client.connection.close(after_sending=True)
-
-    def _client_left(self, client: Client, error: Exception | None) -> None:
-        if self.clients.pop(client.number, None) is None:
-            return
-        if error is not None:
-            log.warning("closed the connection of process %d: %s", client.pid, error)
-            if not client.greeted:
-                client.connection.send(m.Refused(reason=str(error)))
-        if client.timer is not None:
-            client.timer.cancel()
-        if client.pidfd >= 0:
-            self.loop.remove_reader(client.pidfd)
-            os.close(client.pidfd)
+    def on_left(self, client: Client) -> None:
+        """Withdraw what a client asked for. A server without clients may end."""
         self.dispatcher.client_left(client)
         self.pauses.end(client)
         if not client.visitor:
@@ -237,7 +162,7 @@ class Server:
 
     def _leave_if_alone(self) -> None:
         """End a private server when its client has left, and the host's after `idle_timeout` without clients."""
-        if any(client.greeted and not client.visitor for client in self.clients.values()) or not self._had_client:
+        if any(not client.visitor for client in self.clients.greeted()) or not self._had_client:
             return
         if not self.config.link or self._draining:
             self.end.set()
@@ -268,10 +193,9 @@ class Server:
         with contextlib.suppress(OSError):  # the directory was removed, so no client can find this server
             (self.directory / predecessor.LEAVING).touch(mode=0o600)
         self._remove_link()
-        self.loop.remove_reader(self.listener.fileno())
-        for client in self.clients.values():
-            if client.greeted:
-                client.connection.send(m.Leaving())
+        self.clients.accept_no_more()
+        for client in self.clients.greeted():
+            client.connection.send(m.Leaving())
         self._spawn(self._end_when_done())
 
     async def _end_when_done(self) -> None:
@@ -333,7 +257,7 @@ class Server:
     def _zygote_refused(self, error: OSError) -> None:
         """Try again after a temporary shortage. After several attempts, give up, so that another server can try."""
         reason = f"the zygote could not be started: {error}"
-        if error.errno not in _SHORTAGES:
+        if errno.errorcode.get(error.errno or 0) not in failures.ERRNOS:
             self._zygote_broken(reason)
         elif self._failed_starts < len(_PAUSES):
             log.warning("%s", reason)
@@ -363,9 +287,8 @@ class Server:
             return
         self.zygote_facts = {"state": "ready", **facts}
         log.info("zygote %d is ready after %.2f s", message.pid, message.seconds)
-        for client in self.clients.values():
-            if client.greeted:
-                self._tell_zygote_state(client)
+        for client in self.clients.greeted():
+            self._tell_zygote_state(client)
         self.pauses.zygote_is_new()
         self.dispatcher.zygote_ready()
 
@@ -423,9 +346,8 @@ class Server:
         log.error("%s", reason)
         self.zygote_facts = {**self.zygote_facts, "state": "broken", "reason": reason}
         self.dispatcher.zygote_broken(reason)
-        for client in self.clients.values():
-            if client.greeted:
-                self._tell_zygote_state(client)
+        for client in self.clients.greeted():
+            self._tell_zygote_state(client)
 
     def _tell_zygote_state(self, client: Client) -> None:
         facts = self.zygote_facts
@@ -448,7 +370,7 @@ class Server:
             "cgroup": report.cgroup(),
             "shared": bool(self.config.link),
             "draining": self._draining,
-            "clients": [client.pid for client in self.clients.values() if client.greeted and not client.visitor],
+            "clients": [client.pid for client in self.clients.greeted() if not client.visitor],
             "paused": bool(self.pauses),
             "slots": self.slots,
             "slots_rule": self.rule,
@@ -467,10 +389,6 @@ class Server:
             taken = {pid: memory.proportional([pid]) for pid in memory.tree(os.getpid())}
             self._measured = (self.loop.time(), taken)
         return self._measured[1]
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def _child_ended(self) -> None:
         """Reap the zygote, or an orphan that the server adopted because its zygote died."""
@@ -500,7 +418,7 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         self._remove_link()
-        self.loop.remove_reader(self.listener.fileno())
+        self.clients.accept_no_more()
         self.listener.close()
         if self.zygote is not None:
             await self.zygote.stop(GRACE_SECONDS)
@@ -508,8 +426,7 @@ class Server:
         self.dispatcher.forget_all()
         runtime_dir.remove(self.directory)
         # Last, so that nothing is left when a client that waits for the server's end continues.
-        for client in list(self.clients.values()):
-            client.connection.close()
+        self.clients.close()
 
 
 def main(arguments: list[str]) -> None:

@@ -21,10 +21,9 @@ from fxpool.pool.wire.protocol import PROTOCOL_VERSION
 __all__ = ["Listener", "ZygoteLink"]
 
 _PACKET = 128 << 10
-# A zygote with an order to fork or kill that is stopped (SIGSTOP, a debugger) is replaced after `_STOPPED_SECONDS`. A
-# zygote that does not fork is replaced after `_SILENT_SECONDS`, as it may be in an idle call. A zygote that does not
-# report a worker's end is not replaced: the kernel may keep a process as long as a disk hangs.
-_STOPPED_SECONDS = 2.0
+# A zygote that is suspended although it has an order to fork or kill is replaced after `PoolConfig.patience`, and one
+# that does not fork after `_SILENT_SECONDS`, as it may be in an idle call. A zygote that does not report a worker's end
+# is not replaced: the kernel may keep a process as long as a disk hangs.
 _SILENT_SECONDS = 60.0
 # The kernel has no memory for a message or an attached descriptor: try again after `_FULL_SECONDS`.
 _FULL = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
@@ -35,6 +34,7 @@ _decoder: msgspec.msgpack.Decoder[m.FromZygote] = msgspec.msgpack.Decoder(m.From
 
 class _Config(Protocol):
     start_timeout: float
+    patience: float
 
 
 class Listener(Protocol):
@@ -121,7 +121,7 @@ class ZygoteLink:
 
     def _keep_watch(self) -> None:
         if self._watch is None and self._owed:
-            self._watch = self._loop.call_later(_STOPPED_SECONDS / 2, self._look)
+            self._watch = self._loop.call_later(min(1.0, self._listener.config.patience / 2), self._look)
 
     def _look(self) -> None:
         self._watch = None
@@ -129,7 +129,7 @@ class ZygoteLink:
         now = self._loop.time()
         waited = max((now - since for _, since in self._owed.values()), default=0.0)
         to_fork = max((now - since for order, since in self._owed.values() if order is m.Fork), default=0.0)
-        stopped = waited > _STOPPED_SECONDS and processes.is_stopped(self.pid)
+        stopped = waited > self._listener.config.patience and processes.is_stopped(self.pid)
         if self.ready and (stopped or to_fork > _SILENT_SECONDS):
             self.silent = True
             self._process.kill()

@@ -29,6 +29,9 @@ class PoolConfig:
     processes; None: `memory.default_limit`) apply to jobs that set no limits. No job starts while more than
     `memory_high_watermark` (0.0 to 1.0) of the host's memory is in use.
 
+    A server that is silent for `patience` seconds counts as hung, and another one takes its place; a zygote or worker
+    that is suspended for as long (SIGSTOP, a debugger) is killed, and its jobs start again.
+
     `host` names an environment (see `identity`), whose server all clients on this host share; the server ends after
     `idle_timeout` seconds without a client. If `host` is empty, the client starts a private server.
 
@@ -46,6 +49,7 @@ class PoolConfig:
     job_timeout: float | None = 3600.0
     job_memory: int | None = None
     memory_high_watermark: float = 0.9
+    patience: float = 20.0
     host: str = ""
     idle_timeout: float = 120.0
 
@@ -65,6 +69,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True):
     job_timeout: float | None
     job_memory: int | None
     memory_high_watermark: float
+    patience: float
     runtime_root: str
     link: str = ""  # path under which the host's clients find its socket
     idle_timeout: float = 120.0

@@ -78,7 +78,10 @@ def int_expressions(draw: st.DrawFn, depth: int = 2) -> Any:
     if choice == "where":
         return attempt(F["Where"], draw(relations(depth=depth - 1)), sub(), sub())
     if choice == "piecewise":
-        return attempt(sympy.Piecewise, (sub(), draw(relations(depth=depth - 1))), (sub(), True))
+        value, relation, other = sub(), draw(relations(depth=depth - 1)), sub()
+        # sympy folds nested ones, for some of them without an end.
+        assume(not any(part.has(sympy.Piecewise) for part in (value, relation, other)))
+        return attempt(sympy.Piecewise, (value, relation), (other, True))
     if choice == "toint":
         return attempt(F[draw(st.sampled_from(TO_INT))], draw(float_expressions(depth=depth - 1)))
     if choice in OF_SMALL:

@@ -68,6 +68,7 @@ class Place:
 
     def config(self, **settings: Any) -> PoolConfig:
         settings.setdefault("workers", 2)
+        settings.setdefault("patience", 1.5)
         environment = {**self.environment, **settings.pop("extra", {})}
         settings.setdefault("runtime_dir", str(self.runtime))
         return PoolConfig(environment=environment, sys_path=(str(HERE),), **settings)

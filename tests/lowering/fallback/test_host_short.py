@@ -80,3 +80,34 @@ def test_a_runtime_directory_that_others_can_replace_is_refused_by_name(
     compiled(attended, X)
     assert counts() == here_for("runtime_directory_refused")
     fxpool.close()
+
+
+# A compiler that something kills while it compiles kernels in a worker: the first times, or always.
+KILLED = """#!/bin/sh
+case "$*" in *fxpool-unit-*)
+    echo >> {calls}
+    [ $(wc -l < {calls}) -gt {times} ] || kill -KILL $$ ;;
+esac
+exec g++ "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "outcome"), [(3, {"worker": 1, "in_process": 0}), (9999, None)])
+def test_a_compiler_that_is_killed(
+    times: int, outcome: dict[str, int] | None, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, compiler = tmp_path / "calls", tmp_path / "g++"
+    calls.touch()
+    compiler.write_text(KILLED.format(calls=calls, times=times))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    fxpool.close()
+    compiled(attended, X)
+    assert calls.read_text().count("\n") >= min(times, 5)
+    if outcome is not None:
+        assert (fxpool.stats()["compiles"], fxpool.stats()["fallbacks"]) == (outcome, {})
+    else:
+        assert counts() == here_for("shortage:SIGKILL")
+    assert not list(cache.glob("failed/*")) + list(quarantine.scan(str(cache)))
+    fxpool.close()

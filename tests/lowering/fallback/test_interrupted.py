@@ -1,0 +1,152 @@
+"""What a signal handler or another thread raises in a compile comes out of the call, and nothing else is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from compiling import compiled
+
+import fxpool
+from fxpool.lowering.core.runtime import runtime
+
+X = torch.randn(6, 8)
+
+
+class LateError(Exception):
+    """Which no part of torch knows."""
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    for number in range(30):
+        x = (x * number).sin().softmax(-1) + x
+    return x
+
+
+@contextlib.contextmanager
+def alarm(error: type[Exception], seconds: float = 0.0) -> Iterator[Callable[[], int]]:
+    """Raise `error` in this thread after some seconds, or at each SIGALRM; gives how often that was."""
+    count = 0
+
+    def ring(number: int, frame: object) -> None:
+        nonlocal count
+        count += 1
+        raise error("late")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield lambda: count
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def inner(error: BaseException) -> BaseException:
+    """The error inside of Dynamo's."""
+    return getattr(error, "inner_exception", None) or error
+
+
+def as_a_new_process(cache: Path) -> None:
+    """See that nothing was written down: a worker compiles the graph, and no level is skipped."""
+    assert not list(cache.glob("failed/*")) + list(cache.glob("quarantine/*"))
+    assert fxpool.stats()["fallbacks"] == {}
+    before = fxpool.stats()["compiles"]["worker"]
+    compiled(wide, X)
+    assert fxpool.stats()["compiles"] == {"worker": before + 1, "in_process": 0}
+
+
+def until_it_runs() -> None:
+    deadline = time.monotonic() + 60
+    while not runtime.pool().status()["running"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def nothing_runs() -> bool:
+    deadline = time.monotonic() + 20
+    while runtime.pool().status()["running"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not runtime.pool().status()["running"]
+
+
+@pytest.mark.parametrize("error", [LateError, TimeoutError, RuntimeError])
+def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], shared_pool: Path, cache: Path) -> None:
+    torch._dynamo.reset()
+
+    def when_it_runs() -> None:
+        until_it_runs()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    ringing = threading.Thread(target=when_it_runs)
+    with alarm(error), pytest.raises(Exception) as caught:
+        ringing.start()
+        torch.compile(wide, backend="fxpool")(X)
+    ringing.join()
+    assert type(inner(caught.value)) is error
+    assert nothing_runs()
+    as_a_new_process(cache)
+
+
+def test_what_another_thread_raises_in_the_wait(shared_pool: Path, cache: Path) -> None:
+    torch._dynamo.reset()
+    raised: list[BaseException] = []
+
+    def waiting() -> None:
+        try:
+            torch.compile(wide, backend="fxpool")(X)
+        except Exception as error:
+            raised.append(inner(error))
+
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    until_it_runs()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(LateError))
+    thread.join(60)
+    assert [type(error) for error in raised] == [LateError]
+    assert nothing_runs()
+    as_a_new_process(cache)
+
+
+@pytest.mark.parametrize("mode", ["normal", "serialize"])
+def test_a_signal_handler_in_a_compile_here(mode: str, cache: Path) -> None:
+    torch._dynamo.reset()
+    with alarm(LateError, 0.7), pytest.raises(Exception) as caught:
+        while True:  # Dynamo itself loses one now and then
+            torch.compile(wide, backend="fxpool", options={"mode": mode, "cache": False})(X)
+            torch._dynamo.reset()
+    assert type(inner(caught.value)) is LateError
+    assert fxpool.stats()["fallbacks"] == {}
+    assert not list(cache.glob("failed/*"))
+
+
+@pytest.mark.parametrize("error", [LateError, TimeoutError])
+def test_hits_are_interrupted_without_damage(error: type[Exception], shared_pool: Path, cache: Path) -> None:
+    compiled(wide, X)
+    fxpool.reset_stats()
+    times = random.Random(3)
+    late = 0
+    for _ in range(60):
+        torch._dynamo.reset()
+        with alarm(error) as rung:
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.1 * times.random())
+            try:
+                torch.compile(wide, backend="fxpool")(X)
+            except Exception as raised:
+                # Dynamo's own state may be half made.
+                late += type(inner(raised)) is error or "late" in str(raised)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert rung() <= 1
+    stats = fxpool.stats()
+    assert late > 5
+    assert (stats["corrupt_entries"], stats["fallbacks"], stats["bypasses"]) == (0, {}, {})
+    assert not list(cache.glob("aside/*"))
+    compiled(wide, X)
