@@ -49,17 +49,25 @@ HANDLERS: dict[str, Any] = {
 }
 
 
+# Not SIGALRM, whose timer is that of pytest's timeouts.
+SIGNAL = signal.SIGUSR2
+
+
+def soon() -> None:
+    """Send the signal to this thread in a moment."""
+    threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident or 0, SIGNAL)).start()
+
+
 @pytest.fixture
 def alarm() -> Iterator[Callable[[Any], None]]:
-    before = signal.getsignal(signal.SIGALRM)
+    before = signal.getsignal(SIGNAL)
 
     def ring(handler: Any) -> None:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.signal(SIGNAL, handler)
+        soon()
 
     yield ring
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(SIGNAL, before)
 
 
 def busy(seconds: float = 5.0) -> None:
@@ -109,8 +117,8 @@ def fails_in_a_handled_error() -> None:
     [
         lambda: int("x"),
         lambda: takes_a_frame(1000, sys._getframe()),  # no signal
-        lambda: takes_a_frame(signal.SIGALRM, sys._getframe(1)),  # not the frame that calls it
-        lambda: on_alarm(signal.SIGALRM, None),
+        lambda: takes_a_frame(SIGNAL, sys._getframe(1)),  # not the frame that calls it
+        lambda: on_alarm(SIGNAL, None),
         fails_in_a_handled_error,
     ],
 )
@@ -158,28 +166,28 @@ def test_a_lock_is_waited_for_no_longer_than_asked() -> None:
 
 def test_handlers_are_held_back_until_the_end_or_a_wait(alarm: Callable[[Any], None]) -> None:
     seen = []
-    signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(SIGNAL, on_alarm)
     with pytest.raises(LateError), interruptions.held_back():
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        soon()
         busy(0.05)
         seen.append("worked")
         with interruptions.let_through():
             pytest.fail("the alarm is lost")
     assert seen == ["worked"]
-    assert signal.getsignal(signal.SIGALRM) is on_alarm
+    assert signal.getsignal(SIGNAL) is on_alarm
 
     with pytest.raises(LateError), interruptions.held_back(), interruptions.let_through():
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        soon()
         busy()
-    assert signal.getsignal(signal.SIGALRM) is on_alarm
+    assert signal.getsignal(SIGNAL) is on_alarm
 
 
 def test_work_that_hangs_is_interrupted(alarm: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptions, "_LONGEST_SECONDS", 0.2)
     begun = time.monotonic()
-    signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(SIGNAL, on_alarm)
     with pytest.raises(LateError), interruptions.held_back():
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        soon()
         busy()
     assert 0.2 <= time.monotonic() - begun < 4
 
@@ -197,11 +205,11 @@ def test_a_handler_that_is_set_inside_stays(alarm: Callable[[Any], None]) -> Non
 
 
 def test_another_thread_holds_nothing_back(alarm: Callable[[Any], None]) -> None:
-    signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(SIGNAL, on_alarm)
 
     def inside() -> None:
         with interruptions.held_back():
-            seen.append(signal.getsignal(signal.SIGALRM))
+            seen.append(signal.getsignal(SIGNAL))
 
     seen: list[object] = []
     thread = threading.Thread(target=inside)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -21,6 +21,13 @@ from fxpool.pool.server.scheduler import Scheduler
 from fxpool.pool.server.scheduler_state import Wishes
 
 Make = Callable[..., PoolClient]
+
+
+@pytest.fixture
+def join(make_client: Make, place: Place) -> Iterator[Make]:
+    """Clients of the host's server, which leaves with them."""
+    yield lambda **settings: make_client(**{"host": "env", "idle_timeout": 0.1, **settings})
+    (place.runtime / "host.lock").unlink()  # empty, and left for the next process that starts a server
 
 
 def running(client: PoolClient, place: Place, function: str, retries: int = 1) -> Job:
@@ -42,13 +49,13 @@ def test_twenty_seconds_are_no_reason() -> None:
 
 
 @pytest.mark.parametrize("stalled", ["server", "zygote"])
-def test_a_stall_replaces_nothing(stalled: str, make_client: Make, place: Place) -> None:
-    first = make_client(host="env", idle_timeout=0.1, patience=20.0)
+def test_a_stall_replaces_nothing(stalled: str, join: Make) -> None:
+    first = join(patience=20.0)
     first.start(wait=True)
     facts = first.status()
     stall = for_a_while({"server": facts["server_pid"], "zygote": facts["zygote"]["pid"]}[stalled], 4.0)
     job = first.submit("pool_jobs:echo", b"x", JobSpec(label="meanwhile"))
-    second = make_client(host="env", idle_timeout=0.1, patience=20.0)
+    second = join(patience=20.0)
     assert second.submit("pool_jobs:echo", b"y", JobSpec(label="of another")).result(timeout=60) == b"y"
     assert (job.result(timeout=60), job.attempts) == (b"x", 1)
     stall.join()
@@ -104,8 +111,8 @@ def test_best_effort_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(scheduler.order) == [2, 3, 4, 5]
 
 
-def test_a_client_takes_one_descriptor(make_client: Make, place: Place) -> None:
-    first = make_client(host="env", idle_timeout=0.1)
+def test_a_client_takes_one_descriptor(join: Make) -> None:
+    first = join()
     first.start(wait=True)
     server = first.server_pid
 
@@ -114,7 +121,7 @@ def test_a_client_takes_one_descriptor(make_client: Make, place: Place) -> None:
 
     assert until(lambda: first.status()["zygote"]["state"] == "ready")
     before = open_files()
-    others = [make_client(host="env", idle_timeout=0.1) for _ in range(20)]
+    others = [join() for _ in range(20)]
     for other in others:
         other.start()
     assert until(lambda: len(first.status()["clients"]) == 21)
@@ -133,8 +140,8 @@ time.sleep(60)
 """
 
 
-def test_a_client_whose_child_holds_the_socket_is_seen_to_end(make_client: Make, place: Place) -> None:
-    first = make_client(host="env", idle_timeout=0.1)
+def test_a_client_whose_child_holds_the_socket_is_seen_to_end(join: Make, place: Place) -> None:
+    first = join()
     first.start(wait=True)
     config = {
         "host": "env",

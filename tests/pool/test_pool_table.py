@@ -118,7 +118,10 @@ class Table:
 
     def asker(self, **settings: Any) -> Asker:
         config = self.place.config(**settings)
-        known = {name: getattr(config, name) for name in ("workers", "sys_path", "runtime_dir", "host", "idle_timeout")}
+        known = {
+            name: getattr(config, name)
+            for name in ("workers", "sys_path", "runtime_dir", "patience", "host", "idle_timeout")
+        }
         self.askers.append(Asker({**known, "environment": self.place.environment}, self.place.environment))
         return self.askers[-1]
 
@@ -402,7 +405,7 @@ def test_the_server_dies(cell: tuple[str, str], table_of_servers: Table) -> None
         _kill_server(table, kind, server)
         how = "exited with code 0" if kind == "exit" else f"killed by signal {SIGNALS[kind]:d}"
         if kind == "hang":
-            how = "not answered for 3 s"
+            how = "not answered for 1.5 s"
         for lost in (job, *(near for near, _ in running)):
             with pytest.raises(ServerLostError, match=how) as caught:
                 lost.result(timeout=SECONDS)

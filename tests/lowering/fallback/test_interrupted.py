@@ -8,15 +8,20 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from compiling import compiled
+from tiers import first_tier
 
 import fxpool
+from fxpool import counters
 from fxpool.lowering.core.runtime import runtime
+
+# Python drops what a handler raises in a weak reference's callback, as torch has many.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 X = torch.randn(6, 8)
 
@@ -27,27 +32,38 @@ class LateError(Exception):
 
 def wide(x: torch.Tensor) -> torch.Tensor:
     for number in range(30):
-        x = (x * number).sin().softmax(-1) + x
+        x = (x + number).sin().softmax(-1)
     return x
 
 
+# Not SIGALRM, whose timer is that of pytest's timeouts.
+SIGNAL = signal.SIGUSR2
+
+
 @contextlib.contextmanager
-def alarm(error: type[Exception], seconds: float = 0.0) -> Iterator[Callable[[], int]]:
-    """Raise `error` in this thread after some seconds, or at each SIGALRM; gives how often that was."""
-    count = 0
+def alarm(error: type[Exception], seconds: float | None = None) -> Iterator[list[float]]:
+    """Raise `error` in this thread after some seconds, and at each `SIGNAL`; gives the times at which that was."""
+    rung: list[float] = []
 
     def ring(number: int, frame: object) -> None:
-        nonlocal count
-        count += 1
+        rung.append(time.monotonic())
         raise error("late")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(SIGNAL, ring)
+    timer = threading.Timer(seconds or 0.0, send)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield lambda: count
+        if seconds is not None:
+            timer.start()
+        yield rung
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        timer.cancel()
+        if seconds is not None:
+            timer.join()
+        signal.signal(SIGNAL, before)
+
+
+def send() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
 
 def inner(error: BaseException) -> BaseException:
@@ -66,24 +82,24 @@ def as_a_new_process(cache: Path) -> None:
 
 def until_it_runs() -> None:
     deadline = time.monotonic() + 60
-    while not runtime.pool().status()["running"] and time.monotonic() < deadline:
+    while not runtime.pool().status().get("running") and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def nothing_runs() -> bool:
     deadline = time.monotonic() + 20
-    while runtime.pool().status()["running"] and time.monotonic() < deadline:
+    while runtime.pool().status().get("running") and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not runtime.pool().status()["running"]
+    return not runtime.pool().status().get("running")
 
 
-@pytest.mark.parametrize("error", [LateError, TimeoutError, RuntimeError])
+@pytest.mark.parametrize("error", first_tier([LateError, TimeoutError, RuntimeError], TimeoutError))
 def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
 
     def when_it_runs() -> None:
         until_it_runs()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        send()
 
     ringing = threading.Thread(target=when_it_runs)
     with alarm(error), pytest.raises(Exception) as caught:
@@ -95,6 +111,7 @@ def test_a_signal_handler_in_the_wait_for_a_worker(error: type[Exception], share
     as_a_new_process(cache)
 
 
+@pytest.mark.slow
 def test_what_another_thread_raises_in_the_wait(shared_pool: Path, cache: Path) -> None:
     torch._dynamo.reset()
     raised: list[BaseException] = []
@@ -115,36 +132,37 @@ def test_what_another_thread_raises_in_the_wait(shared_pool: Path, cache: Path) 
     as_a_new_process(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["normal", "serialize"])
 def test_a_signal_handler_in_a_compile_here(mode: str, cache: Path) -> None:
-    torch._dynamo.reset()
-    with alarm(LateError, 0.7), pytest.raises(Exception) as caught:
-        while True:  # Dynamo itself loses one now and then
+    for _ in range(5):  # Dynamo itself loses one now and then
+        torch._dynamo.reset()
+        with alarm(LateError, 1.0) as rung, contextlib.suppress(Exception):
             torch.compile(wide, backend="fxpool", options={"mode": mode, "cache": False})(X)
-            torch._dynamo.reset()
-    assert type(inner(caught.value)) is LateError
+            continue
+        assert len(rung) == 1
+        break
+    else:
+        pytest.fail("no compile was interrupted")
     assert fxpool.stats()["fallbacks"] == {}
     assert not list(cache.glob("failed/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [LateError, TimeoutError])
 def test_hits_are_interrupted_without_damage(error: type[Exception], shared_pool: Path, cache: Path) -> None:
     compiled(wide, X)
-    fxpool.reset_stats()
+    counters.reset()
     times = random.Random(3)
     late = 0
-    for _ in range(60):
+    for _ in range(40):
         torch._dynamo.reset()
-        with alarm(error) as rung:
-            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.1 * times.random())
-            try:
+        try:
+            with alarm(error, 0.002 + 0.1 * times.random()):
                 torch.compile(wide, backend="fxpool")(X)
-            except Exception as raised:
-                # Dynamo's own state may be half made.
-                late += type(inner(raised)) is error or "late" in str(raised)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert rung() <= 1
+        except Exception as raised:
+            # Dynamo's own state may be half made.
+            late += type(inner(raised)) is error or "late" in str(raised)
     stats = fxpool.stats()
     assert late > 5
     assert (stats["corrupt_entries"], stats["fallbacks"], stats["bypasses"]) == (0, {}, {})
