@@ -54,7 +54,7 @@ class Kind(enum.Enum):
 
 
 class Follows(NamedTuple):
-    """What follows a failure of a level of the fallback chain.
+    """The consequences of a failure of a level of the fallback chain.
 
     `again`: compilers that failed this way are called again, one at a time, before the compile fails. `then`: the graph
     goes to the ``next`` level or ``home`` (it is compiled as stock Inductor does, in this process), or the error is

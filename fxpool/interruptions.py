@@ -53,7 +53,7 @@ class _Hold:
         self._over = False
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            # KeyboardInterrupt is no Exception, so nothing takes it for an error.
+            # KeyboardInterrupt is not an Exception, so nothing takes it for an error.
             if callable(handler) and handler is not signal.default_int_handler:
                 self._handlers[number] = handler
                 signal.signal(number, self._take)

@@ -65,7 +65,7 @@ class Job:
             Exception: the exception of the job's function, with the worker's frames. If the job succeeded, but this
                 process's filters turn one of the worker's warnings into an error, that error, once.
         """
-        if self._pid != os.getpid():
+        if not self.done() and self._pid != os.getpid():
             raise PoolUnavailableError(
                 f"job {self.label!r} belongs to process {self._pid}, the parent of this forked process"
             )

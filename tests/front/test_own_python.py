@@ -56,6 +56,7 @@ def test_neither_does_the_way_for_older_pythons(hostile: Path, monkeypatch: pyte
     assert "the entry was removed" in done.stderr and not hostile.exists()
 
 
+@pytest.mark.slow
 def test_nor_do_the_guard_and_the_doctor(hostile: Path) -> None:
     guard = Guard("no process has this mark")
     guard.dismiss()

@@ -48,7 +48,7 @@ def environment(checkout: Path, install: list[str]) -> Path:
     return python
 
 
-@pytest.mark.parametrize("install", ["pip install .", "pip install -e ."])
+@pytest.mark.parametrize("install", ["pip install .", pytest.param("pip install -e .", marks=pytest.mark.slow)])
 def test_try_it_works_word_for_word_in_a_checkout(install: str, checkout: Path, tmp_path: Path) -> None:
     assert block("pip install") == "pip install .\n"
     python = environment(checkout, install.split())

@@ -20,9 +20,10 @@ print(json.dumps([counted["hits"], counted["compiles"], counted["fallbacks"]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
-    ["import torch._inductor.compile_fx", pytest.param("", marks=pytest.mark.slow)],
+    ["import torch._inductor.compile_fx", ""],
     ids=["Inductor first", "fxpool first"],
 )
 def test_the_order_of_imports_changes_no_key(first: str, tmp_path: Path) -> None:
@@ -56,6 +57,7 @@ print(json.dumps([counted["hits"], counted["compiles"], counted["fallbacks"]]))
 """
 
 
+@pytest.mark.slow
 def test_a_compile_by_inductor_before_changes_no_key(tmp_path: Path) -> None:
     """Inductor remembers in its tables how it treats an operator without a lowering."""
     environment = {"FXPOOL_CACHE_DIR": str(tmp_path / "cache"), "FXPOOL_POOL": "embedded"}

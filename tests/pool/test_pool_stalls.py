@@ -24,14 +24,21 @@ Make = Callable[..., PoolClient]
 
 
 @pytest.fixture
-def join(make_client: Make, place: Place) -> Iterator[Make]:
+def files(request: pytest.FixtureRequest) -> Place:
+    """The test's own directories and processes."""
+    place: Place = request.getfixturevalue("place")
+    return place
+
+
+@pytest.fixture
+def join(make_client: Make, files: Place) -> Iterator[Make]:
     """Clients of the host's server, which leaves with them."""
     yield lambda **settings: make_client(**{"host": "env", "idle_timeout": 0.1, **settings})
-    (place.runtime / "host.lock").unlink()  # empty, and left for the next process that starts a server
+    (files.runtime / "host.lock").unlink()  # empty, and left for the next process that starts a server
 
 
-def running(client: PoolClient, place: Place, function: str, retries: int = 1) -> Job:
-    mark = place.mark("mark-begun")
+def running(client: PoolClient, files: Place, function: str, retries: int = 1) -> Job:
+    mark = files.mark("mark-begun")
     job = client.submit(f"pool_jobs:{function}", str(mark).encode(), JobSpec(label=function, retries=retries))
     assert until(mark.exists, 30.0)
     return job
@@ -64,37 +71,37 @@ def test_a_stall_replaces_nothing(stalled: str, join: Make) -> None:
     assert after["counters"]["deaths"] == 0
 
 
-def test_a_suspended_worker_is_replaced(make_client: Make, place: Place) -> None:
+def test_a_suspended_worker_is_replaced(make_client: Make, files: Place) -> None:
     client = make_client(patience=1.0)
-    job = running(client, place, "sleep_once")
+    job = running(client, files, "sleep_once")
     assert job.worker_pid is not None
     os.kill(job.worker_pid, signal.SIGSTOP)
     assert job.result(timeout=40) == b"again"
     assert (job.attempts, client.status()["counters"]["deaths"]) == (2, 1)
 
 
-def test_a_job_whose_workers_are_all_suspended_says_so(make_client: Make, place: Place) -> None:
+def test_a_job_whose_workers_are_all_suspended_says_so(make_client: Make, files: Place) -> None:
     client = make_client(patience=1.0)
-    job = running(client, place, "sleep", retries=0)
+    job = running(client, files, "sleep", retries=0)
     assert job.worker_pid is not None
     os.kill(job.worker_pid, signal.SIGSTOP)
     with pytest.raises(WorkerDiedError, match=r"suspended for more than 1 s \(SIGSTOP, a debugger\)"):
         job.result(timeout=40)
 
 
-def test_a_worker_that_is_suspended_for_a_moment_goes_on(make_client: Make, place: Place) -> None:
+def test_a_worker_that_is_suspended_for_a_moment_goes_on(make_client: Make, files: Place) -> None:
     client = make_client(patience=20.0)
-    mark = place.mark("mark-go")
+    mark = files.mark("mark-go")
     job = client.submit("pool_jobs:wait_for_a_mark", str(mark).encode(), JobSpec(label="waits"))
     assert until(mark.exists, 30.0)
     assert job.worker_pid is not None
     for_a_while(job.worker_pid, 3.0).join()
-    place.mark("mark-go-go").touch()
+    files.mark("mark-go-go").touch()
     job.result(timeout=40)
     assert job.attempts == 1
 
 
-# ---------------------------------------------------------------- what is bounded
+# ---------------------------------------------------------------- bounds
 
 
 def test_best_effort_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,22 +147,22 @@ time.sleep(60)
 """
 
 
-def test_a_client_whose_child_holds_the_socket_is_seen_to_end(join: Make, place: Place) -> None:
+def test_a_client_whose_child_holds_the_socket_is_seen_to_end(join: Make, files: Place) -> None:
     first = join()
     first.start(wait=True)
     config = {
         "host": "env",
         "workers": 2,
         "idle_timeout": 0.1,
-        "environment": dict(place.environment),
+        "environment": dict(files.environment),
         "sys_path": (str(HERE),),
-        "runtime_dir": str(place.runtime),
+        "runtime_dir": str(files.runtime),
     }
     with subprocess.Popen(
         [sys.executable, "-c", LEAVES_A_CHILD.format(config=config)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **place.environment},
+        env={**os.environ, **files.environment},
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "forked\n"
         children = psutil.Process(process.pid).children()

@@ -37,10 +37,11 @@ if OPTIONS:
 assert not fxpool.stats()["compiles"]["in_process"], fxpool.stats()
 fxpool.close()
 """
-ALL = pytest.param({"cpp_wrapper": True}, marks=pytest.mark.slow, id="built from one source each")
+ALL = pytest.param({"cpp_wrapper": True}, id="built from one source each")
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [pytest.param({}, id="kernels"), ALL])
 def test_two_compiles_give_the_same_bytes_without_anything_of_the_process(
     tmp_path: Path, options: dict[str, bool]

@@ -123,6 +123,7 @@ def test_nvcc_runs_once_whichever_process_and_graph_asks(tmp_path: Path, nvcc: C
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_rocms_compiler_runs_once_as_well(tmp_path: Path, clang: Compiler) -> None:
     found = run("rocm", tmp_path, rocm_options(clang), "sin", "cos")
     assert all(graph["doubled"] and not graph["fallbacks"] for graph in found.values())

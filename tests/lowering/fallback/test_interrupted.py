@@ -1,4 +1,4 @@
-"""What a signal handler or another thread raises in a compile comes out of the call, and nothing else is lost."""
+"""Exceptions that signal handlers and other threads raise in a compile come out of the call, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 from typing import Any
 
+import pytest
+
 from fxpool.torch_compat.operators import operator_tables
 
 WATCHED = """
@@ -29,6 +31,7 @@ print(json.dumps([known, made, names(), source, before, tables.digest(), kept]))
 """
 
 
+@pytest.mark.slow
 def test_tables_are_known_by_recording_or_from_another_process(python: str) -> None:
     """Else the digest of all of them tells changed tables."""
     changed, digests, kept = ["lowerings[aten.exp.default]", "lowerings[aten.sin.default]"], set(), b""
