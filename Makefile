@@ -10,6 +10,8 @@
 #                    CONFORMANCE="--sweeps programs --only 'hop*'" narrows it
 #   make without     takes each system of docs/architecture/systems.md out and sees that its tests fail; half an hour;
 #                    WITHOUT="--rows 4,5" narrows it
+#   make chaos       300 kills, 20,000 malformed frames, 200 clients for ten minutes, hosts short of something; half an
+#                    hour; CHAOS="--parts kills --kills 20" narrows it
 #   make first-day   a new user's environments, one small program each; FIRST_DAY="--rows 'HOME*'" narrows it
 #   make bench       the paired benchmarks; BENCH="--rows S1 --pairs 3" narrows them
 #   make docs        the documentation site, in build/site; a broken link is an error
@@ -32,6 +34,7 @@ HUNT ?=
 CONFORMANCE ?=
 WITHOUT ?=
 FIRST_DAY ?=
+CHAOS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fxpool-installed
 LINTERS := $(VENV)/.fxpool-linters
@@ -55,7 +58,7 @@ SPLIT = $(if $(SHARD),--splits $(lastword $(subst /, ,$(SHARD))) --group $(first
 # Some two thousand processes import the checkout; where Python may not write bytecode, each would compile it again.
 COMPILE_CHECKOUT = $(BIN)/python -m compileall -q fxpool lowering pool codecache tests bench docs
 
-.PHONY: all browser redis demo doctor test test-all test-durations lint bench hunt conformance without first-day docs compat compat-report clean
+.PHONY: all browser redis demo doctor test test-all test-durations lint bench hunt conformance without first-day chaos docs compat compat-report clean
 all: demo
 
 $(BIN)/python:
@@ -157,6 +160,9 @@ conformance: $(INSTALLED)
 
 without: $(INSTALLED) $(TRITON) redis
 	@PYTHONPATH=tests $(BIN)/python -m campaigns.without $(WITHOUT)
+
+chaos: $(INSTALLED)
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.chaos $(CHAOS)
 
 first-day: $(INSTALLED) $(ROWS)
 	@PYTHONPATH=tests $(BIN)/python -m campaigns.first_day $(FIRST_DAY)

@@ -122,6 +122,12 @@ _STATE = {
         "Move the transform into the compiled function.",
     ),
     "torch_function_mode": Reason("a TorchFunctionMode is active during the compile", "Compile outside it."),
+    "compiler_bisector": Reason("torch's CompilerBisector is enabled: each graph is compiled in your process", _NONE),
+    "save_args": Reason("Inductor's save_args is on: each graph is compiled in your process, which writes them", _NONE),
+    "graph_lowering_watched": Reason(
+        "a tool of torch's looks at lowered graphs (run_and_get_graph_lowering), so they are lowered in your process",
+        _NONE,
+    ),
     "inference_mode": Reason("inference mode is on during the compile", "Use torch.no_grad around the first call."),
     "dispatch_keys": Reason("dispatch keys are included or excluded explicitly", "Compile outside that block."),
     "default_tensor_type": Reason("the default tensor type is that of a device", "Use torch.set_default_device."),

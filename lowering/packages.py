@@ -8,7 +8,6 @@ ExportedProgram ──▶ key: graph, interface, content of its tensors, configu
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
@@ -128,9 +127,17 @@ def _put(package: bytes, path: str) -> None:
         try:
             file.write(package)
             file.flush()
-            with contextlib.suppress(OSError):
+            try:
                 shutil.copymode(path, file.name)  # the mode of the file that it replaces
+            except OSError:
+                os.chmod(file.name, 0o666 & ~_umask())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def _umask() -> int:
+    """Return the mask for modes of new files. Reading it from /proc changes it for no other thread."""
+    with open("/proc/self/status") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0o022)

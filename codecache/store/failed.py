@@ -16,10 +16,10 @@ from fxpool.codecache.store.blobs import check_directory, read_stored, write_pri
 from fxpool.codecache.store.entry import is_hex_digest
 from fxpool.errors import StoreError
 
-__all__ = ["COMPILE_ERROR", "add", "find"]
+__all__ = ["COMPILE_ERROR", "NO_LEVEL", "add", "find"]
 
-#: Prefix of a reason that came from a compiler.
-COMPILE_ERROR = "compile_error:"
+#: Prefix of a reason that came from a compiler, and of one for a graph that did not compile at any level.
+COMPILE_ERROR, NO_LEVEL = "compile_error:", "no_level:"
 _DIRECTORY = "failed"
 _LONGEST = 200
 
@@ -33,7 +33,7 @@ def find(root: str, key: str) -> str:
         reason = read_stored(path)[0].decode("utf-8")
     except (OSError, StoreError, UnicodeDecodeError):
         return ""
-    kind = failures.Kind.GRAPH if reason.startswith(COMPILE_ERROR) else failures.Kind.RESULT
+    kind = failures.Kind.GRAPH if reason.startswith((COMPILE_ERROR, NO_LEVEL)) else failures.Kind.RESULT
     return reason if time.time() - modified <= failures.FOLLOWS[kind].remembered else ""
 
 

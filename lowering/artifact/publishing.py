@@ -67,7 +67,7 @@ def publish(artifact: Artifact, key: GraphKey, store: LocalStore, request: Compi
 def _dumped(request: CompileRequest) -> bytes:
     """Return the request as bytes, without paths of this host; empty if it does not pickle, as in its own process."""
     try:
-        return dataclasses.replace(request, store=None, toolchain_dir=None, rejected_entries=()).dump()
+        return dataclasses.replace(request, store=None, toolchain_dir=None, rejected_entries=(), logs=None).dump()
     except Exception as error:  # pickling a program's objects may raise anything
         log.info("%s is stored without its request: %s", request.label, error)
         return b""

@@ -34,15 +34,25 @@ CompileCaptured = Callable[[Captured, Attempt, Callable[[Parts], Any]], Any]
 
 
 def compile_each(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, compile_captured: CompileCaptured
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    attempt: Attempt,
+    compile_captured: CompileCaptured,
+    *,
+    at_home: bool = False,
 ) -> Callable[..., Any]:
-    """Return the callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`."""
+    """Return the callable for a Dynamo graph whose AOTAutograd graphs go through `compile_captured`.
+
+    `at_home`: a worker failed to compile the Dynamo graph. Its AOTAutograd graphs are compiled in this process at once:
+    if the error is the user's, another worker would only meet it again.
+    """
 
     frame = frames.current_frame()
 
     def inner_compile(graph: Any, example_inputs: Sequence[Any], **arguments: Any) -> Any:
         with interruptions.held_back(), configs.patched(attempt.options.inductor):
-            return _compile_one(graph, example_inputs, arguments, attempt, compile_captured, frame)
+            through = None if at_home else compile_captured
+            return _compile_one(graph, example_inputs, arguments, attempt, through, frame)
 
     with interruptions.let_through():
         return inner.compile_with_inner(aot.copy_of(gm), inputs, inner_compile)
@@ -53,7 +63,7 @@ def _compile_one(
     inputs: Sequence[Any],
     arguments: dict[str, Any],
     attempt: Attempt,
-    compile_captured: CompileCaptured,
+    compile_captured: CompileCaptured | None,
     frame: frames.Frame | None,
 ) -> Any:
     if inner.count_calls(graph) == 0:
@@ -64,7 +74,8 @@ def _compile_one(
     part = Attempt(f"{attempt.label} {suffix}", attempt.options, level="fx", outcome=Outcome.IN_PROCESS)
     started = time.perf_counter()
     try:
-        return _travel(graph, inputs, arguments, part, compile_captured, frame)
+        if compile_captured is not None:
+            return _travel(graph, inputs, arguments, part, compile_captured, frame)
     except CannotTravelError as error:
         part.step_down(f"fx:{error.reason}", error)
     except CannotReturnError as error:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from fxpool import config, counters, interruptions, notices
 from fxpool.codecache.key import cacheable, toolchain
@@ -93,6 +93,8 @@ def compile_with_fallback(
         attempt.step_down(error.reason, error)
     except CannotReturnError as error:
         attempt.step_down(f"return:{error.reason}", error)
+        if failed_levels.compiles_nowhere(error):
+            return _in_process(gm, inputs, attempt, None)
     except DEADLY as error:
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
@@ -109,7 +111,7 @@ def compile_with_fallback(
 
     try:
         attempt.level = "fx"
-        call = aot_graphs.compile_each(gm, inputs, attempt, compile_captured)
+        call = aot_graphs.compile_each(gm, inputs, attempt, compile_captured, at_home=cause is not None)
         if cause is not None:  # the level failed, not the graph
             failed_levels.remember(attempt, cause)
         return call
@@ -120,6 +122,14 @@ def compile_with_fallback(
         return run_eagerly(gm.forward, attempt, error)
     except PoolError as error:
         return _without_pool(gm, inputs, attempt, error)
+    except tracing.control_flow_errors():
+        raise
+    except Exception as error:
+        interruptions.pass_on(error)
+        if cause is None:
+            raise
+        failed_levels.remember(attempt, cause, nowhere=True)
+        _raise(error, cause)
 
 
 # ---------------------------------------------------------------- level "aot"
@@ -407,11 +417,16 @@ def _in_process(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attemp
             with configs.without_torchs_caches() if attempt.has_own_code else contextlib.nullcontext():
                 compiled = aot.compile_graph(gm, inputs, keep_result=False)
     except Exception as error:
-        if cause is not None and type(cause) is type(error):
-            raise cause from None  # the worker's, with the worker's frames
-        raise error from cause
+        _raise(error, cause)
     assert compiled.callable is not None
     return compiled.callable
+
+
+def _raise(error: Exception, cause: BaseException | None) -> NoReturn:
+    """Raise what compiling here raised; if it is of the class of the worker's error, that one, with its frames."""
+    if cause is not None and type(cause) is type(error):
+        raise cause from None
+    raise error from cause
 
 
 def _without_pool(gm: torch.fx.GraphModule, inputs: Sequence[Any], attempt: Attempt, error: PoolError) -> Call:

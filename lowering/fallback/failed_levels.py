@@ -1,7 +1,8 @@
 """Records the levels of the fallback chain that failed for a graph: later processes skip them.
 
 A level that fails costs a compile, and each level below costs another. A level that failed although a lower level works
-is recorded under its key (`codecache.store.failed`), as is a result that could not be sent back.
+is recorded under its key (`codecache.store.failed`), as are a result that could not be sent back, and a graph that
+compiles at no level.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fxpool.errors import CannotReturnError, StoreError
 from fxpool.lowering.core.attempt import Attempt
 from fxpool.lowering.request.captured import Captured
 
-__all__ = ["refuse", "remember"]
+__all__ = ["compiles_nowhere", "refuse", "remember"]
 
 log = notices.logger(__name__)
 
@@ -26,13 +27,22 @@ def refuse(captured: Captured, store: LocalStore | None) -> None:
         raise CannotReturnError(reason, "it failed in an earlier process")
 
 
-def remember(attempt: Attempt, error: BaseException) -> None:
-    """Record that the level of `attempt` failed with `error`, so that it is not tried again."""
+def compiles_nowhere(error: BaseException) -> bool:
+    """Return whether an error of `refuse` says that the graph did not compile at any level."""
+    return isinstance(error, CannotReturnError) and error.reason.startswith(failed.NO_LEVEL)
+
+
+def remember(attempt: Attempt, error: BaseException, *, nowhere: bool = False) -> None:
+    """Record that the level of `attempt` failed with `error`, so that it is not tried again.
+
+    `nowhere`: the graph did not compile in this process either, so the next one tries no worker.
+    """
     store = attempt.store()
     if store is None or attempt.key is None or not failures.FOLLOWS[failures.of(error)].remembered:
         return
     known = isinstance(error, CannotReturnError)
-    reason = error.reason if known else f"{failed.COMPILE_ERROR}{type(error).__name__}"  # type: ignore[attr-defined]
+    prefix = failed.NO_LEVEL if nowhere else failed.COMPILE_ERROR
+    reason = error.reason if known else f"{prefix}{type(error).__name__}"  # type: ignore[attr-defined]
     try:
         failed.add(store.root, attempt.key, reason)
     except StoreError as refused:

@@ -53,7 +53,7 @@ from fxpool.lowering.request.compile_request import (
     PREPARE_JOB,
     CompileRequest,
 )
-from fxpool.torch_compat.dynamo import compile_times, torch_counters
+from fxpool.torch_compat.dynamo import compile_times, log_state, torch_counters
 from fxpool.watch import events
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _submit_once(
         progress = JobProgress(attempt.label, attempt.stage, pool)
     spec = dataclasses.replace(spec_of(request), label=attempt.label, flight=flight, priority=attempt.priority)
     on_ask = functools.partial(_answer, captured, attempt) if request.devices else None
-    job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask)
+    job = pool.submit(COMPILE_JOB, payload, spec, on_event=progress, on_ask=on_ask, on_record=log_state.prepare)
     if attempt.submitted is not None:
         attempt.submitted(job)
     if request.toolchain_dir is not None and not host_facts.are_kept(request.toolchain_dir):

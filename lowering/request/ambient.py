@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxpool.codecache.key import cacheable, configured, system, toolchain
 from fxpool.errors import CannotTravelError
 from fxpool.lowering.request import variables
+from fxpool.torch_compat.operators import by_value
 from fxpool.torch_compat.state import configs, switches, thread_state
 from fxpool.torch_compat.triton import libdevice
 
@@ -87,22 +86,10 @@ def _environment(toolchain_dir: str | None) -> dict[str, str]:
 def _dump_code(code: dict[str, Any]) -> bytes | None:
     if not code:
         return None
-    buffer = io.BytesIO()
-    try:
-        _ByName(buffer).dump(code)
-    except CannotTravelError:
-        raise
-    except Exception as error:  # a pass can be any object
-        raise CannotTravelError("custom_pass", f"{', '.join(code)}: {error}") from error
-    return buffer.getvalue()
-
-
-class _ByName(pickle.Pickler):
-    """Refuses objects defined in the main script, at any depth: a worker has another main script."""
-
-    def persistent_id(self, value: Any) -> None:
-        if hasattr(value, "__qualname__") and getattr(value, "__module__", "") == "__main__":
-            raise CannotTravelError("custom_pass", f"{value.__qualname__} is defined in the main script")
+    data = by_value.as_bytes(code)
+    if data is None:
+        raise CannotTravelError("custom_pass", ", ".join(code))
+    return data
 
 
 def code_digests(state: AmbientState | None = None) -> dict[str, str]:
@@ -157,8 +144,8 @@ def entered_by_thread(state: AmbientState) -> Iterator[None]:
 def entered(state: AmbientState) -> Iterator[None]:
     """Put this process and thread into `state`, except for the environment, which the pool sets."""
     try:
-        code = pickle.loads(state.code) if state.code is not None else None
-    except Exception as error:  # it imports the program's modules, which may raise anything
-        raise CannotTravelError("code_not_importable", f"a custom pass: {type(error).__name__}: {error}") from error
+        code = by_value.from_bytes(state.code) if state.code is not None else None
+    except by_value.NotBroughtError as error:
+        raise CannotTravelError("code_not_importable", f"a custom pass: {error}") from error
     with configs.entered(state.configuration, code), switches.entered(state.switches):
         yield

@@ -28,7 +28,7 @@ from fxpool.lowering.request.captured import Captured
 from fxpool.lowering.request.compile_request import AOT, FX, PACKAGE, CompileRequest
 from fxpool.lowering.request.needed import needed
 from fxpool.lowering.request.placement import Placement, placement_of
-from fxpool.torch_compat.dynamo import frames, opaque_inputs, shape_env, tracing
+from fxpool.torch_compat.dynamo import frames, log_state, opaque_inputs, shape_env, tracing
 from fxpool.torch_compat.dynamo.shape_env import ShapeEnv
 from fxpool.torch_compat.dynamo.tracing import TracingContext
 from fxpool.torch_compat.inductor import aot, debug_files
@@ -254,6 +254,7 @@ def _finish(traced: _Traced, into: Destination, check: Callable[[], None]) -> Ca
         timing=placed.names() if placed.facts else None,
         group_sizes=tuple(encoded.groups.values()),
         debug_files=debug_files.asked(),
+        logs=log_state.wanted(),
     )
     captured = Captured(
         request=request,

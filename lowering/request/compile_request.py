@@ -61,7 +61,8 @@ class CompileRequest:
     `current_device` is the number of the current device, and `measured` answers the queries that lowering would have
     measured on them. `visible` is ``CUDA_VISIBLE_DEVICES`` for a worker that has to see devices, and `timing` the same
     for a worker that times candidates; None without a device. `origin` is for people who look at the entry.
-    `debug_files` are those that Inductor has to write during the compile. `program` is the file of an exported program,
+    `debug_files` are those that Inductor has to write during the compile, and `logs` are the artifacts of torch's logs
+    that the program wants (`torch_compat.dynamo.log_state`). `program` is the file of an exported program,
     whose `graph` and `inputs` are only used for the key. `keep_request`: the request is stored with the entry, so that
     it can be compiled again to verify the entry.
     """
@@ -101,6 +102,7 @@ class CompileRequest:
     group_sizes: tuple[int, ...] = ()
     origin: Origin | None = None
     debug_files: DebugFiles | None = None
+    logs: dict[str, Any] | None = None
     program: str | None = None
     keep_request: bool = False
 

@@ -38,7 +38,7 @@ from fxpool.lowering.request.compile_request import AOT, CODE_DIFFERS, PACKAGE, 
 from fxpool.lowering.worker import wrapper
 from fxpool.lowering.worker.reused import EqualGraphs, OtherBackwardError
 from fxpool.torch_compat.cpp import commands
-from fxpool.torch_compat.dynamo import process_groups, shape_env, tensors, tracing
+from fxpool.torch_compat.dynamo import log_state, process_groups, shape_env, tensors, tracing
 from fxpool.torch_compat.inductor import aot, given, inner, output_code
 from fxpool.torch_compat.inductor.repro_text import marked
 from fxpool.torch_compat.operators import operators, otherwise
@@ -97,6 +97,7 @@ def _compile(
     with (
         contextlib.closing(BuiltLinking(request.toolchain_dir)) as building,
         ambient.entered(request.ambient),
+        log_state.entered(request.logs),
         toolchain.failures_explained(request.toolchain_dir),  # inside: the configuration names the compilers to try
         host_facts.known(request.toolchain_dir, claims=not jobs.patient) as claimed,
         inductors_builds(request.toolchain_dir),

@@ -103,12 +103,14 @@ class PoolClient:
         *,
         on_event: Callable[[m.JobEvent], object] | None = None,
         on_ask: Callable[[bytes], bytes | None] | None = None,
+        on_record: Callable[[m.LogRecord], object] | None = None,
     ) -> Job:
         """Run `function` ("package.module:qualname", bytes to bytes) on `payload` in a worker. Returns at once.
 
         `on_event` is called in the connection's thread with each event of the job and its sub-jobs. `on_ask` is called
         in a new thread with each question of the job or a sub-job (`JobContext.ask`), and returns the answer or None;
-        an exception is logged, and counts as None.
+        an exception is logged, and counts as None. `on_record` is called with each log record before `Job.result`
+        replays it.
 
         Raises:
             PoolUnavailableError: no server can be started.
@@ -146,6 +148,7 @@ class PoolClient:
                 self, spec.label, make, payload, on_event, on_ask
             )
             if job is not None:
+                job.on_record = on_record
                 return job
         raise PoolUnavailableError("the server ended after each start")
 

@@ -43,6 +43,7 @@ class Job:
         self._callbacks: list[Callable[[Job], object]] = []
         self.on_event: Callable[[m.JobEvent], object] | None = None
         self.on_ask: Callable[[bytes], bytes | None] | None = None
+        self.on_record: Callable[[m.LogRecord], object] | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error is not None else "done"
@@ -55,8 +56,8 @@ class Job:
     def result(self, timeout: float | None = None) -> bytes:
         """Return the result of the job's function, waiting at most `timeout` seconds for it.
 
-        This thread replays the worker's log records and warnings first. An exception that a signal handler or another
-        thread raises during the wait cancels the job, and is raised as it is.
+        This thread replays the worker's log records, warnings and prints first. An exception that a signal handler or
+        another thread raises during the wait cancels the job, and is raised as it is.
 
         Raises:
             WorkerDiedError, JobTimeoutError, JobMemoryError: the job's worker died, or was killed at a limit.
@@ -78,7 +79,7 @@ class Job:
             raise TimeoutError(f"job {self.label!r} did not finish within {timeout:g} s")
         with self._lock:
             records, self._records = self._records, []
-        raised = logs.replay(records)
+        raised = logs.replay(records, self.on_record)
         if self._error is not None:
             # A new exception for each caller, because a raised exception collects the frames that it passes.
             raise self._error()

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fxpool import notices
 from fxpool.pool.wire import messages as m
 
-__all__ = ["Forwarder", "level_map", "replay"]
+__all__ = ["STREAMS", "Forwarder", "level_map", "replay"]
+
+#: Names of records that hold printed text, and the streams it was printed to.
+STREAMS = {"fxpool printed": "stdout", "fxpool printed to stderr": "stderr"}
 
 # A job that logs in an endless loop must not fill the caller's memory.
 _RECORDS_KEPT = 10_000
@@ -64,6 +68,17 @@ class Forwarder:
         warnings.resetwarnings()
         warnings.simplefilter("always")
         warnings.showwarning = self._warn
+        for name, stream in STREAMS.items():
+            setattr(sys, stream, _Printed(getattr(sys, stream), functools.partial(self._print, name)))
+
+    def _print(self, name: str, text: str) -> None:
+        """Send text that the job printed."""
+        empty: dict[str, Any] = dict.fromkeys(("pathname", "function", "thread"), "")
+        self._forward(
+            m.LogRecord(
+                job=0, name=name, level=0, message=_text(text), lineno=0, process=0, created=0.0, exc_text=None, **empty
+            )
+        )
 
     def _log(self, record: logging.LogRecord) -> None:
         try:
@@ -133,6 +148,36 @@ class Forwarder:
         self._send(record)
 
 
+class _Printed:
+    """A stream that writes to the worker's log, and passes whole lines on; `flush` passes on the rest."""
+
+    def __init__(self, log: Any, forward: Callable[[str], None]) -> None:
+        self._log, self._forward, self._line = log, forward, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def write(self, text: str) -> int:
+        if self._log is not None:
+            self._log.write(text)
+        self._line += text
+        if "\n" in self._line:
+            lines, _, self._line = self._line.rpartition("\n")
+            self._forward(lines + "\n")
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+        if self._line:
+            text, self._line = self._line, ""
+            self._forward(text)
+
+
 # Attributes that every record has. Others come from the call's `extra`, and formatters may read them.
 _USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
 
@@ -175,8 +220,12 @@ def _module_of(filename: str) -> str:
 _registries: dict[str, dict[Any, Any]] = {}
 
 
-def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None:
-    """Pass records and warnings to this process's loggers and warning filters.
+def replay(
+    records: Sequence[m.LogRecord | m.WarningRecord], prepare: Callable[[m.LogRecord], object] | None = None
+) -> Exception | None:
+    """Pass records and warnings to this process's loggers and warning filters, and printed text to its streams.
+
+    `prepare` is called with each log record first: its logger may have to be made in a way that the pool cannot know.
 
     Returns the first warning that a filter turned into an error, or None: the program asked for that error. Exceptions
     of log handlers (standard error is closed, say) are dropped.
@@ -186,7 +235,9 @@ def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None
         try:
             if isinstance(record, m.LogRecord):
                 with contextlib.suppress(Exception):
-                    _replay_log(record)
+                    if prepare is not None:
+                        prepare(record)
+                    _replay_print(record) if record.name in STREAMS else _replay_log(record)
             else:
                 _replay_warning(record)
         except Warning as error:
@@ -194,6 +245,13 @@ def replay(records: Sequence[m.LogRecord | m.WarningRecord]) -> Exception | None
         except Exception:
             pass
     return raised
+
+
+def _replay_print(record: m.LogRecord) -> None:
+    stream = getattr(sys, STREAMS[record.name])
+    if stream is not None:
+        stream.write(record.message)
+        stream.flush()
 
 
 def _replay_log(record: m.LogRecord) -> None:

@@ -67,7 +67,9 @@ class _Link:
     def send(self, message: msgspec.Struct, payload: Buffer = b"") -> None:
         if self.left:
             if isinstance(message, (m.LogRecord, m.WarningRecord)):
-                return print(message.message, file=sys.stderr)
+                if getattr(message, "name", "") not in logs.STREAMS:  # printed text is in the worker's log already
+                    print(message.message, file=sys.__stderr__)
+                return
             raise PoolUnavailableError("a process that a job forked cannot use the job's connection")
         try:
             self.channel.send(message, payload)

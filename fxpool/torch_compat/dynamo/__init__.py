@@ -10,6 +10,7 @@ collective_timeouts    longer timeouts of collectives after a hit
 opaque_inputs      inputs after AOTAutograd that are not values
 torch_counters     torch's own counters of its caches
 compile_times      torch's record of a compile in a worker, merged into the client's
+log_state          artifacts of torch's logs, and structured traces, of a compile in a worker
 precompile         support for compiled graphs in Dynamo's files
 standalone         graphs that are compiled without Dynamo
 backend_table      lets several threads register our backend at once

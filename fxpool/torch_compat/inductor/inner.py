@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.patching import patched
+
 # Arguments of Inductor's inner compile that are plain data and affect the generated code.
 PLAIN_ARGUMENTS = ("static_input_idxs", "is_backward", "graph_id", "cpp_wrapper", "fx_wrapper", "is_inference",
                    "layout_opt")  # fmt: skip
@@ -42,7 +44,8 @@ def compile_inner(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: di
     arguments = dict(arguments)
     arguments.setdefault("cudagraphs", BoxedBool(False))
     alone = aot.waits(inputs, arguments) and not aot.backward_is_forced()
-    with aot.in_process_only(), _no_graph_cache(), contextlib.nullcontext() if alone else _in_aot_autograd(inputs):
+    surroundings = contextlib.nullcontext() if alone else _in_aot_autograd(inputs)
+    with aot.in_process_only(), _no_graph_cache(), _tensor_metadata(), surroundings:
         return compile_fx.compile_fx_inner(gm, list(inputs), **arguments)
 
 
@@ -54,6 +57,29 @@ def _in_aot_autograd(inputs: Sequence[Any]) -> Iterator[None]:
 
     fake_mode: Any = torch._guards.detect_fake_mode(inputs)
     with compiled_autograd._disable(), fake_mode or contextlib.nullcontext(), enable_python_dispatcher():
+        yield
+
+
+@contextlib.contextmanager
+def _tensor_metadata() -> Iterator[None]:
+    """Give nodes the ``tensor_meta`` that AOTAutograd gave them, as Inductor propagates fake tensors only.
+
+    Its passes for quantized models, collectives and attention read it.
+    """
+    from torch._inductor import compile_fx
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+    propagate = compile_fx.fake_tensor_prop
+
+    def propagated(gm: torch.fx.GraphModule, *arguments: Any, **options: Any) -> Any:
+        made = propagate(gm, *arguments, **options)
+        for node in gm.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and "tensor_meta" not in node.meta:
+                node.meta["tensor_meta"] = _extract_tensor_metadata(value)
+        return made
+
+    with patched(compile_fx, "fake_tensor_prop", propagated):
         yield
 
 

@@ -26,6 +26,7 @@ from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstant
 from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inductor_meta_from_config
 from torch._logging import getArtifactLogger, trace_structured
 
+from fxpool.torch_compat.dynamo import compile_times
 from fxpool.torch_compat.inductor import importable, repro_text
 
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
@@ -299,6 +300,11 @@ def revive(graph: Any, constants: CompiledFxGraphConstants) -> None:
 
 
 def _tell(graph: Any, place: str) -> None:
+    traces = graph.inductor_provenance_stack_traces_str
+    if traces and get_metrics_context().in_progress():
+        get_metrics_context().add_to_set("inductor_provenance", traces)
+    if compile_times.is_told():
+        return
     _output_code_log.debug("Output code: \n%s", graph.source_code)
     _output_code_log.debug("Output code written to: %s", place)
     _artifact("fx_graph_runnable", "string", lambda: repro_text.of_this_process(graph.runnable_graph_str))
@@ -309,10 +315,7 @@ def _tell(graph: Any, place: str) -> None:
         payload_fn=lambda: graph.source_code,
     )
     _artifact("inductor_provenance_tracking_node_mappings", "json", lambda: graph.inductor_provenance_mapping_str)
-    traces = graph.inductor_provenance_stack_traces_str
     _artifact("inductor_provenance_tracking_kernel_stack_traces", "json", lambda: traces)
-    if traces and get_metrics_context().in_progress():
-        get_metrics_context().add_to_set("inductor_provenance", traces)
 
 
 def _artifact(name: str, encoding: str, text: Callable[[], str | None]) -> None:

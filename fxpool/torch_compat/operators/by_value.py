@@ -10,6 +10,7 @@ lost a part on the way.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import pickle
@@ -26,8 +27,11 @@ from fxpool.torch_compat.operators import operator_tables, own_code
 from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
 
 __all__ = [
+    "MAIN",
     "NotBroughtError",
+    "as_bytes",
     "bring_operator",
+    "from_bytes",
     "is_custom_op",
     "is_made_by_import",
     "operator_as_bytes",
@@ -36,6 +40,9 @@ __all__ = [
 ]
 
 log = notices.logger(__name__)
+
+#: Names of the main script's module, which another process has for its own script. The second is multiprocessing's.
+MAIN = ("__main__", "__mp_main__")
 
 #: The largest definition that is sent: a model in a closure should not be sent with each graph.
 LIMIT = 16 * 1024 * 1024  # bytes
@@ -114,7 +121,7 @@ def is_made_by_import(target: Any) -> bool:
 
 def _is_of_a_module(function: Any) -> bool:
     module = getattr(function, "__module__", None)
-    return module != "__main__" and module in sys.modules and "<locals>" not in getattr(function, "__qualname__", "")
+    return module not in MAIN and module in sys.modules and "<locals>" not in getattr(function, "__qualname__", "")
 
 
 def is_custom_op(target: Any) -> bool:
@@ -299,10 +306,36 @@ def _overload(namespace: str, name: str, overload: str) -> Any:
     return getattr(_packet(namespace, name), overload)
 
 
+@contextlib.contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Let cloudpickle treat the script of a spawned process as the main script, which it is."""
+    main = sys.modules.get("__mp_main__")
+    known = cloudpickle.list_registry_pickle_by_value()
+    if main is None or main.__name__ != "__mp_main__" or main.__name__ in known:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
+
+
+def as_bytes(value: Any) -> bytes | None:
+    """Return configured code, such as a pass, for `from_bytes`; None if it cannot be sent."""
+    return _dumped(value)
+
+
+def from_bytes(data: bytes) -> Any:
+    """Return the value given to `as_bytes`. Raises NotBroughtError."""
+    return _loaded(data)
+
+
 def _dumped(value: Any) -> bytes | None:
     file = io.BytesIO()
     try:
-        _Pickler(file, protocol=5).dump(value)
+        with _main_by_value():
+            _Pickler(file, protocol=5).dump(value)
     except Exception:  # the program's objects may raise anything: they cannot be sent
         return None
     return file.getvalue() if file.tell() <= LIMIT else None

@@ -329,13 +329,21 @@ def _files_of(value: Any) -> Iterator[str]:
 
 
 def _is_users_file(path: str) -> bool:
-    return bool(path) and not os.path.abspath(path).startswith(_TORCH_ROOT) and os.path.exists(path)
+    return bool(path) and not os.path.abspath(path).startswith(_TORCH_ROOT) and _exists(path)
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path is a file, or lies in one: an archive of modules."""
+    above = path
+    while above and not os.path.lexists(above):
+        above = os.path.dirname(above)
+    return above == path or os.path.isfile(above)
 
 
 def module_of_file(path: str) -> str | None:
     """Return the importable name of the module loaded from `path`; None for a script or an anonymous module."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
-        if file and name != "__main__" and os.path.abspath(file) == path:
+        if file and name not in ("__main__", "__mp_main__") and os.path.abspath(file) == path:
             return name
     return None

@@ -6,6 +6,7 @@ import contextlib
 import sys
 
 import torch
+import torch._inductor.config
 
 
 def _mask(*names: str) -> int:
@@ -38,6 +39,8 @@ def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
     `before_autograd`: AOTAutograd has not run yet. It sets dispatch keys itself, and the graphs it makes do not depend
     on them, so keys do not matter after it.
     """
+    if (tool := _tool_at_work()) is not None:
+        return tool
     if dispatch_modes_active():
         return "dispatch_mode", "a TorchDispatchMode is active"
     core = torch._C
@@ -57,6 +60,20 @@ def tied_to_thread(*, before_autograd: bool = True) -> tuple[str, str] | None:
     inductor = sys.modules.get("torch._inductor.utils")
     if getattr(getattr(inductor, "_unstable_customized_partition_wrapper", None), "wrapper", None) is not None:
         return "partition_wrapper", "a wrapper for partitions of graphs is registered"
+    return None
+
+
+def _tool_at_work() -> tuple[str, str] | None:
+    """Return (reason, detail) of a tool of torch's that watches Inductor in this process; hits would blind it, too."""
+    bisector = sys.modules.get("torch._inductor.compiler_bisector")
+    if bisector is not None and bisector.CompilerBisector.bisection_enabled:
+        return "compiler_bisector", "torch's CompilerBisector is enabled"
+    if torch._inductor.config.save_args:
+        return "save_args", "Inductor's save_args writes the arguments of each inner compile"
+    output_code = sys.modules.get("torch._inductor.output_code")
+    made = output_code.CompiledFxGraph.__init__ if output_code is not None else None
+    if made is not None and made.__qualname__ != "CompiledFxGraph.__init__":
+        return "graph_lowering_watched", "CompiledFxGraph.__init__ is replaced (run_and_get_graph_lowering)"
     return None
 
 

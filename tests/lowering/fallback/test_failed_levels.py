@@ -20,7 +20,7 @@ from fxpool.codecache.store.store import LocalStore
 from fxpool.errors import CannotReturnError
 from fxpool.lowering.core.runtime import runtime
 from fxpool.lowering.fallback import remote
-from fxpool.torch_compat.inductor import inner
+from fxpool.torch_compat.inductor import aot, inner
 
 KEY = "ab" * 32
 
@@ -60,8 +60,8 @@ def workers(shared_pool: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [CannotReturnError("unpicklable", "of a kind"), RuntimeError("lost on the way")])
-def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, workers: Workers) -> None:
+def test_a_level_whose_result_cannot_be_sent_is_not_tried_again(workers: Workers) -> None:
+    error = CannotReturnError("unpicklable", "of a kind")
     workers.failing["aot"] = error
     assert workers.as_a_new_process() == {"aot": 1, "fx": 1}
     assert workers.as_a_new_process() == {}  # the graph after AOTAutograd is a hit
@@ -76,6 +76,17 @@ def test_what_can_t_be_had_at_a_level_is_not_asked_for_again(error: Exception, w
 
 
 @pytest.mark.slow
+def test_a_level_that_fails_is_not_tried_again(workers: Workers) -> None:
+    """The error may be the graph's own, so this process compiles it at once; the next one tries the level below."""
+    workers.failing["aot"] = RuntimeError("lost on the way")
+    assert workers.as_a_new_process() == {"aot": 1}
+    assert fxpool.stats()["compiles"] == {"worker": 0, "in_process": 1}
+    assert workers.as_a_new_process() == {"fx": 1}
+    assert fxpool.stats()["compiles"] == {"worker": 1, "in_process": 0}
+    assert workers.as_a_new_process() == {}
+
+
+@pytest.mark.slow
 def test_what_passes_is_tried_again(workers: Workers) -> None:
     workers.failing["aot"] = OSError("no space left")
     for _ in range(2):
@@ -83,7 +94,7 @@ def test_what_passes_is_tried_again(workers: Workers) -> None:
 
 
 def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is raised in each process, as by the worker."""
+    """It is raised in each process, as by the worker; only the first process tries a worker."""
     error = RuntimeError("wrong graph")
 
     def refuse(*arguments: object) -> None:
@@ -91,10 +102,11 @@ def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest
 
     workers.failing = {"aot": error, "fx": error}
     monkeypatch.setattr(inner, "compile_as_torch_does", refuse)
-    for _ in range(2):
+    monkeypatch.setattr(aot, "compile_graph", refuse)
+    for expected in ({"aot": 1}, {}, {}):
         with pytest.raises(Exception, match="wrong graph"):
             workers.as_a_new_process()
-        assert dict(workers.asked) == {"aot": 1, "fx": 1}
+        assert dict(workers.asked) == expected
 
 
 def test_records(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""What a program wants of torch's logs: artifacts (TORCH_LOGS=post_grad_graphs) and structured traces (TORCH_TRACE).
+
+A worker takes over the program's state while it compiles (`entered`), so that its records are those of a compile in the
+program's process. The pool sends them back, and `prepare` makes the loggers that they are replayed through, which torch
+itself makes only where it imports the compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch._logging import _internal, getArtifactLogger, structured
+
+from fxpool.torch_compat.patching import patched
+
+__all__ = ["entered", "prepare", "wanted"]
+
+# Structured traces name files by numbers of a table in the process: in a worker, by this mark and the name.
+_INTERNED = "\0fxpool interned "
+
+
+class Record(Protocol):
+    """A log record of a worker."""
+
+    name: str
+    extra: dict[str, Any]
+
+
+def wanted() -> dict[str, Any] | None:
+    """Return the artifacts that the program wants, and whether it wants traces; None if it wants neither."""
+    artifacts, traces = sorted(_internal.log_state.artifact_names), bool(_internal.trace_log.handlers)
+    return {"artifacts": artifacts, "traces": traces} if artifacts or traces else None
+
+
+@contextlib.contextmanager
+def entered(state: dict[str, Any] | None) -> Iterator[None]:
+    """Log what `wanted` returned in another process, inside the ``with`` block."""
+    handlers = _internal.trace_log.handlers
+    before, _internal.trace_log.handlers = handlers, [logging.NullHandler()] if state and state["traces"] else []
+    try:
+        with contextlib.ExitStack() as stack:
+            if state is not None:
+                stack.enter_context(patched(_internal.log_state, "artifact_names", set(state["artifacts"])))
+                stack.enter_context(patched(structured, "intern_string", _named))
+                for name in list(_internal.log_registry.get_artifact_log_qnames()):
+                    stack.enter_context(_enabled(logging.getLogger(name)))
+            yield
+    finally:
+        _internal.trace_log.handlers = before
+
+
+@contextlib.contextmanager
+def _enabled(logger: Any) -> Iterator[None]:
+    level, propagates = logger.level, logger.propagate
+    _internal.configure_artifact_log(logger)
+    try:
+        yield
+    finally:
+        if logger.level != level:
+            logger.setLevel(level)
+        logger.propagate = propagates
+
+
+def _named(text: str | None) -> int | str:
+    return -1 if text is None else f"{_INTERNED}{text}"
+
+
+def prepare(record: Record) -> None:
+    """Make the logger of a worker's record as torch would have made it, and give files their numbers here."""
+    if record.name == _internal.trace_log.name:
+        record.extra = _interned(record.extra)
+        return
+    module, mark, artifact = record.name.rpartition(".__")
+    if mark and record.name not in logging.root.manager.loggerDict:
+        with contextlib.suppress(ValueError):  # not an artifact of this torch
+            getArtifactLogger(module, artifact)
+
+
+def _interned(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_INTERNED):
+        return structured.intern_string(value.removeprefix(_INTERNED))
+    if isinstance(value, dict):
+        return {name: _interned(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_interned(item) for item in value]
+    return value
