@@ -185,7 +185,7 @@ class Linking:
         """
         self._start()
         objects: list[bytes] = []
-        units: list[list[bytes]] = []
+        units: list[list[bytes] | None] = []
         for group, future in self._pending:
             try:
                 units.append([future.result()])
@@ -193,9 +193,9 @@ class Linking:
                 units.append(self._one_by_one(group))
             except ShortageError as error:
                 log.info("compiling %d kernels again after the others: %s", len(group), error)
-                units.append([])
+                units.append(None)
         for (group, _), unit in zip(self._pending, units, strict=True):
-            objects += unit or [self._compile(group).result()]
+            objects += unit if unit is not None else [self._compile(group).result()]
         if not objects:
             return None
         assert self._command is not None

@@ -103,7 +103,7 @@ def artifacts(trace: Path) -> Counter[str]:
 
 
 _CONTEXT = frozenset((
-    "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id", "payload_filename"
+    "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id",
 ))  # fmt: skip
 # Records of stock Inductor's own caches, and of the times of its phases.
 _OF_STOCK = re.compile(r"cache|^str$|chromium_event|^describe_|compilation_metrics|dump_file")

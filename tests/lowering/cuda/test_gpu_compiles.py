@@ -157,7 +157,7 @@ def test_kernels_that_are_compiled_on_the_device_are_named() -> None:
 
 def test_the_library_that_stands_for_devices_is_made_once(compiled: dict[str, Any]) -> None:
     """By who asks, in this case; workers find it."""
-    assert len([name for name in compiled[f"attention@{A100}"]["ambient"] if name.endswith(".so")]) == 1
+    assert len([name for name in compiled[f"convolution@{A100}"]["ambient"] if name.endswith(".so")]) == 1
 
 
 ESTIMATES = """
