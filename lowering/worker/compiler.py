@@ -317,6 +317,8 @@ def _pickled(dump: Callable[[Any], bytes], value: Any) -> bytes:
 def _aot(request: CompileRequest, decoder: graph_decoder.GraphDecoder, equal: EqualGraphs) -> _Result:
     inputs = [decoder.value(value) for value in msgspec.msgpack.decode(request.inputs)]
     gm = decoder.decode(msgspec.msgpack.decode(request.graph), request.names, request.debug)
+    if request.logs or configs.reads_example_values():
+        aot.give_example_values(gm, inputs)
     sources = _sources(request.sources)
     parameter_sources = dict(
         zip(

@@ -76,6 +76,7 @@ def lines(text: str) -> Counter[str]:
     for line in text.splitlines():
         line = re.sub(r"^[VDIWE]\d{4} [\d:.]+ \d+ \S*?([\w.]+\.py):\d+\]", r"\1", line)
         line = re.sub(r"/[\w./+-]+/|\b0x[0-9a-f]+|\b[a-z2-7]{20,}\b|\b[0-9a-f]{16,}\b|c[a-z2-7]{50,}", "~", line)
+        line = re.sub(r"<eval_with_key>\.\d+|~_lazy_graph_module\.py", "<generated>", line)
         line = re.sub(r"\d+\.\d+(e-?\d+)?", "#", line)
         if not OWN.search(line):
             found[line.rstrip()] += 1

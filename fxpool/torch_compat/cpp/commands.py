@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.dynamo import log_state
+
 
 class CollectedKernel:
     """One C++ kernel of a generated wrapper. It cannot be called in the process that compiled it."""
@@ -45,6 +47,7 @@ def collecting(collect: Collect, begin: Begin | None = None) -> Iterator[None]:
     collected: list[CollectedKernel] = []
 
     def take(self: Any, argument_types: Sequence[str], source: str) -> CollectedKernel:
+        log_state.kernel_code("CPP+Bindings", source, original)
         kernel = CollectedKernel(argument_types, source)
         collected.append(kernel)
         return kernel

@@ -12,7 +12,6 @@ A graph that is served from the cache adds no record, because it was not compile
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,9 @@ from typing import Any
 import msgspec
 from torch._dynamo import utils
 
-__all__ = ["CompileTimes", "compiled_here", "is_told", "recorded", "told"]
+from fxpool.torch_compat.dynamo import log_state
+
+__all__ = ["CompileTimes", "compiled_here", "recorded", "told"]
 
 #: Metrics that the client process measures itself.
 _OF_THE_ASKER = frozenset(
@@ -94,28 +95,11 @@ def _counted() -> dict[str, Counter[str]]:
     return found
 
 
-_is_told: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_told", default=False)
-
-
-def is_told() -> bool:
-    """Return whether the graph that is loaded now was compiled for this process: its compile was logged then."""
-    return _is_told.get()
-
-
-@contextlib.contextmanager
-def _telling() -> Iterator[None]:
-    before = _is_told.set(True)
-    try:
-        yield
-    finally:
-        _is_told.reset(before)
-
-
 @contextlib.contextmanager
 def told(times: CompileTimes) -> Iterator[None]:
     """Add a record to this process's, around the loading of the graph, which counts a part of it itself."""
     before = _counted()
-    with _telling():
+    with log_state.loading():
         yield
     after = _counted()
     for name, values in times.seconds.items():
@@ -137,7 +121,7 @@ def told(times: CompileTimes) -> Iterator[None]:
 def compiled_here() -> Iterator[None]:
     """Drop counts made while loading a graph that this process compiled itself: they are counted already."""
     before = _counted()
-    with _telling():
+    with log_state.loading():
         yield
     for section, counts in _counted().items():
         for name, count in (counts - before.get(section, Counter())).items():

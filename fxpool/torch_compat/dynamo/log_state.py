@@ -8,6 +8,7 @@ itself makes only where it imports the compiler.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -16,10 +17,15 @@ from torch._logging import _internal, getArtifactLogger, structured
 
 from fxpool.torch_compat.patching import patched
 
-__all__ = ["entered", "prepare", "wanted"]
+__all__ = ["entered", "is_loading", "kernel_code", "loading", "prepare", "wanted"]
 
 # Structured traces name files by numbers of a table in the process: in a worker, by this mark and the name.
 _INTERNED = "\0fxpool interned "
+
+
+_is_loading: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_loading", default=False)
+# The logger through which a result that is loaded prints its graphs.
+_LOADED = "torch._functorch._aot_autograd.aot_autograd_result.__aot_graphs"
 
 
 class Record(Protocol):
@@ -64,6 +70,30 @@ def _enabled(logger: Any) -> Iterator[None]:
         logger.propagate = propagates
 
 
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Log nothing about a graph that is loaded in the ``with`` block: its compile was logged, here or in a worker."""
+    for name in (_internal.trace_log.name, _LOADED):
+        logger = logging.getLogger(name)
+        if _keeps not in logger.filters:
+            logger.addFilter(_keeps)
+    before = _is_loading.set(True)
+    try:
+        yield
+    finally:
+        _is_loading.reset(before)
+
+
+def is_loading() -> bool:
+    """Return whether this thread is in a block of `loading`."""
+    return _is_loading.get()
+
+
+def _keeps(record: logging.LogRecord) -> bool:
+    # The table of files is filled once.
+    return not _is_loading.get() or "str" in (getattr(record, "metadata", None) or ())
+
+
 def _named(text: str | None) -> int | str:
     return -1 if text is None else f"{_INTERNED}{text}"
 
@@ -77,6 +107,25 @@ def prepare(record: Record) -> None:
     if mark and record.name not in logging.root.manager.loggerDict:
         with contextlib.suppress(ValueError):  # not an artifact of this torch
             getArtifactLogger(module, artifact)
+
+
+def kernel_code(kind: str, source: str, made_by: Any) -> None:
+    """Log a kernel's source as `made_by` does, the method of Inductor's that would compile it."""
+    logger = getArtifactLogger("torch._inductor.async_compile", "kernel_code")
+    if logger.isEnabledFor(logging.INFO):
+        code, text = made_by.__code__, "%s Kernel:\n%s"
+        logger.handle(
+            logger.makeRecord(
+                logger.name,
+                logging.INFO,
+                code.co_filename,
+                code.co_firstlineno,
+                text,
+                (kind, source),
+                None,
+                code.co_name,
+            )
+        )
 
 
 def _interned(value: Any) -> Any:

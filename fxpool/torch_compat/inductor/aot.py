@@ -296,6 +296,26 @@ def for_dynamo(result: Any, sources: Sequence[Any] | None) -> Any:
     return result
 
 
+def give_example_values(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Give the nodes of a Dynamo graph the example values that Dynamo gave them, from fake inputs.
+
+    Passes over this graph may read them (Inductor's fusions of groups do), as does the printed graph. Nodes behind an
+    operator whose result depends on data get none.
+    """
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    fake_mode: Any = torch._guards.detect_fake_mode(inputs)
+    env = fake_mode.shape_env if fake_mode is not None else None
+    if env is None or any("val" in node.meta for node in gm.graph.nodes):  # it is not Dynamo's
+        return
+    with contextlib.suppress(Exception), env.suppress_guards(), env.ignore_fresh_unbacked_symbols(), fake_mode:
+        FakeTensorProp(gm, fake_mode).propagate_dont_convert_inputs(*inputs)
+    for node in gm.graph.nodes:
+        value = node.meta.pop("val", None)
+        if value is not None:
+            node.meta.setdefault("example_value", value)
+
+
 def attach_dynamo_metadata(
     gm: torch.fx.GraphModule, input_sources: Sequence[Any], parameter_sources: dict[str, Any]
 ) -> None:

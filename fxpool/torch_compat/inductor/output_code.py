@@ -26,7 +26,7 @@ from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstant
 from torch._inductor.runtime.autotune_cache import AutotuneCacheBundler, inductor_meta_from_config
 from torch._logging import getArtifactLogger, trace_structured
 
-from fxpool.torch_compat.dynamo import compile_times
+from fxpool.torch_compat.dynamo import log_state
 from fxpool.torch_compat.inductor import importable, repro_text
 
 _output_code_log = getArtifactLogger("torch._inductor.codecache", "output_code")
@@ -303,7 +303,7 @@ def _tell(graph: Any, place: str) -> None:
     traces = graph.inductor_provenance_stack_traces_str
     if traces and get_metrics_context().in_progress():
         get_metrics_context().add_to_set("inductor_provenance", traces)
-    if compile_times.is_told():
+    if log_state.is_loading():
         return
     _output_code_log.debug("Output code: \n%s", graph.source_code)
     _output_code_log.debug("Output code written to: %s", place)

@@ -420,3 +420,10 @@ def remote_cache_wanted() -> str | None:
 def functions_marked_cacheable() -> frozenset[str]:
     """Return functions that the user vouches for, by qualified name (``unsafe_marked_cacheable_functions``)."""
     return frozenset(inductor_config.unsafe_marked_cacheable_functions or ())
+
+
+def reads_example_values() -> bool:
+    """Return whether passes over Dynamo's graph are configured that may read the values of its nodes."""
+    import torch._inductor.config as inductor
+
+    return bool(inductor.pre_grad_fusion_options or inductor.pre_grad_custom_pass)

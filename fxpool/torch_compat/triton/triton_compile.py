@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fxpool.torch_compat.dynamo import log_state
 from fxpool.torch_compat.patching import patched
 
 #: Takes name and source of a kernel that Inductor requests, and returns its placeholder in the module.
@@ -115,6 +116,7 @@ def collecting(collect: Collect) -> Iterator[None]:
         if device_str != "cuda":
             return original(self, kernel_name, source_code, device_str)
         counters["inductor"]["async_compile_cache_miss"] += 1
+        log_state.kernel_code("Triton", source_code, original)
         return collect(kernel_name, source_code)
 
     original = AsyncCompile.triton
