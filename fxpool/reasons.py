@@ -112,6 +112,11 @@ _GRAPH = {
     "program": Reason(
         "a worker could not load an exported program", "Save and load it with torch.export to see the error."
     ),
+    "no_level:": Reason(
+        "a worker and an earlier process failed to compile the graph (with the error's class), so this process compiles"
+        " it, and raises the same error if nothing has changed",
+        "Correct the graph, or the lowering or pass that the error names.",
+    ),
     "unpicklable": Reason("the result cannot be pickled", "Remove the object named in the message."),
 }
 
