@@ -1,4 +1,4 @@
-"""What a program wants of torch's logs: artifacts (TORCH_LOGS=post_grad_graphs) and structured traces (TORCH_TRACE).
+"""torch's logs as a program has set them up: artifacts (TORCH_LOGS=post_grad_graphs), and traces (TORCH_TRACE).
 
 A worker takes over the program's state while it compiles (`entered`), so that its records are those of a compile in the
 program's process. The pool sends them back, and `prepare` makes the loggers that they are replayed through, which torch

@@ -97,7 +97,7 @@ def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest
     """It is raised in each process, as by the worker; only the first process tries a worker."""
     error = RuntimeError("wrong graph")
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise error
 
     workers.failing = {"aot": error, "fx": error}
