@@ -94,7 +94,8 @@ class Scene:
     def _left(self) -> list[str]:
         left = [f"process {process.pid} {_name(process)}" for process in self.processes()]
         left += [f"r/{name}" for name in os.listdir(self.runtime) if name != "host.lock"]
-        left += [f"t/{name}" for name in os.listdir(self.temporary)]
+        # torch makes its default directories wherever others are set.
+        left += [f"t/{name}" for name in os.listdir(self.temporary) if not name.startswith("torchinductor_")]
         for pattern in (".tmp-*", "building-*"):
             left += [str(path.relative_to(self.root)) for path in self.cache.rglob(pattern)]
         left += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._before]

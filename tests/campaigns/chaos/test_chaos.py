@@ -1,4 +1,7 @@
-"""A short ``make chaos``: each part finds nothing wrong, and would see it."""
+"""A short ``make chaos``: each part finds nothing wrong, and would see it.
+
+The first tier has `test_pool_chaos` and `test_pool_fuzz` in its place, which need no compiler.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ def is_clean(report: Report) -> None:
     assert not report.failed, (report.wrong, report.lost, report.left)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_processes_are_killed() -> None:
     report = kills.run(6, seed=3, clients=2)
