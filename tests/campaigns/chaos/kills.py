@@ -36,11 +36,14 @@ def run(kills: int, seed: int, clients: int = _CLIENTS) -> Report:
         try:
             while report.figures["kills"] < kills:
                 time.sleep(choose.uniform(0.2, 1.2))
-                killed = _kill_one(stage, choose, report)
+                victim = _kill_one(stage, choose, report)
                 for number, process in running.items():
+                    # A killed program may take a moment to end; psutil's `wait` would take its status.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(20 if process.pid == victim else 0)
                     if process.poll() is None:
                         continue
-                    if not (killed and process.returncode < 0):
+                    if process.pid != victim or process.returncode >= 0:
                         report.lost.append(f"a program ended with status {process.returncode}")
                     running[number], started = _start(stage, number, seed + started, stop), started + 1
         finally:
@@ -68,14 +71,15 @@ def _kind(process: psutil.Process) -> str:
     return "compiler" if name in ("g++", "cc1plus", "as", "ld", "collect2", "x86_64-linux-gnu-g++") else "other"
 
 
-def _kill_one(stage: Scene, choose: random.Random, report: Report) -> bool:
+def _kill_one(stage: Scene, choose: random.Random, report: Report) -> int:
+    """Send a signal to a process; return its pid if it is a program that this ends, else 0."""
     by_kind: dict[str, list[psutil.Process]] = {}
     for process in stage.processes():
         with contextlib.suppress(psutil.Error):
             by_kind.setdefault(_kind(process), []).append(process)
     kinds = [kind for kind in KINDS if kind in by_kind and (kind != "client" or choose.random() < 0.3)]
     if not kinds:
-        return False
+        return 0
     kind = choose.choice(kinds)
     victim, number = choose.choice(by_kind[kind]), choose.choice(SIGNALS)
     if kind == "client" and number == signal.SIGINT:
@@ -83,15 +87,13 @@ def _kill_one(stage: Scene, choose: random.Random, report: Report) -> bool:
     try:
         victim.send_signal(number)
     except psutil.Error:
-        return False
+        return 0
     report.figures["kills"] += 1
     report.figures[f"of {kind}s"] += 1
     if number == signal.SIGSTOP:
         threading.Timer(choose.uniform(1, 15), _go_on, (victim,)).start()
-    elif kind == "client":
-        with contextlib.suppress(psutil.Error):
-            victim.wait(20)
-    return kind == "client"
+        return 0
+    return victim.pid if kind == "client" else 0
 
 
 def _go_on(process: psutil.Process) -> None:
