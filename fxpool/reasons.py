@@ -117,6 +117,8 @@ _GRAPH = {
         " it, and raises the same error if nothing has changed",
         "Correct the graph, or the lowering or pass that the error names.",
     ),
+    "aot_inductor": Reason("AOTInductor compiles a package in your process", "Use fxpool.aot_compile.", "install.md"),
+    "no_shapes": Reason("compile_fx was called directly, not through torch.compile", _NONE, "install.md"),
     "unpicklable": Reason("the result cannot be pickled", "Remove the object named in the message."),
 }
 

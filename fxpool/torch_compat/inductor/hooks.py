@@ -174,6 +174,9 @@ def _take_graphs(graphs: Graphs) -> None:
         self: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any], to_check: Sequence[int], kwargs: Any
     ) -> Any:
         try:
+            if (stays := _why_here(inputs)) is not None:
+                graphs.kept_here(*stays)
+                raise NotBorrowedError
             return original(self, gm, inputs, to_check, kwargs)
         except NotBorrowedError:
             here = compile_fx._InProcessFxCompile()
@@ -218,6 +221,18 @@ def _take_graphs(graphs: Graphs) -> None:
     _replace(_SubprocessFxCompile, "serialize_compile", serialize_compile)
     _replace(_SubprocessFxCompile, "_send_to_child", send_to_child)
     _replace(_SubprocessFxCompile, "_send_to_child_async", send_to_child_async)
+
+
+def _why_here(inputs: Sequence[Any]) -> tuple[str, str] | None:
+    """Return why a graph stays in this process although its mode sends it: torch's own subprocess would fail."""
+    from torch._inductor.virtualized import V
+
+    if V.aot_compilation:
+        return "aot_inductor", "AOTInductor compiles the files of a package in this process"
+    fake_mode = torch._guards.detect_fake_mode(inputs)
+    if fake_mode is None or fake_mode.shape_env is None:
+        return "no_shapes", "compile_fx was called directly, with inputs that have no symbolic shapes"
+    return None
 
 
 @contextlib.contextmanager

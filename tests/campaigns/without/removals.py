@@ -137,7 +137,7 @@ REMOVALS = (
             ["lowering/artifact/test_graph_forms.py::test_graphs_that_a_back_end_changes",
              "lowering/test_standalone.py::test_pieces_compile_side_by_side_and_are_found_again"]),
     # What a worker says stays there.
-    Removal(28, "pool/client/job.py", "        raised = logs.replay(records)", "        raised = None",
+    Removal(28, "pool/client/job.py", "        raised = logs.replay(records, self.on_record)", "        raised = None",
             ["lowering/artifact/test_warnings.py::test_a_warning_of_lowering"]),
     Removal(29, "lowering/core/runtime.py", '    directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")\n',
             '    directory = ""\n',

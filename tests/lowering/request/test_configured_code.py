@@ -7,6 +7,7 @@ import importlib
 import pickle
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,24 +216,34 @@ def test_digests_tell_what_the_program_has_from_what_a_worker_imports(passes: An
         assert ambient.code_digests() == found[0]
 
 
-def test_code_of_the_main_script_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_the_script(*_: object) -> None: ...
+def test_code_of_the_main_script_is_sent_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_the_script(number: int) -> int:
+        return number + 1
 
     of_the_script.__module__, of_the_script.__qualname__ = "__main__", "of_the_script"
     for value in (of_the_script, [of_the_script], {"a": of_the_script}, functools.partial(of_the_script, 1)):
-        with (
-            inductor_config.patch(bucket_all_gathers_fx_bucket_size_determinator=value),
-            pytest.raises(CannotTravelError) as refused,
-        ):
-            ambient.capture(before_autograd=True)
-        assert refused.value.reason == "custom_pass"
-    with inductor_config.patch(post_grad_custom_pre_pass=lambda graph: None), pytest.raises(CannotTravelError):
+        with inductor_config.patch(bucket_all_gathers_fx_bucket_size_determinator=value):
+            state = ambient.capture(before_autograd=True)
+            digests = ambient.code_digests(state)
+        arrived = pickle.loads(pickle.dumps(state))
+        with ambient.entered(arrived):
+            assert inductor_config.bucket_all_gathers_fx_bucket_size_determinator is not value
+            assert ambient.code_digests() == digests
+
+
+def test_code_that_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(graph: object) -> None:
+        lock.acquire()
+
+    with inductor_config.patch(post_grad_custom_pre_pass=holds_a_lock), pytest.raises(CannotTravelError) as refused:
         ambient.capture(before_autograd=True)
+    assert refused.value.reason == "custom_pass"
 
 
 def test_a_thread_has_what_the_program_configured(passes: Any) -> None:
     """Since 2.12 another thread has values of its own; before, it has those in force."""
-    import threading
 
     seen: list[Any] = []
 
