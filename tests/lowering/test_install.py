@@ -253,3 +253,29 @@ def test_a_setting_that_does_not_parse_is_said_at_once(monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError):
         fxpool.install()
     assert not hooks.installed()
+
+
+OTHER_COMPILES = """
+import json, os
+import torch, fxpool
+from torch._inductor import compile_fx
+fxpool.install()
+model = torch.nn.Linear(4, 4)
+x = torch.ones(2, 4)
+path = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path="{path}")
+assert torch.allclose(torch._inductor.aoti_load_package(path)(x), model(x), atol=1e-6)
+graph = torch.fx.symbolic_trace(lambda x: x.sin() + 1)
+assert torch.allclose(compile_fx.compile_fx(graph, [x])(x), x.sin() + 1)
+print(json.dumps(fxpool.stats()["fallbacks"]))
+"""
+
+
+@pytest.mark.slow
+def test_packages_and_direct_calls_are_compiled_here(tmp_path: Path) -> None:
+    """Where torch's own subprocess fails."""
+    out = run_python(
+        ["-c", OTHER_COMPILES.format(path=tmp_path / "model.pt2")],
+        TORCHINDUCTOR_FX_COMPILE_MODE="subprocess",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "i"),
+    )
+    assert json.loads(out.splitlines()[-1]) == {"borrowed:aot_inductor": 1, "borrowed:no_shapes": 1}
