@@ -52,7 +52,9 @@ ARTIFACTS = (
     "output_code"
 )
 # Lines of stock Inductor's that say where its own caches and pools are, and those about times.
-OWN = re.compile(r"cache|fx_graph_runnable|compile_worker|subprocess|Output code written to", re.IGNORECASE)
+OWN = re.compile(
+    r"cache|fx_graph_runnable|compile_worker|subprocess|Output code written to|No CUDA runtime", re.IGNORECASE
+)
 
 
 def ran(directory: Path, backend: str, model: str, **environment: str) -> str:
