@@ -56,26 +56,25 @@ class Kind(enum.Enum):
 class Follows(NamedTuple):
     """The consequences of a failure of a level of the fallback chain.
 
-    `again`: compilers that failed this way are called again, one at a time, before the compile fails. `then`: the graph
-    goes to the ``next`` level or ``home`` (it is compiled as stock Inductor does, in this process), or the error is
-    ``raised``. `remembered`: seconds for which other processes skip the level (`codecache.store.failed`).
+    `then`: the graph goes to the ``next`` level or ``home`` (it is compiled as stock Inductor does, in this process),
+    or the error is ``raised``. `remembered`: seconds for which other processes skip the level (`store.failed`). A
+    failure of the moment comes here only after `run` has called the compiler again.
     """
 
-    again: bool
     then: str
     remembered: float
 
 
 FOLLOWS = {
-    Kind.INTERRUPTION: Follows(again=False, then="raised", remembered=0.0),
-    Kind.FINAL: Follows(again=False, then="raised", remembered=0.0),
-    Kind.MOMENT: Follows(again=True, then="home", remembered=0.0),
-    Kind.HOST: Follows(again=False, then="next", remembered=0.0),
-    Kind.POOL: Follows(again=False, then="home", remembered=0.0),
-    Kind.STORE: Follows(again=False, then="next", remembered=0.0),
-    Kind.CODE: Follows(again=False, then="next", remembered=0.0),
-    Kind.RESULT: Follows(again=False, then="next", remembered=math.inf),
-    Kind.GRAPH: Follows(again=False, then="next", remembered=_DAY),
+    Kind.INTERRUPTION: Follows(then="raised", remembered=0.0),
+    Kind.FINAL: Follows(then="raised", remembered=0.0),
+    Kind.MOMENT: Follows(then="home", remembered=0.0),
+    Kind.HOST: Follows(then="next", remembered=0.0),
+    Kind.POOL: Follows(then="home", remembered=0.0),
+    Kind.STORE: Follows(then="next", remembered=0.0),
+    Kind.CODE: Follows(then="next", remembered=0.0),
+    Kind.RESULT: Follows(then="next", remembered=math.inf),
+    Kind.GRAPH: Follows(then="next", remembered=_DAY),
 }
 
 #: Names of the errors of system calls that another moment may not meet.
@@ -86,7 +85,7 @@ _ENDED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU", "SIGPIPE")
 _ENDED_NUMBERS = frozenset(int(getattr(signal, name)) for name in _ENDED)
 # How g++, clang, ld and nvcc report that a program they called was ended.
 _SAID = re.compile(
-    r"(?P<name>Killed|Terminated|Interrupt|Hangup|CPU time limit exceeded) signal terminated program"
+    r"(?:Killed|Terminated|Interrupt|Hangup|CPU time limit exceeded) signal terminated program"
     r"|(?:terminated with|due to|died with) signal (?:9|15|2|1)\b"
     r"|unable to execute command: (?:Killed|Terminated)"
     r"|died with <Signals\.(?:" + "|".join(_ENDED) + ")"
@@ -150,9 +149,8 @@ def run(
     *,
     directory: str | None = None,
     timeout: float | None = None,
-    output: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Call a compiler in the C locale, without input; with `output`, return what it writes to its two streams.
+    """Call a compiler in the C locale, without input. Compilers that failed in a bad moment are called again.
 
     Raises:
         ShortageError: the host was short of something at each try.
@@ -168,8 +166,7 @@ def run(
                 cwd=directory,
                 env={**os.environ, "LC_ALL": "C"},  # messages are translated otherwise
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if output else subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 timeout=timeout,
                 check=False,
             )

@@ -1,9 +1,9 @@
 """Exceptions that signal handlers and other threads raise in the middle of fxpool's work.
 
-A signal handler may raise any exception, at any line of the main thread: an alarm, the timeout of a test runner. Code
-that catches the errors of its own work would take it for one of them, and the program would lose its timeout, or a good
-entry of the cache would count as damaged. Therefore fxpool's own work, which takes milliseconds, holds handlers back,
-and lets them run where it waits or runs torch:
+A signal handler (an alarm, a test runner's timeout) may raise any exception at any line of the main thread. An `except`
+clause meant for fxpool's own errors would catch it: the program would lose its timeout, or the cache would count a good
+entry as damaged. Therefore fxpool holds handlers back during its own work, which takes milliseconds, and lets them run
+where it waits or runs torch:
 
     with interruptions.held_back():              a signal's handler runs at the end of the block
         ...

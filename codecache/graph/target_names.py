@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxpool.errors import CannotTravelError
-from fxpool.torch_compat.operators import by_value, operators, own_code
+from fxpool.torch_compat.operators import operators, own_code
 
 __all__ = ["comes_with_torch", "name_of"]
 
@@ -26,7 +26,7 @@ def name_of(target: Any) -> tuple[str, str]:
     if known is not None and known[0] is target:
         return known[1], known[2]
     for module, qualified in _candidates(target):
-        if module in by_value.MAIN:
+        if module in own_code.MAIN:
             raise CannotTravelError("defined_in_main", qualified)
         with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
             if operators.resolve(module, qualified) is target:

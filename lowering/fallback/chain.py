@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from fxpool import config, counters, interruptions, notices
+from fxpool import config, counters, failures, interruptions, notices
 from fxpool.codecache.key import cacheable, toolchain
 from fxpool.errors import CannotReturnError, CannotTravelError, NotKeptError, PoolError, PoolUnavailableError
 from fxpool.lowering.artifact import load, lookup, sharing
@@ -128,7 +128,8 @@ def compile_with_fallback(
         interruptions.pass_on(error)
         if cause is None:
             raise
-        failed_levels.remember(attempt, cause, nowhere=True)
+        if failures.of(error) is failures.Kind.GRAPH:  # not if this host has no compiler, or no memory at the moment
+            failed_levels.remember(attempt, cause, nowhere=True)
         _raise(error, cause)
 
 

@@ -130,10 +130,10 @@ def test_a_host_that_stays_short(script: Callable[[str], str]) -> None:
     assert calls(path) == 4
     assert caught.value.code == "SIGKILL"
     assert "FXPOOL_WORKERS" in caught.value.remedy
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(ShortageError):  # without pauses: each graph would wait for seconds
         failures.run([path])
-    assert (calls(path), time.monotonic() - begun < 1.0) == (5, True)
+    assert (calls(path), time.monotonic() - started < 1.0) == (5, True)
 
 
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, script: Callable[[str], str]) -> None:

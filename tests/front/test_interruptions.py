@@ -157,9 +157,9 @@ def sleeping() -> threading.Thread:
 
 def test_a_lock_is_waited_for_no_longer_than_asked() -> None:
     lock = locked()
-    begun = time.monotonic()
+    started = time.monotonic()
     assert not interruptions.acquire(lock, 0.3)
-    assert time.monotonic() - begun >= 0.3
+    assert time.monotonic() - started >= 0.3
     lock.release()
     assert interruptions.acquire(lock, 0.0)
 
@@ -184,12 +184,12 @@ def test_handlers_are_held_back_until_the_end_or_a_wait(alarm: Callable[[Any], N
 
 def test_work_that_hangs_is_interrupted(alarm: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptions, "_LONGEST_SECONDS", 0.2)
-    begun = time.monotonic()
+    started = time.monotonic()
     signal.signal(SIGNAL, on_alarm)
     with pytest.raises(LateError), interruptions.held_back():
         soon()
         busy()
-    assert 0.2 <= time.monotonic() - begun < 4
+    assert 0.2 <= time.monotonic() - started < 4
 
 
 def test_a_handler_that_is_set_inside_stays(alarm: Callable[[Any], None]) -> None:

@@ -27,7 +27,6 @@ from fxpool.torch_compat.operators import operator_tables, own_code
 from fxpool.torch_compat.operators.otherwise import forget_what_was_gathered
 
 __all__ = [
-    "MAIN",
     "NotBroughtError",
     "as_bytes",
     "bring_operator",
@@ -40,9 +39,6 @@ __all__ = [
 ]
 
 log = notices.logger(__name__)
-
-#: Names of the main script's module, which another process has for its own script. The second is multiprocessing's.
-MAIN = ("__main__", "__mp_main__")
 
 #: The largest definition that is sent: a model in a closure should not be sent with each graph.
 LIMIT = 16 * 1024 * 1024  # bytes
@@ -121,7 +117,11 @@ def is_made_by_import(target: Any) -> bool:
 
 def _is_of_a_module(function: Any) -> bool:
     module = getattr(function, "__module__", None)
-    return module not in MAIN and module in sys.modules and "<locals>" not in getattr(function, "__qualname__", "")
+    return (
+        module not in own_code.MAIN
+        and module in sys.modules
+        and "<locals>" not in getattr(function, "__qualname__", "")
+    )
 
 
 def is_custom_op(target: Any) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "CUSTOM_OPS",
     "C_CODE",
     "DATA",
+    "MAIN",
     "ROOTS",
     "function_home",
     "held_functions",
@@ -38,6 +39,8 @@ __all__ = [
     "tensor_attributes",
 ]  # fmt: skip
 
+#: Names of the main script's module, which another process has for its own script. The second is multiprocessing's.
+MAIN = ("__main__", "__mp_main__")
 #: Directories of torch's files.
 ROOTS = tuple(
     os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep

@@ -344,6 +344,6 @@ def module_of_file(path: str) -> str | None:
     """Return the importable name of the module loaded from `path`; None for a script or an anonymous module."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
-        if file and name not in ("__main__", "__mp_main__") and os.path.abspath(file) == path:
+        if file and name not in own_code.MAIN and os.path.abspath(file) == path:
             return name
     return None

@@ -40,9 +40,9 @@ def main() -> int:
     }
     failed = False
     for name in options.parts.split(","):
-        begun = time.monotonic()
+        started = time.monotonic()
         report = parts[name]()
-        report.seconds = time.monotonic() - begun
+        report.seconds = time.monotonic() - started
         print(table(report), flush=True)
         failed |= report.failed
     return int(failed)

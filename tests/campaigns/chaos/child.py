@@ -32,13 +32,13 @@ def compile_graphs(seed: str, stop: str, spread: str) -> None:
         size = 8 * (number + 3)
         x, y = (torch.linspace(-end, end, size).reshape(8, -1) for end in (1, 2))
         torch._dynamo.reset()
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             got = torch.compile(function, backend="fxpool", dynamic=False)(x, y)
             result = "right" if torch.allclose(got, function(x, y), atol=1e-5) else "wrong"
         except Exception as error:
             result = f"{type(error).__name__}: {str(error)[:500]}"
-        print(json.dumps({"graph": number, "result": result, "seconds": time.monotonic() - begun}), flush=True)
+        print(json.dumps({"graph": number, "result": result, "seconds": time.monotonic() - started}), flush=True)
 
 
 def compile_once(factor: str, backend: str) -> None:

@@ -136,10 +136,10 @@ def _extreme(choose: random.Random) -> m.Submit:
 
 
 def _look(link: Path, first: int, report: Report) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     facts = hosts.status(link)
     report.figures["slowest status, ms"] = max(
-        report.figures["slowest status, ms"], round(1000 * (time.monotonic() - begun))
+        report.figures["slowest status, ms"], round(1000 * (time.monotonic() - started))
     )
     if facts.get("server_pid") != first:
         report.lost.append(f"the server was replaced or does not answer: {facts.get('state')}")

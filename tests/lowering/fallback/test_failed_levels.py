@@ -109,6 +109,19 @@ def test_a_graph_s_own_error_is_no_level_s(workers: Workers, monkeypatch: pytest
         assert dict(workers.asked) == expected
 
 
+def test_a_shortage_here_says_nothing_about_the_graph(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*arguments: object, **options: object) -> None:
+        raise MemoryError("no memory at this moment")
+
+    workers.failing["aot"] = RuntimeError("lost on the way")
+    monkeypatch.setattr(inner, "compile_as_torch_does", short)
+    monkeypatch.setattr(aot, "compile_graph", short)
+    for _ in range(2):
+        with pytest.raises(Exception, match="no memory"):
+            workers.as_a_new_process()
+        assert dict(workers.asked) == {"aot": 1}, "the next process tries a worker again"
+
+
 def test_records(tmp_path: Path) -> None:
     root = str(tmp_path / "c")
     store = LocalStore(root)
