@@ -19,6 +19,7 @@ import json
 import marshal
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -176,16 +177,14 @@ def _asked(kind: included.Kind, compiler: Sequence[str]) -> tuple[_Listing, floa
             try:
                 for command, source in included.listing_commands(kind, compiler, directory):
                     runs[source] = _started(command, source)
-                for source, run in runs.items():
-                    with interruptions.let_through():
-                        status = run.wait(_TIMEOUT)
-                    read, places = _said(source, status)
-                    found.update(dict.fromkeys(read))
-                    searched.update(dict.fromkeys(places))
+                with interruptions.let_through():
+                    ended = {source: run.wait(_TIMEOUT) for source, run in runs.items()}
             finally:
-                for run in runs.values():
-                    run.kill()
-                    run.wait()
+                _end(runs.values())
+            for source, status in ended.items():
+                read, places = _said(source, status)
+                found.update(dict.fromkeys(read))
+                searched.update(dict.fromkeys(places))
         files, names = list(found), {path: _below(path, searched) for path in found}
         places = _watched(searched, names.values())
         stamp, changed = _state(files, places)
@@ -212,7 +211,16 @@ def _started(command: Sequence[str], source: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=messages,
+            start_new_session=True,  # for `_end`
         )
+
+
+def _end(runs: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill the compilers that still run, with their children: g++ has cc1plus write the files."""
+    for run in runs:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
 
 
 def _said(source: str, status: int) -> tuple[list[str], list[str]]:

@@ -380,6 +380,21 @@ def test_a_compiler_that_lists_nothing_is_unknown(
     assert digest(root)
 
 
+def test_no_compiler_outlives_a_failure(
+    include: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler's children, which write the files, end with it."""
+    late = tmp_path / "late"
+    answers = f'case "$1" in --version) echo "g++ 12";; -dumpmachine) echo x;; *) (sleep 3; touch {late}) & wait;; esac'
+    compiler = script(tmp_path / "g++", answers)
+    monkeypatch.setattr(toolchain, "_candidates", lambda: [compiler])
+    monkeypatch.setattr(headers, "_TIMEOUT", 0.5)
+    with pytest.raises(Bypass, match="compiler_unknown: the compiler"):
+        digest(root)
+    time.sleep(4.0)
+    assert not late.exists()
+
+
 @pytest.mark.slow
 def test_processes_agree(include: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one on a host, and one that finds its listing."""
