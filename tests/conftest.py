@@ -7,6 +7,7 @@ processor take seconds each; their fxpool cache is still their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ import fxpool
 from fxpool import config, counters
 from fxpool.pool.client import hosts
 
+# pytest rewrites the assertions of 400 modules in 12 s, and keeps the outcome where Python may write bytecode.
+sys.dont_write_bytecode = False
 # A server needs a moment to see that its client is gone; a loaded machine needs more of it.
 GRACE = 30.0
 # Started by libraries for the whole process, not by a test; they end with it.
@@ -68,7 +71,7 @@ def _own_directories_and_no_leaks(
     monkeypatch.setenv("TMPDIR", str(home / "t"))
     monkeypatch.setattr(tempfile, "tempdir", str(home / "t"))
     _reset()
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = _descendants()
     yield
     _reset()
 
@@ -130,31 +133,58 @@ def _new_children(before: set[int]) -> list[str]:
     """Children that a test started, but for those of processes which were there before it (a session's pool)."""
     return [
         text
-        for child in psutil.Process().children(recursive=True)
-        if child.pid not in before and not _ancestors(child) & before and (text := _describe(child))
+        for pid in _descendants()
+        if pid not in before and not _ancestors(pid) & before and (text := _describe(pid))
     ]
 
 
-def _ancestors(process: psutil.Process) -> set[int]:
+def _descendants() -> set[int]:
+    """The pids of this process's children and of theirs. psutil reads all of the host's processes, for each test."""
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # not in every kernel
+        return {process.pid for process in psutil.Process().children(recursive=True)}
+    found: set[int] = set()
+    look_at = [os.getpid()]
+    while look_at:
+        children = _children(look_at.pop())
+        look_at += children - found
+        found |= children
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
+    return found
+
+
+def _ancestors(pid: int) -> set[int]:
     try:
-        return {parent.pid for parent in process.parents()}
+        return {parent.pid for parent in psutil.Process(pid).parents()}
     except psutil.Error:
         return set()
 
 
 def _processes_of(directory: Path) -> list[str]:
     """Processes that name the directory in their command line, whoever their parent is now."""
-    me = os.getpid()
-    return [
-        text
-        for process in psutil.process_iter()
-        if process.pid != me and str(directory) in (text := _describe(process))
-    ]
+    return [text for pid in _naming(os.fsencode(directory)) if (text := _describe(pid))]
 
 
-def _describe(process: psutil.Process) -> str:
+def _naming(text: bytes) -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and int(name) != os.getpid():
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    if text in file.read():
+                        yield int(name)
+
+
+def _describe(pid: int) -> str:
     """Number and command line; empty if it has ended or is not ours to judge."""
     try:
+        process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             # It has ended; subprocess and asyncio wait for their children late.
             return ""

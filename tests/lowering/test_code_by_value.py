@@ -187,6 +187,7 @@ at.register_fake(lambda x, where: torch.empty_like(x))
 """
 
 
+@pytest.mark.slow
 def test_a_text_that_looks_like_a_device_is_a_text(programs: Programs) -> None:
     programs.write({"texts": TAKING_TEXT})
     for number in (3, 5):

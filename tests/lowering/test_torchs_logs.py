@@ -87,7 +87,7 @@ def lines(text: str) -> Counter[str]:
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("model", first_tier(NAMES, "gelu"))
-def test_logs(model: str, tmp_path: Path) -> None:
+def test_logs(model: str, cache: Path, tmp_path: Path) -> None:
     stock, ours = (lines(ran(tmp_path, backend, model, TORCH_LOGS=ARTIFACTS)) for backend in ("inductor", "fxpool"))
     assert sum(stock.values()) > 30
     assert (ours - stock, stock - ours) == (Counter(), Counter())
@@ -112,9 +112,10 @@ _CONTEXT = frozenset((
 _OF_STOCK = re.compile(r"cache|^str$|chromium_event|^describe_|compilation_metrics|dump_file")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("model", first_tier(NAMES, "gelu"))
-def test_traces(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", NAMES)
+def test_traces(model: str, cache: Path, tmp_path: Path) -> None:
     traced = {}
     for backend in ("inductor", "fxpool"):
         trace = tmp_path / f"trace-{backend}"
@@ -134,7 +135,8 @@ with config.patch(post_grad_custom_post_pass=printing_pass.show):
 """
 
 
-def test_prints_of_a_pass_arrive(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_prints_of_a_pass_arrive(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "printing_pass.py").write_text(
         "import sys\n"
         "def show(graph):\n"

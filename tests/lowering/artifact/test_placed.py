@@ -10,6 +10,7 @@ import pytest
 import torch
 from capturing import components_of
 from compiling import compiled
+from tiers import first_tier
 
 import fxpool
 
@@ -44,7 +45,7 @@ def turns(x: torch.Tensor) -> Any:
     return x + 1
 
 
-@pytest.mark.parametrize("function", [views, writes, turns])
+@pytest.mark.parametrize("function", first_tier([views, writes, turns], views))
 def test_slices_share_an_entry_and_results_lie_where_eager_ones_do(
     function: Callable[..., Any], shared_pool: Path
 ) -> None:
@@ -68,7 +69,7 @@ def test_slices_share_an_entry_and_results_lie_where_eager_ones_do(
     assert (stats["hits"], stats["compiles"]["worker"]) == (len(SLICES) - 1, 1)
 
 
-@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("write", first_tier([False, True], True))
 def test_slices_in_training(write: bool, shared_pool: Path) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         if write:
@@ -116,7 +117,7 @@ def test_graphs_that_can_see_a_place_have_a_key_for_each(function: Callable[...,
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
-@pytest.mark.parametrize("function", [strided, in_bits, as_complex])
+@pytest.mark.parametrize("function", first_tier([strided, in_bits, as_complex], strided))
 def test_what_they_see_is_right(function: Callable[..., Any], shared_pool: Path) -> None:
     for made in (SLICES[0], SLICES[2], lambda buffer: buffer[22:46].view(4, 6)):
         compiled(function, made(_buffer()))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compiling import compiled
+from tiers import first_tier
 from torch import nn
 
 import fxpool
@@ -52,7 +53,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", first_tier(PAIRS, "locals"))
 def test_names_of_variables_and_arguments(pair: str, shared_pool: Path) -> None:
     x, y = _random(6, 6), _random(6, 6, seed=1)
     for text in PAIRS[pair]:
@@ -126,7 +127,15 @@ def of_own_attributes(names: list[str], used: list[int], tree: list[int]) -> tor
 
 @pytest.mark.parametrize(
     "names",
-    [["a", "b", "c", "d"], ["m.a", "n.a", "o.a", "p.a"], ["m.a", "m_a", "n.a", "n_a"], ["m.a", "m.b", "n.a", "n.b"]],
+    first_tier(
+        [
+            ["a", "b", "c", "d"],
+            ["m.a", "n.a", "o.a", "p.a"],
+            ["m.a", "m_a", "n.a", "n_a"],
+            ["m.a", "m.b", "n.a", "n.b"],
+        ],
+        ["m.a", "m.b", "n.a", "n.b"],
+    ),
 )
 def test_parameters_are_passed_in_the_order_of_their_modules(names: list[str], shared_pool: Path) -> None:
     """The order of their use, or of their names, may be another."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from programs import Programs
+from tiers import first_tier
 
 from fxpool.errors import CorruptEntryError
 from fxpool.lowering.cpp.built import BuiltLibraries
@@ -25,7 +26,9 @@ inputs = [torch.linspace(-2, 2, 32, requires_grad={gradient}).reshape(4, 8){deta
 """
 
 
-@pytest.mark.parametrize(("through_cpp", "train"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(
+    ("through_cpp", "train"), first_tier([(True, False), (True, True), (False, True)], (True, True))
+)
 def test_a_hit_calls_no_compiler(programs: Programs, through_cpp: bool, train: bool) -> None:
     main = MAIN.format(gradient=train, detached=".detach().requires_grad_()" if train else "")
     first = programs.run(main, options={"cpp_wrapper": through_cpp})

@@ -57,6 +57,7 @@ def _opened(path: str) -> Callable[[], contextlib.AbstractContextManager[int]]:
     return opened
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_loaded_by_torch")
 def test_a_library_of_c_functions(tmp_path: Path) -> None:
     linking = BuiltLinking(None)

@@ -260,6 +260,7 @@ def test_a_thread_has_what_the_program_configured(passes: Any) -> None:
     assert seen == [configured]
 
 
+@pytest.mark.slow
 def test_a_pass_of_the_options_is_in_force(shared_pool: Path, cache: Path, passes: Any) -> None:
     """`torch.compile(options=...)` is in force for the key and for the compile, here, as the pass is an object."""
     x = torch.arange(6.0)

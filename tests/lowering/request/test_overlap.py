@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tiers import first_tier
 
 import fxpool
 from fxpool.lowering.request import overlap
@@ -32,15 +34,19 @@ def run(function: Callable[..., torch.Tensor], layout: Slices) -> tuple[torch.Te
     return function(buffer[layout[0]], buffer[layout[1]]), buffer
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("sequence", SEQUENCES.values(), ids=SEQUENCES.keys())
-def test_numbers_are_eagers_cold_and_warm(
-    sequence: list[Slices], dynamic: bool, shared_pool: Path, cache: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("sequence", "dynamic"),
+    first_tier(
+        itertools.product(SEQUENCES, (False, True)),
+        ("apart, then overlapping from the start", False),
+        ("overlapping, then apart", True),
+    ),
+)
+def test_numbers_are_eagers_cold_and_warm(sequence: str, dynamic: bool, shared_pool: Path, cache: Path) -> None:
     for _ in ("cold", "warm"):
         torch._dynamo.reset()
         compiled = torch.compile(add_in_place, backend="fxpool", dynamic=dynamic)
-        for layout in sequence:
+        for layout in SEQUENCES[sequence]:
             found, expected = run(compiled, layout), run(add_in_place, layout)
             torch.testing.assert_close(found, expected)
     stats = fxpool.stats()

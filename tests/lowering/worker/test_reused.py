@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiling import compiled, compiled_total
+from tiers import first_tier
 from torch import nn
 
 import fxpool
@@ -37,11 +38,9 @@ SPELLINGS: dict[str, list[Callable[[torch.Tensor, torch.Tensor], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("functions", SPELLINGS.values(), ids=SPELLINGS)
-def test_another_spelling_takes_the_code_of_the_first(
-    functions: list[Callable[..., Any]], shared_pool: Path, cache: Path
-) -> None:
-    for number, function in enumerate(functions):
+@pytest.mark.parametrize("spelling", first_tier(SPELLINGS, "keywords"))
+def test_another_spelling_takes_the_code_of_the_first(spelling: str, shared_pool: Path, cache: Path) -> None:
+    for number, function in enumerate(SPELLINGS[spelling]):
         outcomes = []
         for call in (function, torch.compile(function, backend="fxpool")):
             torch._dynamo.reset()
@@ -51,6 +50,7 @@ def test_another_spelling_takes_the_code_of_the_first(
         assert counts() == (1, number, 0)
 
 
+@pytest.mark.slow
 def test_the_second_spelling_has_an_entry_of_its_own(shared_pool: Path, cache: Path) -> None:
     one, other, _ = SPELLINGS["keywords"]
     for function in (one, other, other):
@@ -128,6 +128,7 @@ def test_guards_of_the_first_hold_for_the_second(shared_pool: Path, cache: Path)
     assert counts() == (*before[:2], before[2] + 2)
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_gone_is_compiled(shared_pool: Path, cache: Path) -> None:
     one, other, _ = SPELLINGS["keywords"]
     compiled(one, _x(4, 6), _x(6))
@@ -138,6 +139,7 @@ def test_an_entry_that_is_gone_is_compiled(shared_pool: Path, cache: Path) -> No
     assert counts() == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_other_options_are_other_graphs(shared_pool: Path, cache: Path) -> None:
     one, other, _ = SPELLINGS["keywords"]
     compiled(one, _x(4, 6), _x(6))
