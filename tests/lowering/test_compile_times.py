@@ -12,6 +12,9 @@ from processes import run_python
 PROGRAM = """
 import json, sys, torch
 from torch._dynamo import utils
+if sys.argv[1] == "inductor":
+    import torch._inductor.config
+    torch._inductor.config.cpp_cache_precompile_headers = False  # takes longer than the graph
 def function(x, w):
     return (x @ w).relu().softmax(-1).sum()
 w = torch.randn(16, 16, requires_grad=True)

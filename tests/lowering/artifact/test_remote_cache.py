@@ -12,6 +12,7 @@ import pytest
 import torch
 from programs import Programs
 from remote_servers import free_port, redis_and_s3, redis_server
+from tiers import first_tier
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 
@@ -91,7 +92,7 @@ def _found(report: dict[str, Any]) -> tuple[int, int, int, dict[str, int]]:
     return stats["compiles"]["worker"], stats["hits"], report["lowerings"], counted
 
 
-@pytest.mark.parametrize("kind", ["redis", "s3"])
+@pytest.mark.parametrize("kind", first_tier(["redis", "s3"], "redis"))
 def test_two_machines_share_a_compile(
     kind: str, servers: dict[str, str], key_file: Path, machine: Callable[[str], str], programs: Programs
 ) -> None:

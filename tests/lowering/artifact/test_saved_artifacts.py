@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +69,7 @@ def test_an_unmodified_script_hits_on_another_machine(cache: Path, tmp_path: Pat
     assert first["stats"]["compiles"] == {"worker": 1, "in_process": 0}
     keys = first["info"]["fxpool"]
     assert len(keys) == 1
-    shutil.rmtree(cache)
+    cache.rename(tmp_path / "gone")  # the server may still write to it
     second = child("load", path, elsewhere)
     assert second["info"]["fxpool"] == keys
     assert second["stats"]["hits"] == 1 and second["stats"]["misses"] == 0
