@@ -33,8 +33,9 @@ TEMPORARY_PREFIX = ".tmp-"
 TEMPORARY_MAX_AGE = 3600.0
 
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\Z")
-# Directories in a cache directory whose content is run, or says what is: see `contents.py`. Others may be the user's.
-_PARTS = ("entries", "blobs", "toolchain", "lowered", "failed", "slower", "quarantine", "pending")
+# fxpool's directories in a cache directory: see `contents.py`. Others may be the user's.
+_PARTS = ("entries", "blobs", "toolchain", "lowered", "failed", "slower", "quarantine", "pending", "stats", "aside",
+          "index")  # fmt: skip
 # Errors of a directory that a concurrent clear has removed: worth another try.
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 _ATTEMPTS = 20
