@@ -230,6 +230,39 @@ def cache_directory() -> Iterator[Finding]:
     yield _place("cache", path, _ROOM, "set FXPOOL_CACHE_DIR to another directory", runs=True)
 
 
+def cache_base() -> Iterator[Finding]:
+    """Check the cache base, if there is one: safe and readable."""
+    from fxpool.codecache.store.base_store import BaseStore
+
+    path = config.current().cache_base
+    if path is None:
+        return
+    try:
+        entries = BaseStore(str(path)).sizes()["entries"]
+    except FxpoolError as error:
+        yield Finding("cache base", FAIL, error.message, error.remedy)
+        return
+    yield Finding("cache base", OK, f"{path}, {quantities.counted(entries, 'entry', 'entries')}")
+
+
+def key_file() -> Iterator[Finding]:
+    """Check the key file, if there is one: keys that only this user can read. A remote cache needs it."""
+    from fxpool.codecache.bundle.authentication import Keyring
+
+    known = config.current()
+    if known.remote_key_file is None:
+        if known.remote_cache is not None:
+            remedy = "create a key with `fxpool cache key FILE`, and set FXPOOL_REMOTE_KEY_FILE=FILE"
+            yield Finding("key file", FAIL, "FXPOOL_REMOTE_CACHE is set, but the remote cache needs a key file", remedy)
+        return
+    try:
+        Keyring.load(known.remote_key_file)
+    except FxpoolError as error:
+        yield Finding("key file", FAIL, error.message, error.remedy)
+        return
+    yield Finding("key file", OK, f"{known.remote_key_file}, closed to other users")
+
+
 def runtime_directory() -> Iterator[Finding]:
     """Check the directory of sockets and logs. Creates a socket, because its path is limited to 107 bytes."""
     from fxpool.pool.host import runtime_dir
@@ -382,6 +415,8 @@ CHECKS: list[Check] = [
     ("Python.h", python_headers),
     ("triton", triton),
     ("cache", cache_directory),
+    ("cache base", cache_base),
+    ("key file", key_file),
     ("runtime", runtime_directory),
     ("tmp", temporary_directory),
     ("header", header),

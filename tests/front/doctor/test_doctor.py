@@ -235,6 +235,35 @@ def test_a_cache_open_to_others(tmp_path: Path) -> None:
     assert finding.state == FAIL and "0777" in finding.found and "chmod go-w" in finding.remedy
 
 
+def test_a_cache_base_that_others_can_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert list(examine([("it", host.cache_base)])) == [], "there is none"
+    base = tmp_path / "base"
+    monkeypatch.setenv("FXPOOL_CACHE_BASE", str(base))
+    finding = found(host.cache_base)
+    assert finding.state == FAIL and "does not exist" in finding.found and "FXPOOL_CACHE_BASE" in finding.remedy
+    base.mkdir(mode=0o755)
+    finding = found(host.cache_base)
+    assert finding.state == OK and f"{base}, 0 entries" in finding.found
+    base.chmod(0o777)
+    finding = found(host.cache_base)
+    assert finding.state == FAIL and "0777" in finding.found and finding.remedy == f"chmod go-w {base}"
+
+
+def test_a_key_file_that_others_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert list(examine([("it", host.key_file)])) == [], "there is none"
+    monkeypatch.setenv("FXPOOL_REMOTE_CACHE", "redis://user:secret@host")
+    finding = found(host.key_file)
+    assert finding.state == FAIL and "fxpool cache key FILE" in finding.remedy and "secret" not in str(finding)
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("ab" * 32)
+    monkeypatch.setenv("FXPOOL_REMOTE_KEY_FILE", str(key))
+    assert found(host.key_file).state == OK
+    key.chmod(0o644)
+    finding = found(host.key_file)
+    assert finding.state == FAIL and finding.remedy == f"chmod 600 {key}" and "abab" not in str(finding)
+
+
 def test_a_cache_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "c").touch()
     assert found(host.cache_directory).state == FAIL
